@@ -99,7 +99,7 @@ def explain_job(
     job = figures.situation(connection, job_id)
     subscriptions = pending.fetch_subscriptions(connection, job.show_id)
     whole = (
-        *_switches(job),
+        *switch_reasons(job),
         *_quarantine(jobs.quarantined_jobs(connection, job_id)),
         *_out_of_scope(connection, job, settings.scheduler.facility),
         *_of_subscriptions(job, subscriptions),
@@ -201,7 +201,8 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
 # What holds a whole job back, as its rows and its show's say, in the order in which an operator would change things.
 
 
-def _switches(job: Row[Any]) -> Iterator[WaitReason]:
+def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
+    """What somebody switched off for the job or its show; nothing of it can be booked meanwhile."""
     show_on = f"`opencue-sched show {{}} {job.show} on`".format
     unmanaged = f"show {job.show} is not managed by this scheduler; {show_on('managed')}"
     for holds, code, text in (

@@ -22,9 +22,11 @@ _SHOWS = text(
            int_default_min_cores AS default_min_cores, int_default_max_cores AS default_max_cores,
            coalesce(work.jobs, 0) AS pending_jobs, CAST(coalesce(work.running, 0) AS bigint) AS running_frames,
            CAST(coalesce(work.waiting, 0) AS bigint) AS waiting_frames,
+           CAST(coalesce(work.dead, 0) AS bigint) AS dead_frames,
            CAST(coalesce(used.cores, 0) AS bigint) AS centicores, coalesce(used.gpus, 0) AS gpus
       FROM show
-      LEFT JOIN (SELECT pk_show, count(*) AS jobs, sum(int_running_count) AS running, sum(int_waiting_count) AS waiting
+      LEFT JOIN (SELECT pk_show, count(*) AS jobs, sum(int_running_count) AS running, sum(int_waiting_count) AS waiting,
+                        sum(int_dead_count) AS dead
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
                   WHERE str_state = 'PENDING' GROUP BY pk_show) work ON work.pk_show = show.pk_show
       LEFT JOIN (SELECT pk_show, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
@@ -102,13 +104,14 @@ _SET_HOST_ALLOCATION_TAGS = text(
 _SUBSCRIPTIONS = text(
     """
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
-           subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+           subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation, facility.str_name AS facility,
            int_size AS size_centicores, int_burst AS burst_centicores,
            CAST(coalesce(used.cores, 0) AS bigint) AS used_centicores, coalesce(used.gpus, 0) AS used_gpus,
            coalesce(used.procs, 0) AS procs, CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
       FROM subscription
       JOIN show ON show.pk_show = subscription.pk_show
       JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
+      JOIN facility ON facility.pk_facility = alloc.pk_facility
       LEFT JOIN (SELECT proc.pk_show, host.pk_alloc, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus,
                         count(*) AS procs
                    FROM proc JOIN host ON host.pk_host = proc.pk_host

@@ -23,9 +23,9 @@ from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
+from opencue_sched.insight.farm import believed_seconds
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.insight import newest_report_age, oldest_hold_age
@@ -203,14 +203,10 @@ class FleetCensus:
 
     def look_at_farm(self) -> None:
         """Set the gauges of waiting frames, host reports and holds. Raises SchedulerError, SQLAlchemyError and
-        RedisError.
-
-        A cluster with work is passed over at least once in the longest rest of a cluster.
-        """
+        RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
-        longest = max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep)
-        waiting = self._verdicts.waiting(believed_seconds=max(60.0, 3 * longest))
+        waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings))
         for verdict in Verdict:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
         waiting_frames_distinct.set(waiting.distinct)

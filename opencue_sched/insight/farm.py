@@ -1,0 +1,398 @@
+"""The farm at one moment, as `opencue-sched top`, the farm page and the farm's metrics show it.
+
+It costs a constant number of statements and of round trips to Redis, whatever the farm; what may grow with it is summed
+by the database or bounded here. Cores, KB, seconds; things have their names. ``dataclasses.asdict`` gives JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+from sqlalchemy import Engine, Row
+
+from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
+from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
+from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState
+from opencue_sched.insight.explain import OLD_VERDICT_SECONDS, WaitReason, most_telling, switch_reasons
+from opencue_sched.insight.fleet import fleet_view
+from opencue_sched.settings import Settings
+from opencue_sched.store import farm_figures as figures
+from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.shows import list_shows, list_subscriptions
+
+MOST_JOBS = 200
+MOST_SHOWS = 200
+MOST_HOLDS = 50
+BOOKINGS_SECONDS = 30.0
+"""Bookings per second are the mean of so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroup:
+    """Hosts of an allocation in one state. ``silent``: nothing was heard of them for host_staleness_threshold."""
+
+    facility: str
+    allocation: str
+    state: str
+    lock_state: str
+    silent: bool
+    hosts: int
+    cores: float
+    idle_cores: float
+    memory_kb: int
+    idle_memory_kb: int
+    gpus: int
+    idle_gpus: int
+
+    @property
+    def down(self) -> bool:
+        """Not UP, or silent."""
+        return self.silent or self.state != HardwareState.UP
+
+    @property
+    def locked(self) -> bool:
+        """Up, but nothing is booked there."""
+        return not self.down and self.lock_state != LockState.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationUse:
+    """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down``."""
+
+    facility: str
+    name: str
+    hosts: int
+    hosts_locked: int
+    hosts_down: int
+    cores: float
+    booked: float
+    idle: float
+    locked: float
+    down: float
+    memory_kb: int
+    idle_memory_kb: int
+    gpus: int
+    idle_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionUse:
+    """What a show has of an allocation, in cores. ``share``: its part of what is in use there; ``due``: the part of its
+    size in those of the shows that have frames running or waiting. None where there is nothing to divide by."""
+
+    facility: str
+    allocation: str
+    size: float
+    burst: float
+    used: float
+    used_gpus: int
+    share: float | None
+    due: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowUse:
+    """A show that is active or has something: its pending jobs, their frames by state, and cores in use."""
+
+    name: str
+    active: bool
+    managed: bool
+    booking: bool
+    paused: bool
+    jobs: int
+    running: int
+    waiting: int
+    dead: int
+    cores: float
+    gpus: int
+    subscriptions: tuple[SubscriptionUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited;
+    None when none waits. ``why`` is a reason of `explain` or a verdict, ``why_text`` says it in words."""
+
+    id: str
+    name: str
+    show: str
+    facility: str
+    user: str
+    priority: int
+    paused: bool
+    frames: int
+    waiting: int
+    running: int
+    depend: int
+    dead: int
+    done: int
+    cores: float
+    gpus: int
+    age_seconds: float
+    waiting_seconds: float | None
+    why: str
+    why_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldView:
+    """A host that drains for a wide frame of a layer. ``free_in_seconds``: None where nobody knows."""
+
+    host: str
+    show: str
+    job: str
+    layer: str
+    held_seconds: float
+    free_in_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FarmView:
+    """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
+
+    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` counts
+    frames once for each cluster that reaches them, as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
+    """
+
+    at: float
+    facility: str | None
+    running: int
+    waiting: int
+    dead: int
+    bookings_per_second: float
+    waiting_by_verdict: Mapping[str, int]
+    allocations: tuple[AllocationUse, ...]
+    hosts: tuple[HostGroup, ...]
+    shows: tuple[ShowUse, ...]
+    shows_total: int
+    jobs: tuple[JobUse, ...]
+    jobs_total: int
+    holds: tuple[HoldView, ...]
+    holds_total: int
+    fleet: Mapping[str, Any]
+
+
+def farm_view(
+    engine: Engine,
+    client: redis.Redis,
+    settings: Settings,
+    *,
+    show: str | None = None,
+    job: str | None = None,
+    most_jobs: int = MOST_JOBS,
+) -> FarmView:
+    """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. Raises SQLAlchemyError and
+    RedisError."""
+    facility = settings.scheduler.facility
+    with engine.connect() as connection:
+        groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
+        shows = list_shows(connection)
+        subscriptions = list_subscriptions(connection)
+        jobs = figures.live_jobs(connection, facility, show=show, part=job, most=most_jobs)
+        holds = figures.holds(connection, facility, most=MOST_HOLDS)
+        bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
+    fleet = fleet_view(client, settings, PersistentFences(engine))
+    verdicts = _fetched_verdicts(client, settings, [row.id for row in jobs if row.waiting])
+    host_groups = tuple(_host_group(row) for row in groups if row.hosts)
+    shown = _shows(shows, [it for it in subscriptions if facility in (None, it.facility)])
+    now = time.time()
+    return FarmView(
+        at=now,
+        facility=facility,
+        running=sum(it.running for it in shown),
+        waiting=sum(it.waiting for it in shown),
+        dead=sum(it.dead for it in shown),
+        bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
+        waiting_by_verdict=verdicts.waiting(believed_seconds=believed_seconds(settings)).by_verdict,
+        allocations=_allocations(groups, host_groups),
+        hosts=host_groups,
+        shows=tuple(shown[:MOST_SHOWS]),
+        shows_total=len(shown),
+        jobs=tuple(_job(row, verdicts, now) for row in jobs),
+        jobs_total=jobs[0].jobs if jobs else 0,
+        holds=tuple(
+            HoldView(it.host, it.show, it.job, it.layer, round(it.held_seconds, 1), _rounded(it.free_in_seconds))
+            for it in holds
+        ),
+        holds_total=holds[0].holds if holds else 0,
+        fleet=fleet,
+    )
+
+
+def believed_seconds(settings: Settings) -> float:
+    """How long to believe what a pass left waiting: each cluster with work has a pass at least once in the longest
+    sleep of a cluster."""
+    return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
+
+
+class _Fetched:
+    """Hashes of Redis that were read together, for a VerdictLog that only reads."""
+
+    def __init__(self, hashes: Mapping[str, Mapping[str, str]]) -> None:
+        self._hashes = hashes
+
+    def hgetall(self, key: str) -> Mapping[str, str]:
+        return self._hashes[key]
+
+    def hdel(self, key: str, *fields: str) -> None:
+        """Clusters without work any more are forgotten by the leading beat."""
+
+
+def _fetched_verdicts(client: redis.Redis, settings: Settings, job_ids: Sequence[str]) -> VerdictLog:
+    """What the log has of these jobs and of what waits, in one round trip."""
+    namespace = settings.coordination.namespace
+    stored = VerdictLog(client, namespace)
+    keys = [stored.waiting_key, *map(stored.key, job_ids)]
+    with client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.hgetall(key)
+        hashes = dict(zip(keys, pipeline.execute(), strict=True))
+    return VerdictLog(cast(redis.Redis, _Fetched(hashes)), namespace)
+
+
+def _host_group(row: Row[Any]) -> HostGroup:
+    return HostGroup(
+        row.facility,
+        row.allocation,
+        row.state,
+        row.lock_state,
+        bool(row.silent),
+        row.hosts,
+        row.centicores / CENTICORES_PER_CORE,
+        row.idle_centicores / CENTICORES_PER_CORE,
+        row.memory_kb,
+        row.idle_memory_kb,
+        row.gpus,
+        row.idle_gpus,
+    )
+
+
+def _allocations(rows: Iterable[Row[Any]], groups: Iterable[HostGroup]) -> tuple[AllocationUse, ...]:
+    """By facility and name, also those without a host."""
+    found: dict[tuple[str, str], list[HostGroup]] = {(row.facility, row.allocation): [] for row in rows}
+    for it in groups:
+        found[it.facility, it.allocation].append(it)
+    return tuple(
+        AllocationUse(
+            facility=facility,
+            name=name,
+            hosts=sum(it.hosts for it in of),
+            hosts_locked=sum(it.hosts for it in of if it.locked),
+            hosts_down=sum(it.hosts for it in of if it.down),
+            cores=sum(it.cores for it in of),
+            booked=sum(it.cores - it.idle_cores for it in of if not it.down),
+            idle=sum(it.idle_cores for it in of if not (it.down or it.locked)),
+            locked=sum(it.idle_cores for it in of if it.locked),
+            down=sum(it.cores for it in of if it.down),
+            memory_kb=sum(it.memory_kb for it in of),
+            idle_memory_kb=sum(it.idle_memory_kb for it in of if not it.down),
+            gpus=sum(it.gpus for it in of),
+            idle_gpus=sum(it.idle_gpus for it in of if not it.down),
+        )
+        for (facility, name), of in found.items()
+    )
+
+
+def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list[ShowUse]:
+    """Those that are active or have something, the busy ones first."""
+    busy = {it.id for it in shows if it.running_frames or it.waiting_frames}
+    used: defaultdict[str, int] = defaultdict(int)
+    sizes: defaultdict[str, int] = defaultdict(int)
+    of_show: defaultdict[str, list[SubscriptionUse]] = defaultdict(list)
+    for it in subscriptions:
+        used[it.alloc_id] += it.used_centicores
+        sizes[it.alloc_id] += max(0, it.size_centicores) if it.show_id in busy else 0
+    for it in subscriptions:
+        of_show[it.show_id].append(
+            SubscriptionUse(
+                facility=it.facility,
+                allocation=it.allocation,
+                size=it.size_centicores / CENTICORES_PER_CORE,
+                burst=it.burst_centicores / CENTICORES_PER_CORE,
+                used=it.used_centicores / CENTICORES_PER_CORE,
+                used_gpus=it.used_gpus,
+                share=_part(it.used_centicores, used[it.alloc_id]),
+                due=_part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
+            )
+        )
+    found = [
+        ShowUse(
+            name=it.name,
+            active=it.active,
+            managed=it.managed,
+            booking=it.booking and it.dispatch,
+            paused=it.paused,
+            jobs=it.pending_jobs,
+            running=it.running_frames,
+            waiting=it.waiting_frames,
+            dead=it.dead_frames,
+            cores=it.centicores / CENTICORES_PER_CORE,
+            gpus=it.gpus,
+            subscriptions=tuple(of_show[it.id]),
+        )
+        for it in shows
+        if it.active or it.pending_jobs or it.centicores
+    ]
+    return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
+
+
+def _job(row: Row[Any], verdicts: VerdictLog, now: float) -> JobUse:
+    why = _why(row, verdicts, now)
+    return JobUse(
+        id=row.id,
+        name=row.name,
+        show=row.show,
+        facility=row.facility,
+        user=row.user,
+        priority=row.priority,
+        paused=row.paused,
+        frames=row.frames,
+        waiting=row.waiting,
+        running=row.running,
+        depend=row.depend,
+        dead=row.dead,
+        done=row.succeeded + row.eaten,
+        cores=row.centicores / CENTICORES_PER_CORE,
+        gpus=row.gpus,
+        age_seconds=round(row.age_seconds, 1),
+        waiting_seconds=_rounded(row.waiting_seconds),
+        why=str(why.code),
+        why_text=why.text,
+    )
+
+
+def _why(row: Row[Any], verdicts: VerdictLog, now: float) -> WaitReason:
+    """What keeps the job from going on. `explain` says more, and of each layer."""
+    if switched := next(switch_reasons(row), None):
+        return switched
+    if row.quarantined is not None:
+        return WaitReason(Verdict.QUARANTINED, f"booking it failed: {row.quarantined}")
+    if row.waiting:
+        newest = filter(None, map(most_telling, verdicts.of_job(row.id).values()))
+        return _of_verdict(max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None), now)
+    if row.running:
+        return WaitReason("running", "everything that may run does")
+    if row.dead:
+        return WaitReason("dead", "nothing goes on before its dead frames are retried or eaten")
+    return WaitReason("depend", "waits for other frames")
+
+
+def _of_verdict(recorded: RecordedVerdict | None, now: float) -> WaitReason:
+    if recorded is None or now - recorded.at > OLD_VERDICT_SECONDS:
+        return WaitReason("not_seen", "no pass has looked at it lately")
+    verdict = recorded.verdict
+    return WaitReason(verdict.verdict, verdict.detail or verdict.verdict.value.replace("_", " "))
+
+
+def _part(number: float, of: float) -> float | None:
+    return round(number / of, 4) if of > 0 else None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(max(0.0, seconds), 1)

@@ -1,0 +1,130 @@
+"""What top, the farm page and the farm's metrics read: figures that add up, by name, at a price that does not grow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import redis
+from sqlalchemy import Connection, Engine, text
+
+from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.insight.farm import BOOKINGS_SECONDS, FarmView, farm_view
+from opencue_sched.settings import Settings
+from opencue_sched.store.jobs import quarantine_jobs
+from tests.farm import Farm, HostSpec, JobIds, JobSpec, LayerSpec
+from tests.integration.dispatch.gathering import counted_statements
+
+
+def build(connection: Connection, *, hosts: int, jobs: int) -> tuple[Farm, list[JobIds]]:
+    """A farm whose first host is down, second locked and third runs a frame of the first job."""
+    farm = Farm(connection)
+    alloc, show = farm.default_alloc(), farm.show("main")
+    special = [HostSpec(cores=4, state="DOWN"), HostSpec(cores=4, lock="LOCKED")]
+    made = farm.hosts([*special, *(HostSpec(cores=8) for _ in range(hosts))])
+    other = farm.show("other")
+    farm.subscription(show, alloc, size=100)
+    farm.subscription(other, alloc, size=50)
+    layers = [LayerSpec(frames=5)]
+    waiting = [farm.job(layers, show=other if number % 2 else show, name=f"job{number}") for number in range(jobs)]
+    farm.run(waiting[0].frames[:1], made[2], cores=2)
+    return farm, waiting
+
+
+def view_of(engine: Engine, client: redis.Redis, settings: Settings, **asked: object) -> FarmView:
+    return farm_view(engine, client, settings, **asked)  # type: ignore[arg-type]
+
+
+def test_the_figures_of_allocations_shows_and_jobs_add_up(
+    engine: Engine, redis_client: redis.Redis, settings: Settings
+) -> None:
+    with engine.begin() as connection:
+        farm, (first, second) = build(connection, hosts=2, jobs=2)
+        alloc = farm.default_alloc()
+    view = view_of(engine, redis_client, settings)
+    (of,) = [it for it in view.allocations if it.name == alloc.name]
+    assert (of.facility, of.hosts, of.hosts_locked, of.hosts_down) == ("local", 4, 1, 1)
+    assert (of.cores, of.booked, of.idle, of.locked, of.down) == (24, 2, 14, 4, 4)
+    assert {it.name: (it.running, it.waiting, it.cores) for it in view.shows} == {
+        first.show.name: (1, 4, 2),
+        "other": (0, 5, 0),
+    }
+    (used,), (unused,) = (it.subscriptions for it in view.shows)
+    assert (used.allocation, used.size, used.used, used.share) == (alloc.name, 100, 2, 1)
+    assert (unused.share, round(unused.due or 0, 2), round(used.due or 0, 2)) == (0, 0.33, 0.67)
+    assert [(it.name, it.waiting, it.running, it.cores) for it in view.jobs] == [
+        (second.name, 5, 0, 0),
+        (first.name, 4, 1, 2),
+    ], "the one that nothing runs of comes first"
+    assert (view.running, view.waiting, view.dead) == (1, 9, 0)
+    assert view.bookings_per_second == round(1 / BOOKINGS_SECONDS, 2)
+    json.dumps(asdict(view))
+
+
+@pytest.mark.parametrize(("asked", "names"), [({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"]), ({}, None)])
+def test_jobs_are_chosen_by_parts_of_names_and_bounded(
+    engine: Engine, redis_client: redis.Redis, settings: Settings, asked: dict[str, str], names: list[str] | None
+) -> None:
+    with engine.begin() as connection:
+        build(connection, hosts=1, jobs=2)
+    if names is None:
+        view = view_of(engine, redis_client, settings, most_jobs=1)
+        assert (len(view.jobs), view.jobs_total) == (1, 2)
+    else:
+        found = [it.name for it in view_of(engine, redis_client, settings, **asked).jobs]
+        assert [name.rpartition("-")[2] for name in found] == names
+
+
+def test_every_job_has_the_reason_for_which_it_waits(
+    engine: Engine, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # Given a job of each kind: paused, in quarantine, judged by a pass, never looked at, waiting for another, all dead
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.default_alloc()
+        paused = farm.job(paused=True)
+        quarantined, judged, unseen, behind, dead = (farm.job([LayerSpec(frames=3)]) for _ in range(5))
+        farm.job_on_job(behind, judged)
+        quarantine_jobs(connection, {quarantined.id: "its rows fail"}, 60)
+        connection.execute(text("UPDATE frame SET str_state = 'DEAD' WHERE pk_job = :job"), {"job": dead.id})
+    log = VerdictLog(redis_client, "cue")
+    verdict = LayerVerdict(judged.id, judged.layers[0].id, Verdict.CAPACITY, 0, 3, "no host has 1 core idle")
+    log.record({"alloc-1": ([verdict], {})})
+    # When the farm is read
+    view = view_of(engine, redis_client, settings)
+    # Then each says it, and the waiting frames are counted by the verdict, as the metric has them
+    why = {it.id: it.why for it in view.jobs}
+    named = (paused, quarantined, judged, unseen, behind, dead)
+    assert [why[it.id] for it in named] == ["paused", "quarantined", "capacity", "not_seen", "depend", "dead"]
+    assert {it.id: it.why_text for it in view.jobs}[judged.id] == "no host has 1 core idle"
+    assert view.waiting_by_verdict == {"capacity": 3}
+
+
+def test_a_larger_farm_costs_no_more_statements_and_round_trips(
+    engine: Engine, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    original = redis.connection.Connection.send_packed_command
+
+    def counting(self: redis.connection.Connection, command: object, check_health: bool = True) -> object:
+        sent.append(1)
+        return original(self, command, check_health)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counting)
+    costs = []
+    with engine.begin() as connection:
+        build(connection, hosts=2, jobs=2)
+    for jobs in (2, 150):
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            farm.hosts(HostSpec(name=f"blade{jobs}-{number}") for number in range(jobs))
+            farm.jobs(JobSpec([LayerSpec(frames=2)], name=f"more{jobs}-{number}") for number in range(jobs))
+        sent.clear()
+        with counted_statements(engine) as statements:
+            view = view_of(engine, redis_client, settings)
+        assert view.jobs_total >= jobs
+        costs.append((len(statements), len(sent)))
+    assert costs[0] == costs[1]
+    assert costs[0][0] <= 7
