@@ -24,10 +24,12 @@ from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_figures as figures
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 MOST_JOBS = 200
 MOST_SHOWS = 200
+"""Also of folders with a cap, and of limits."""
 MOST_HOLDS = 50
 BOOKINGS_SECONDS = 30.0
 """Bookings per second are the mean of so long."""
@@ -115,6 +117,27 @@ class ShowUse:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderUse:
+    """What a folder with a cap uses of it, in cores and GPUs. ``max_cores``, ``max_gpus``: None without that cap."""
+
+    show: str
+    name: str
+    cores: float
+    max_cores: float | None
+    gpus: int
+    max_gpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """Frames that run under a limit (a licence), and how many may, of all shows and facilities."""
+
+    name: str
+    running: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobUse:
     """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited;
     None when none waits. ``why`` is a reason of `explain` or a verdict, ``why_text`` says it in words."""
@@ -154,10 +177,12 @@ class HoldView:
 
 @dataclass(frozen=True, slots=True)
 class FarmView:
-    """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
+    """Of the settings' facility, or of all; shows, folders, limits, waiting frames by verdict and bookings are always
+    of all.
 
-    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` counts
-    frames once for each cluster that reaches them, as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
+    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first; ``folders`` those with a cap,
+    and like ``limits`` the fullest first. ``waiting_by_verdict`` counts frames once for each cluster that reaches them,
+    as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
     """
 
     at: float
@@ -171,6 +196,8 @@ class FarmView:
     hosts: tuple[HostGroup, ...]
     shows: tuple[ShowUse, ...]
     shows_total: int
+    folders: tuple[FolderUse, ...]
+    limits: tuple[LimitUse, ...]
     jobs: tuple[JobUse, ...]
     jobs_total: int
     holds: tuple[HoldView, ...]
@@ -186,14 +213,17 @@ def farm_view(
     show: str | None = None,
     job: str | None = None,
     most_jobs: int = MOST_JOBS,
+    most_shows: int | None = MOST_SHOWS,
 ) -> FarmView:
-    """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. Raises SQLAlchemyError and
-    RedisError."""
+    """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. ``most_shows`` is also the most of
+    folders and of limits; None: all. Raises SQLAlchemyError and RedisError."""
     facility = settings.scheduler.facility
     with engine.connect() as connection:
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
         shows = list_shows(connection)
         subscriptions = list_subscriptions(connection)
+        folders = figures.capped_folders(connection, most=most_shows)
+        limits = fetch_limits(connection)
         jobs = figures.live_jobs(connection, facility, show=show, part=job, most=most_jobs)
         holds = figures.holds(connection, facility, most=MOST_HOLDS)
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
@@ -212,8 +242,10 @@ def farm_view(
         waiting_by_verdict=verdicts.waiting(believed_seconds=believed_seconds(settings)).by_verdict,
         allocations=_allocations(groups, host_groups),
         hosts=host_groups,
-        shows=tuple(shown[:MOST_SHOWS]),
+        shows=tuple(shown[:most_shows]),
         shows_total=len(shown),
+        folders=tuple(map(_folder, folders)),
+        limits=_limits(limits.values())[:most_shows],
         jobs=tuple(_job(row, verdicts, now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
         holds=tuple(
@@ -340,6 +372,23 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
         if it.active or it.pending_jobs or it.centicores
     ]
     return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
+
+
+def _folder(row: Row[Any]) -> FolderUse:
+    return FolderUse(
+        row.show,
+        row.name,
+        row.centicores / CENTICORES_PER_CORE,
+        row.max_centicores / CENTICORES_PER_CORE if row.max_centicores > 0 else None,
+        row.gpus,
+        row.max_gpus if row.max_gpus > 0 else None,
+    )
+
+
+def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
+    """The fullest first."""
+    found = (LimitUse(it.name, it.running, it.max_value) for it in rows)
+    return tuple(sorted(found, key=lambda it: (-it.running / max(1, it.most), it.name)))
 
 
 def _job(row: Row[Any], verdicts: VerdictLog, now: float) -> JobUse:

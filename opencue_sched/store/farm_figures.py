@@ -1,6 +1,7 @@
-"""What a farm looks like at a moment: hosts, jobs, holds and bookings, each in one statement, summed or bounded here.
+"""What a farm looks like at a moment: hosts, jobs, folders, holds and bookings, each in one statement.
 
-Reads only. Cores in centicores, memory in KB, ages in seconds. ``facility`` is a name; None is every facility.
+Reads only; what may grow with the farm is summed or bounded here. Cores in centicores, memory in KB, ages in seconds.
+``facility`` is a name; None is every facility.
 """
 
 from __future__ import annotations
@@ -95,6 +96,24 @@ _HOLDS = text(
      ORDER BY hold.granted_at, host.str_name LIMIT :most
     """
 )
+# A folder without a cap of either kind holds nothing up. Those that are nearest to theirs come first.
+_FOLDERS = text(
+    """
+    SELECT show.str_name AS show, folder.str_name AS name, caps.int_max_cores AS max_centicores,
+           caps.int_max_gpus AS max_gpus, CAST(coalesce(used.cores, 0) AS bigint) AS centicores,
+           CAST(coalesce(used.gpus, 0) AS bigint) AS gpus
+      FROM folder_resource caps
+      JOIN folder ON folder.pk_folder = caps.pk_folder
+      JOIN show ON show.pk_show = folder.pk_show
+      LEFT JOIN (SELECT job.pk_folder, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
+                   FROM proc JOIN job ON job.pk_job = proc.pk_job GROUP BY job.pk_folder) used
+             ON used.pk_folder = caps.pk_folder
+     WHERE (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.cores > 0)
+     ORDER BY greatest(CAST(used.cores AS float8) / nullif(greatest(caps.int_max_cores, 0), 0),
+                       CAST(used.gpus AS float8) / nullif(greatest(caps.int_max_gpus, 0), 0)) DESC NULLS LAST, 1, 2
+     LIMIT CAST(:most AS bigint)
+    """
+)
 # Where history is off or drained late, the procs that still run are the least there were.
 _BOOKINGS = text(
     """
@@ -128,6 +147,11 @@ def holds(connection: Connection, facility: str | None, *, most: int) -> Sequenc
     """Up to ``most`` of the ``holds`` on hosts that drain for a wide frame, the oldest first. ``free_in_seconds`` is
     None where nobody knows."""
     return connection.execute(_HOLDS, {"facility": facility, "most": most}).all()
+
+
+def capped_folders(connection: Connection, *, most: int | None) -> Sequence[Row[Any]]:
+    """Up to ``most`` of the folders with a cap of cores or GPUs (0 or less: no cap of that kind), the fullest first."""
+    return connection.execute(_FOLDERS, {"most": most}).all()
 
 
 def bookings(connection: Connection, *, seconds: float) -> int:
