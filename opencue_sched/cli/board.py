@@ -8,7 +8,18 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import checked_redis
-from opencue_sched.cli.output import Column, age_text, done, json_option, json_row, show_fields, show_json, show_rows
+from opencue_sched.cli.output import (
+    HIGH,
+    NAME,
+    Column,
+    age_text,
+    done,
+    json_option,
+    json_row,
+    show_fields,
+    show_json,
+    show_rows,
+)
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
@@ -18,21 +29,23 @@ from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import get_settings
 
 _COLUMNS = (
-    Column("cluster", "Cluster", lambda it: it.fields.get("name")),
+    Column("cluster", "Cluster", lambda it: it.fields.get("name"), importance=NAME),
     Column("posting", read="uuid"),
-    Column("state", "State", lambda it: it.fields.get("state")),
+    Column("state", "State", lambda it: it.fields.get("state"), importance=HIGH),
     Column("owner", "Owner", lambda it: it.fields.get("owner") or None),
     Column("failures", "Failures", lambda it: int(it.fields.get("failures", "0"))),
     Column("posted", "Posted", lambda it: _moment(it.fields.get("created")), lambda moment: _ago(moment)),
     Column("modified", "Last worked on", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
     Column("show", "Show", lambda it: getattr(_cluster(it), "show_id", None)),
-    Column("tags", "Tags", lambda it: " ".join(cluster.tags) if (cluster := _cluster(it)) else "unreadable"),
+    Column(
+        "tags", "Tags", lambda it: " ".join(cluster.tags) if (cluster := _cluster(it)) else "unreadable", wraps=True
+    ),
     Column("facility", read=lambda it: getattr(_cluster(it), "facility_id", None)),
 )
 _PERMIT_COLUMNS = (
-    Column("layer", "Layer", "uuid"),
+    Column("layer", "Layer", "uuid", importance=NAME),
     Column("state", "State", lambda it: it.fields.get("state")),
-    Column("cluster", "Cluster", lambda it: it.fields.get("owner") or None),
+    Column("cluster", "Cluster", lambda it: it.fields.get("owner") or None, importance=HIGH),
     Column("fence", "Fence", lambda it: int(it.fields.get("fence", "0"))),
     Column("taken", "Taken", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
 )

@@ -11,7 +11,18 @@ import redis
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
-from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_report, show_rows, working
+from opencue_sched.cli.output import (
+    HIGH,
+    LOW,
+    NAME,
+    Column,
+    duration_text,
+    json_option,
+    show_json,
+    show_report,
+    show_rows,
+    working,
+)
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
@@ -127,22 +138,27 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
 # ``opencue-sched fleet``.
 
 _WORKER_COLUMNS = (
-    Column("instance", "Instance"),
-    Column("group", "Group"),
+    Column("instance", "Instance", importance=NAME),
+    Column("group", "Group", importance=LOW),
     Column("hostname", "Host"),
-    Column("pid", "Pid"),
-    Column("state", "State"),
+    Column("pid", "Pid", importance=LOW),
+    Column("state", "State", importance=HIGH),
     Column("", "In hand", lambda worker: f"{worker['in_flight']}/{worker['capacity']}"),
     Column("up_seconds", "Up", show=duration_text),
-    Column("heartbeat_seconds_ago", "Seen", show="{:.0f}s ago".format),
-    Column("types", "Types", show=", ".join),
-    Column("work", "Works on", show=", ".join),
+    Column("heartbeat_seconds_ago", "Seen", show="{:.0f}s ago".format, importance=HIGH),
+    Column("types", "Types", show=", ".join, importance=LOW, wraps=True),
+    Column("work", "Works on", show=", ".join, importance=HIGH, wraps=True),
 )
 _QUEUE_COLUMNS = (
-    Column("type", "Queue"),
+    Column("type", "Queue", importance=NAME),
     Column("depth", "Waiting"),
     Column("oldest_seconds", "Oldest", show="{:.1f}s".format),
-    Column("queues", "Where", show=lambda queues: ", ".join(f"{name} {depth}" for name, depth in queues.items())),
+    Column(
+        "queues",
+        "Where",
+        show=lambda queues: ", ".join(f"{name} {depth}" for name, depth in queues.items()),
+        wraps=True,
+    ),
 )
 
 

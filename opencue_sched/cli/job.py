@@ -6,6 +6,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +27,9 @@ from opencue_sched.cli.inputs import (
     redis_store,
 )
 from opencue_sched.cli.output import (
+    HIGH,
+    LOW,
+    NAME,
     Column,
     cap_text,
     cores,
@@ -82,11 +86,11 @@ def list_depends(name: str, met: bool, as_json: bool) -> None:
         job = choose(connection, Kind.JOB, name)
         found = jobs.depends_of(connection, job.id, met=met)
     columns = (
-        Column("id", "Id"),
-        Column("waits", "What Waits", _what_waits),
-        Column("on", "For", lambda depend: describe_depend(depend, job.name)),
+        Column("id", "Id", importance=NAME),
+        Column("waits", "What Waits", _what_waits, importance=HIGH),
+        Column("on", "For", lambda depend: describe_depend(depend, job.name), wraps=True),
         Column("type", "Type"),
-        Column("state", "State", _depend_state),
+        Column("state", "State", _depend_state, importance=HIGH),
         *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
         *map(Column, ("open_pairs", "pairs")),
     )
@@ -141,19 +145,19 @@ _ANY = "ANY"
 _NAMED = 10
 _FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
 _FRAME_COLUMNS = (
-    Column("frame", "Frame", "name"),
+    Column("frame", "Frame", "name", importance=NAME),
     *map(Column, ("id", "layer", "number")),
-    Column("state", "Status"),
-    Column("host", "Host"),
+    Column("state", "Status", importance=HIGH),
+    Column("host", "Host", importance=HIGH),
     Column("cores", read=in_cores("centicores")),
     Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
     Column("retries", "Retries"),
-    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status)),
-    Column("started", "Start"),
+    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
+    Column("started", "Start", importance=LOW),
     Column("", "Runtime", lambda frame: _runtime(frame)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, output.age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
-    Column("", "Eligible Time", lambda frame: frame.eligible if frame.state == FrameState.WAITING else None),
+    Column("", "Eligible Time", lambda frame: _since(frame), importance=LOW),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
 )
@@ -373,6 +377,10 @@ def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive:
         click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
+def _since(frame: jobs.FrameView) -> datetime | None:
+    return frame.eligible if frame.state == FrameState.WAITING else None
+
+
 def _runtime(frame: jobs.FrameView) -> str:
     return output.age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
 
@@ -385,25 +393,25 @@ def _memory(frame: jobs.FrameView) -> str:
 
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
 _COLUMNS = (
-    Column("job", "Job", "name"),
+    Column("job", "Job", "name", importance=NAME),
     *map(Column, ("id", "show", "shot")),
-    Column("folder", "Folder"),
+    Column("folder", "Folder", importance=LOW),
     Column("facility"),
     Column("user", "User"),
-    Column("state", "State", lambda job: _state(job)),
+    Column("state", "State", lambda job: _state(job), importance=HIGH),
     Column("paused"),
-    Column("running", "Booked"),
+    Column("running", "Booked", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
     Column("gpus"),
-    Column("waiting", "Wait"),
+    Column("waiting", "Wait", importance=HIGH),
     Column("depend", "Depend"),
-    Column("dead", "Dead"),
-    Column("done", "Done", lambda job: job.succeeded + job.eaten),
+    Column("dead", "Dead", importance=HIGH),
+    Column("done", "Done", lambda job: job.succeeded + job.eaten, importance=HIGH),
     *map(Column, ("succeeded", "eaten")),
-    Column("frames", "Frames"),
+    Column("frames", "Frames", importance=HIGH),
     Column("priority", "Pri"),
-    Column("min_cores", "Min Cores", in_cores("min_centicores")),
-    Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text),
+    Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
+    Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text, LOW),
     Column("max_gpus", show=cap_text),
     Column("started", "Age", show=output.age_text),
     *map(Column, ("stopped", "log_dir", "uid", "os", "max_retries", "autoeat")),
@@ -413,25 +421,25 @@ _COLUMNS = (
 def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
     """``verdicts``: the most telling one of each layer that has one, by the layer's id."""
     return (
-        Column("layer", "Layer", "name"),
+        Column("layer", "Layer", "name", importance=NAME),
         *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "services")),
-        Column("frames", "Frames", "total"),
-        Column("waiting", "Wait"),
-        Column("running", "Run"),
+        Column("frames", "Frames", "total", importance=HIGH),
+        Column("waiting", "Wait", importance=HIGH),
+        Column("running", "Run", importance=HIGH),
         Column("depend", "Depend"),
-        Column("dead", "Dead"),
+        Column("dead", "Dead", importance=HIGH),
         Column("done", "Done", lambda layer: layer.succeeded + layer.eaten),
         *map(Column, ("succeeded", "eaten", "checkpoint")),
         Column("min_cores", "Cores", lambda layer: layer.cores_min / CENTICORES_PER_CORE),
         Column("max_cores", read=in_cores("cores_max")),
         Column("memory_kb", "Memory", show=memory_text),
-        Column("gpus", "GPUs"),
+        Column("gpus", "GPUs", importance=LOW),
         Column("gpu_memory_kb"),
-        Column("tags", "Tags"),
+        Column("tags", "Tags", importance=LOW),
         Column("limits", "Limits", show=", ".join),
-        Column("eligible", "Eligible Time"),
+        Column("eligible", "Eligible Time", importance=LOW),
         *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),
-        Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id)),
+        Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id), importance=HIGH, wraps=True),
     )
 
 

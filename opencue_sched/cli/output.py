@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 import structlog
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 
@@ -24,8 +23,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 T = TypeVar("T")
 
-_KB_PER_GIB = 1024 * 1024
-_WIDE = 10_000
+_KB_PER_MIB = 1024
+_KB_PER_GIB = 1024 * _KB_PER_MIB
+
+NAME = 9
+"""Importance of a column that is the argument of the next command: it is shown whole, however narrow the terminal."""
+HIGH, LOW = 2, 0
+"""Importance of a column that is left out last, and of one that is left out first."""
+
+_GAP = "  "
+_WRAPPED_LEAST = 24
 
 
 def log_warnings() -> None:
@@ -43,13 +50,16 @@ class Column:
 
     ``read`` is an attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
     attribute. A column without title is in JSON only; one without key, in the table only. ``show`` gives the table's
-    text of a value; None is an empty cell.
+    text of a value; None is an empty cell. On a terminal that is too narrow the columns of the least ``importance``
+    are left out, from the right; the text of one that ``wraps`` takes several lines before that.
     """
 
     key: str
     title: str = ""
     read: str | Callable[[Any], Any] = ""
     show: Callable[[Any], str] | None = None
+    importance: int = 1
+    wraps: bool = False
 
     def value(self, thing: Any) -> Any:
         """The value as JSON has it."""
@@ -72,19 +82,64 @@ class Column:
 
 
 def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool = False) -> None:
-    """Print things as a JSON list, or as a table whose columns of numbers are aligned to the right."""
+    """Print things as a JSON list, or as a table whose columns of numbers are aligned to the right.
+
+    A terminal gets the columns that fit, with no cell cut, and the names of those that do not; a pipe gets all.
+    """
     if as_json:
         show_json([json_row(thing, columns) for thing in things])
         return
     columns = [column for column in columns if column.title]
     rows = [[column.value(thing) for column in columns] for thing in things]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if any(_is_number(row[number]) for row in rows) else "left"
-        table.add_column(column.title, justify=justify, no_wrap=not sys.stdout.isatty())
-    for row in rows:
-        table.add_row(*(Text(column.cell(value)) for column, value in zip(columns, row, strict=True)))
-    _console().print(table)
+    cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
+    widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
+    right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
+    shown = _fit(columns, widths) if sys.stdout.isatty() else list(range(len(columns)))
+
+    def line(texts: Sequence[str]) -> str:
+        return _GAP.join(_pad(texts[number], widths[number], right=right[number]) for number in shown).rstrip()
+
+    click.secho(line([column.title for column in columns]), bold=True)
+    for texts in cells:
+        parts = [
+            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
+            for text, width in zip(texts, widths, strict=True)
+        ]
+        for number in range(max(len(parts[it]) for it in shown)):
+            click.echo(line([part[number] if number < len(part) else "" for part in parts]))
+    if left_out := [column.title for number, column in enumerate(columns) if number not in shown]:
+        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
+        click.secho(click.wrap_text(note, _terminal_width()), dim=True)
+
+
+def _fit(columns: Sequence[Column], widths: list[int]) -> list[int]:
+    """The numbers of the columns that a terminal has room for; those that wrap are made narrower in ``widths``."""
+    room = _terminal_width() + len(_GAP)
+    least = [min(width, _WRAPPED_LEAST) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
+    shown = list(range(len(columns)))
+    optional = sorted(
+        (number for number in shown if columns[number].importance < NAME), key=lambda it: (-columns[it].importance, it)
+    )
+    while optional and sum(least[number] + len(_GAP) for number in shown) > room:
+        shown.remove(optional.pop())
+    for number in shown:
+        spare = room - sum(widths[it] + len(_GAP) for it in shown)
+        widths[number] = max(least[number], widths[number] + min(0, spare))
+    return shown
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    padding = " " * (width - cell_len(text))
+    return padding + text if right else text + padding
+
+
+def _one_line(text: str) -> str:
+    """A cell's text without what would move the cursor."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
@@ -101,13 +156,13 @@ def first(found: Sequence[T], most: int) -> Sequence[T]:
 
 def show_fields(fields: Mapping[str, str]) -> None:
     """Print what is known of one thing, a line each; empty values are left out."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for heading, value in fields.items():
-        if value:
-            table.add_row(Text(heading), Text(value))
-    _console().print(table)
+    known = {heading: value for heading, value in fields.items() if value}
+    width = max(map(cell_len, known), default=0)
+    for heading, value in known.items():
+        first_line, *more = [_one_line(line) for line in value.splitlines()]
+        click.echo(click.style(_pad(heading, width, right=False), bold=True) + _GAP + first_line)
+        for line in more:
+            click.echo(" " * width + _GAP + line)
 
 
 def show_thing(thing: Any, columns: Sequence[Column], **more: str) -> None:
@@ -140,6 +195,9 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
         progress.add_task(text, total=None)
@@ -170,7 +228,9 @@ def cap_text(value: float | None) -> str:
 
 
 def memory_text(kilobytes: float) -> str:
-    """KB as GiB."""
+    """KB as GiB, or as MiB below one."""
+    if -_KB_PER_GIB < kilobytes < _KB_PER_GIB:
+        return f"{kilobytes / _KB_PER_MIB:.0f}M"
     return f"{kilobytes / _KB_PER_GIB:.1f}G"
 
 
@@ -196,11 +256,6 @@ def duration_text(seconds: float) -> str:
     if hours:
         return f"{hours}h {minutes}m"
     return f"{minutes}m" if minutes else f"{rest}s"
-
-
-def _console() -> Console:
-    """A terminal's own width; no limit, and so no wrapped lines, for a pipe or a file."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
 
 
 def _is_number(value: Any) -> bool:

@@ -25,7 +25,19 @@ from opencue_sched.cli.inputs import (
     redis_store,
     switch,
 )
-from opencue_sched.cli.output import Column, counted, in_cores, json_option, json_row, show_json, show_rows, show_thing
+from opencue_sched.cli.output import (
+    HIGH,
+    LOW,
+    NAME,
+    Column,
+    counted,
+    in_cores,
+    json_option,
+    json_row,
+    show_json,
+    show_rows,
+    show_thing,
+)
 from opencue_sched.domain.farm import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
@@ -36,7 +48,7 @@ ALLOCATION_NAME_WIDTH = 36
 ALLOCATION_TAG_WIDTH = 24
 
 _SHOW_COLUMNS = (
-    Column("show", "Show", "name"),
+    Column("show", "Show", "name", importance=NAME),
     Column("id"),
     Column("active", "Active"),
     Column("managed", "Managed"),
@@ -44,17 +56,17 @@ _SHOW_COLUMNS = (
     Column("paused"),
     Column("reserved_cores", "Reserved Cores", in_cores("centicores")),
     Column("reserved_gpus", read="gpus"),
-    Column("running_frames", "Running Frames"),
-    Column("waiting_frames", "Waiting Frames"),
+    Column("running_frames", "Running Frames", importance=HIGH),
+    Column("waiting_frames", "Waiting Frames", importance=HIGH),
     Column("pending_jobs", "Pending Jobs"),
     Column("default_min_cores", read=in_cores("default_min_cores")),
     Column("default_max_cores", read=in_cores("default_max_cores")),
 )
 _ALLOCATION_COLUMNS = (
-    Column("allocation", "Allocation", "name"),
+    Column("allocation", "Allocation", "name", importance=NAME),
     Column("id"),
     Column("tag", "Tag"),
-    Column("facility", "Facility"),
+    Column("facility", "Facility", importance=LOW),
     Column("running_cores", "Running Cores", in_cores("booked_centicores")),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
     Column("cores", "Cores", in_cores("centicores")),
@@ -64,8 +76,8 @@ _ALLOCATION_COLUMNS = (
     Column("default", "Default"),
 )
 _SUBSCRIPTION_COLUMNS = (
-    Column("show", "Show"),
-    Column("allocation", "Allocation"),
+    Column("show", "Show", importance=NAME),
+    Column("allocation", "Allocation", importance=NAME),
     Column("id"),
     Column("size", "Size", in_cores("size_centicores")),
     Column("burst", "Burst", in_cores("burst_centicores")),
@@ -77,7 +89,7 @@ _SUBSCRIPTION_COLUMNS = (
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
 )
 _LIMIT_COLUMNS = (
-    Column("limit", "Limit", "name"),
+    Column("limit", "Limit", "name", importance=NAME),
     Column("id"),
     Column("running", "Running"),
     Column("max", "Max", "max_value"),
