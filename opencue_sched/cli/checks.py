@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -38,6 +39,7 @@ from opencue_sched.insight.explain import (
     verdict_words,
 )
 from opencue_sched.insight.fleet import fleet_view
+from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
@@ -120,13 +122,15 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
     last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first. Then, where
     only other work is in the way, how the job stands: what its show uses of its size in each allocation, and its place
-    among the show's jobs by rank and in the draw.
+    among the show's jobs by rank and in the draw. Of dead frames: what their exit status means, and the end of the
+    newest one's log where it is visible on this machine.
 
     Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
         explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id))
+        explanation = replace(explanation, deaths=tuple(deaths_of(connection, job.id)))
     chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]

@@ -18,7 +18,7 @@ from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
 from opencue_sched.placement.host_cache import REREAD_SECONDS
 from opencue_sched.settings import get_settings
-from opencue_sched.store import shows
+from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import Kind, NamedRow
@@ -126,6 +126,17 @@ def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list
     if unknown:
         raise UnknownName("\n".join(unknown))
     return list(rows.values())
+
+
+def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> list[str] | None:
+    """The ids of a job's layers of these names; None for no name. Raises UnknownName for one the job has not."""
+    if not names:
+        return None
+    by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id, has_start_after=False)}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
+    return [by_name[name] for name in names]
 
 
 def new_name(what: str, name: str, *, width: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli import output
+from opencue_sched.cli import job_log, output
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     CommandRefused,
@@ -24,6 +24,7 @@ from opencue_sched.cli.inputs import (
     current_user,
     farm,
     frame_range,
+    layer_ids,
     redis_store,
 )
 from opencue_sched.cli.output import (
@@ -44,7 +45,7 @@ from opencue_sched.cli.output import (
     show_thing,
 )
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, FrameState, JobState, near
-from opencue_sched.domain.frames import FrameRange
+from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.insight.explain import describe_depend
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
@@ -60,6 +61,9 @@ def command() -> None:
 
     Example: opencue-sched job list --show demo
     """
+
+
+command.add_command(job_log.command)
 
 
 # ``opencue-sched job depends``.
@@ -160,6 +164,7 @@ _FRAME_COLUMNS = (
     Column("", "Eligible Time", lambda frame: _since(frame), importance=LOW),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
+    Column("log", read=lambda frame: log_path(frame.log_dir, frame.job, frame.name)),
 )
 _UNDECORATED = Callable[..., None]
 
@@ -203,13 +208,7 @@ def _wanted(
     states: Sequence[str],
 ) -> dict[str, Any]:
     """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
-    ids: list[str] | None = None
-    if layers:
-        by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id, has_start_after=False)}
-        unknown = [layer for layer in layers if layer not in by_name]
-        if unknown:
-            raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
-        ids = [by_name[layer] for layer in layers]
+    ids = layer_ids(connection, job, layers)
     in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -174,6 +175,37 @@ class ExitStatus(IntEnum):
     FRAME_ORPHAN = 301
     FAILED_KILL = 302
     DOWN_HOST = 399
+
+
+_EXIT_MEANINGS: Mapping[int, str] = {
+    ExitStatus.NONE: "no run of it has ended",
+    ExitStatus.SUCCESS: "it succeeded",
+    ExitStatus.MEMORY_FAILURE: "it used more memory than there was",
+    126: "its command cannot be executed",
+    127: "its command was not found",
+    ExitStatus.DOCKER_OOM: "killed by signal 9 (SIGKILL), as a container is that uses too much memory",
+    ExitStatus.FAILED_LAUNCH: "RQD could not start it",
+    ExitStatus.SKIP_RETRY: "it asked to be run again",
+    ExitStatus.FRAME_CLEARED: "it was taken back from its host, by a person or the scheduler",
+    ExitStatus.FRAME_ORPHAN: "its host no longer knew of it",
+    ExitStatus.FAILED_KILL: "it could not be killed",
+    ExitStatus.DOWN_HOST: "its host went down",
+}
+
+
+def exit_meaning(status: int) -> str:
+    """What a frame's exit status says of its end: OpenCue's own ones, a shell's, and 128 with a signal."""
+    if status in _EXIT_MEANINGS:
+        return _EXIT_MEANINGS[status]
+    return signal_words(status - 128) or "its command failed; its log may say why"
+
+
+def signal_words(number: int) -> str:
+    """``killed by signal 11 (SIGSEGV)``; empty for what is no signal."""
+    try:
+        return f"killed by signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
 
 
 STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {

@@ -206,6 +206,11 @@ def command_line(planned: PlannedProc) -> str:
     return command
 
 
+def log_path(log_dir: str, job: str, frame: str) -> str:
+    """The file that RQD writes a frame's output to; it moves that of an earlier run to the same name with a number."""
+    return f"{log_dir.rstrip('/')}/{job}.{frame}.rqlog"
+
+
 _VARIABLES: Mapping[str, Callable[[PlannedProc], str]] = {
     "CUE3": lambda _: "1",
     "CUE_THREADS": lambda it: str(max(1, it.reservation.cores)),

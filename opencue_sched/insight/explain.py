@@ -33,6 +33,7 @@ from opencue_sched.domain.farm import (
     os_names,
 )
 from opencue_sched.domain.frames import Need, Search, least_cores
+from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.insight.rank import JobRank, rank_of, rank_words
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
@@ -48,6 +49,8 @@ SAME_PASS_SECONDS = 120.0
 OLD_VERDICT_SECONDS = 600.0
 RECENT_VERDICT_SECONDS = 60.0
 """A job that passes have not looked at for so long has others before it."""
+_DEATHS = 3
+"""So many ways in which frames died are told of each layer, unless every reason is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Explanation:
     layers: tuple[LayerExplanation, ...]
     rank: JobRank | None = None
     """None for a job that passes do not look for."""
+    deaths: tuple[Deaths, ...] = ()
+    """Of what dead frames died, where that was asked for: it reads logs."""
 
     @property
     def competes(self) -> bool:
@@ -456,6 +461,9 @@ def explanation_lines(
         lines.append(f"{one.layer.name} ({numbers}): {one.reasons[0].text}")
         if every_reason:
             lines += [f"  also: {reason.text}" for reason in one.reasons[1:]]
+        deaths = [death for death in explanation.deaths if death.layer_id == one.layer.id]
+        for death in deaths if every_reason else deaths[:_DEATHS]:
+            lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
     return lines + standing(explanation)
 
@@ -490,6 +498,7 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
                 "frames": one.layer.total,
                 **_frames_by_state(one.layer),
                 "reasons": [asdict(reason) for reason in one.reasons],
+                "deaths": [asdict(death) for death in explanation.deaths if death.layer_id == one.layer.id],
                 "verdict": one.verdict
                 and {
                     "verdict": one.verdict.verdict.verdict.value,

@@ -60,15 +60,46 @@ _FRAMES = text(
     """
     SELECT frame.pk_frame AS id, frame.str_name AS name, layer.str_name AS layer, int_number AS number,
            frame.str_state AS state, str_host AS host, int_cores AS centicores, int_exit_status AS exit_status,
-           int_retries AS retries, ts_started AS started, ts_stopped AS stopped, ts_llu AS llu,
+           int_retries AS retries, frame.ts_started AS started, frame.ts_stopped AS stopped, ts_llu AS llu,
            frame.ts_eligible AS eligible, int_depend_count AS depend_count, int_mem_reserved AS memory_reserved_kb,
-           int_mem_used AS memory_used_kb, int_mem_max_used AS memory_max_kb
-      FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer
+           int_mem_used AS memory_used_kb, int_mem_max_used AS memory_max_kb,
+           job.str_name AS job, job.str_state AS job_state, job.str_log_dir AS log_dir, job.str_loki_url AS loki_url
+      FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer JOIN job ON job.pk_job = frame.pk_job
      WHERE frame.pk_job = :job
+       AND (CAST(:named AS varchar) IS NULL OR frame.str_name = :named OR frame.pk_frame = :named)
        AND (CAST(:layers AS varchar[]) IS NULL OR frame.pk_layer = ANY(CAST(:layers AS varchar[])))
        AND (CAST(:numbers AS bigint[]) IS NULL OR frame.int_number = ANY(CAST(:numbers AS bigint[])))
        AND (CAST(:states AS varchar[]) IS NULL OR frame.str_state = ANY(CAST(:states AS varchar[])))
      ORDER BY frame.int_layer_order, frame.int_dispatch_order LIMIT :most
+    """
+)
+_DEATHS = text(
+    """
+    SELECT DISTINCT ON (frame.pk_layer, int_exit_status)
+           frame.pk_layer AS layer_id, int_exit_status AS exit_status, frame.str_name AS name, str_host AS host,
+           frame.ts_stopped AS stopped, job.str_name AS job, job.str_log_dir AS log_dir, job.str_loki_url AS loki_url,
+           count(*) OVER (PARTITION BY frame.pk_layer, int_exit_status) AS frames
+      FROM frame JOIN job ON job.pk_job = frame.pk_job
+     WHERE frame.pk_job = :job AND frame.str_state = 'DEAD'
+     ORDER BY frame.pk_layer, int_exit_status, frame.ts_stopped DESC NULLS LAST, frame.pk_frame
+    """
+)
+_PROGRESS = text(
+    """
+    SELECT job.pk_job AS job_id, job.str_name AS job, job.str_state AS state, job.b_paused AS paused,
+           layer.str_name AS layer, stat.int_total_count AS total, stat.int_waiting_count AS waiting,
+           stat.int_running_count AS running, stat.int_depend_count AS depend, stat.int_dead_count AS dead,
+           stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
+           stat.int_checkpoint_count AS checkpoint,
+           CASE WHEN used.int_frame_success_count > 0
+                THEN CAST(used.int_clock_time_success AS double precision) / used.int_frame_success_count
+                END AS mean_seconds
+      FROM job
+      JOIN layer ON layer.pk_job = job.pk_job
+      JOIN layer_stat stat ON stat.pk_layer = layer.pk_layer
+      LEFT JOIN layer_usage used ON used.pk_layer = layer.pk_layer
+     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[]))
+     ORDER BY array_position(CAST(:jobs AS varchar[]), job.pk_job), layer.int_dispatch_order, layer.str_name
     """
 )
 _RESOURCES = {
@@ -113,6 +144,10 @@ LayerView = Row[Any]
 """A layer with its counts; ``eligible``: since when the oldest of its waiting frames could run."""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
+Death = Row[Any]
+"""The newest of the ``frames`` dead frames of a layer with one exit status."""
+LayerProgress = Row[Any]
+"""A layer's frames by state, with its job; ``mean_seconds``: how long frames of it took that succeeded."""
 Depend = Row[Any]
 """What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
 
@@ -150,17 +185,29 @@ def frames_of(
     layer_ids: Collection[str] | None = None,
     numbers: Collection[int] | None = None,
     states: Collection[FrameState] | None = None,
+    named: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[FrameView]:
-    """Frames of a job in dispatch order, of these layers, numbers and states; None is any."""
+    """Frames of a job in dispatch order, of these layers, numbers and states, of this name or id; None is any."""
     wanted = {
         "job": job_id,
+        "named": named,
         "layers": None if layer_ids is None else list(layer_ids),
         "numbers": None if numbers is None else list(numbers),
         "states": None if states is None else [state.value for state in states],
         "most": most,
     }
     return connection.execute(_FRAMES, wanted).all()
+
+
+def deaths_of(connection: Connection, job_id: str) -> Sequence[Death]:
+    """The dead frames of a job by layer and exit status."""
+    return connection.execute(_DEATHS, {"job": job_id}).all()
+
+
+def progress_of(connection: Connection, job_ids: Sequence[str]) -> Sequence[LayerProgress]:
+    """The layers of these jobs, in the order of the ids; a job that is no more has none."""
+    return connection.execute(_PROGRESS, {"jobs": list(job_ids)}).all()
 
 
 def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:

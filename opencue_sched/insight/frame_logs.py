@@ -1,0 +1,124 @@
+"""The logs that RQDs write of frames, where their directory is visible on this machine, and how frames ended.
+
+A log is what strangers' programs wrote: no more of it is read than asked for, and nothing in it reaches a terminal's
+controls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from sqlalchemy import Connection
+
+from opencue_sched.domain.farm import exit_meaning, signal_words
+from opencue_sched.domain.frames import log_path
+from opencue_sched.store import jobs
+
+BLOCK_BYTES = 65_536
+_END_BYTES = 32_768
+_END_LINES = 5
+_LINE_WIDTH = 400
+_LOGS_READ = 5
+"""Of how many kinds of deaths the logs are looked into, the most frequent first; their file server may be slow."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LINE_ENDS = re.compile(r"\r\n?")
+# Controls but for tab and newline, and what turns the direction of writing.
+_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# RQD of Python and of Rust: what follows is RQD's own account of the run, not the frame's output.
+_FOOTER = re.compile(r"\n=+\n(?:RenderQ Job Complete|Render Frame Completed)\s*\n")
+_SIGNAL = re.compile(r"^exitSignal +(\d+)$", re.MULTILINE)
+_KILL_MESSAGE = re.compile(r"^killMessage +(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """The dead frames of a layer with one exit status; ``frame``, ``host`` and ``lines`` are those of the newest.
+
+    ``lines``: the last of its output; None if the log is not visible here, or was not looked into.
+    """
+
+    layer_id: str
+    frames: int
+    exit_status: int
+    meaning: str
+    frame: str
+    host: str | None
+    log: str
+    lines: tuple[str, ...] | None
+
+    def lines_for_people(self) -> list[str]:
+        """Who died how, where the log is, and its end."""
+        who = f"{self.frame} on {self.host or 'no host'}"
+        if self.frames > 1:
+            who = f"{self.frames} frames, at last {who}"
+        hidden = " (not visible here)" if self.lines is None else ""
+        end = [f"    | {line[:_LINE_WIDTH]}" for line in self.lines or ()]
+        return [f"  dead: {who}, exit status {self.exit_status}: {self.meaning}", f"    log {self.log}{hidden}", *end]
+
+
+def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
+    """Of what the dead frames of a job died, by layer and exit status, the most frequent first."""
+    deaths: list[Deaths] = []
+    for row in sorted(jobs.deaths_of(connection, job_id), key=lambda row: -row.frames):
+        log = log_path(row.log_dir, row.job, row.name)
+        end = _read_end(log) if len(deaths) < _LOGS_READ else None
+        output, footer = _cut(end or "")
+        meaning = exit_meaning(row.exit_status)
+        if row.exit_status == 1 and (found := _SIGNAL.search(footer)):  # RQD's status of what a signal ended
+            meaning = signal_words(int(found[1])) or meaning
+        if found := _KILL_MESSAGE.search(footer):
+            meaning += f"; RQD says: {found[1]}"
+        lines = None if end is None else tuple(output.rstrip().splitlines()[-_END_LINES:])
+        it = (row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines)
+        deaths.append(Deaths(*it))
+    return deaths
+
+
+def open_log(path: str) -> BinaryIO:
+    """The log, for reading. Raises OSError when it is not visible here, or is no file."""
+    log = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # a FIFO of this name would be waited for
+    if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
+        log.close()
+        raise OSError(f"{path} is no file")
+    return log
+
+
+def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> None:
+    """Go to where the last ``lines`` of it begin, or its last ``most_bytes`` if that is later."""
+    end = position = log.seek(0, os.SEEK_END)
+    first = 0 if most_bytes is None else max(0, end - most_bytes)
+    while lines > 0 and position > first:
+        size = min(BLOCK_BYTES, position - first)
+        position = log.seek(position - size)
+        block = log.read(size)
+        at = len(block) - (position + size == end)  # the newline at the very end begins no line
+        while lines > 0 and (at := block.rfind(b"\n", 0, at)) >= 0:
+            lines -= 1
+        if lines == 0:
+            position += at + 1
+    log.seek(position)
+
+
+def harmless(text: str) -> str:
+    """The text without colours, and with its controls in carets: what a terminal may be given."""
+    text = _LINE_ENDS.sub("\n", _COLOUR.sub("", text))
+    return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
+
+
+def _read_end(path: str) -> str | None:
+    try:
+        with open_log(path) as log:
+            seek_tail(log, 1_000, most_bytes=_END_BYTES)
+            return harmless(log.read(_END_BYTES).decode(errors="replace"))
+    except OSError:
+        return None
+
+
+def _cut(end: str) -> tuple[str, str]:
+    """The output, and RQD's account of the run."""
+    found = _FOOTER.search(end)
+    return (end, "") if found is None else (end[: found.start()], end[found.end() :])

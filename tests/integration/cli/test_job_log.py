@@ -1,0 +1,203 @@
+"""`opencue-sched job log`, the paths in `job frames`, and what `explain` says of dead frames."""
+
+from __future__ import annotations
+
+import os
+import pty
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.store import jobs
+from tests.farm import Farm, HostIds, JobIds, LayerSpec
+from tests.integration.cli.conftest import Cli
+from tests.polling import eventually
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+NAME = "show-sh010-artist_comp"
+FOOTER = "\n=====\nRenderQ Job Complete\n\nexitStatus          1\nexitSignal          11\nmaxrss 5\n=====\n"
+FOOTER_OF_RUST = (
+    "\n=====\nRender Frame Completed\nexitStatus          1\nexitSignal          9\n"
+    "killMessage         too much memory\n=====\n"
+)
+"""What RQD of Python and of Rust write at the end of a log."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A job of layers render (4 frames, the first runs on render01) and comp (2); nothing has a log yet."""
+
+    job: JobIds
+    host: HostIds
+    directory: Path
+    engine: Engine
+
+    def path(self, frame: str) -> Path:
+        return self.directory / f"{NAME}.{frame}.rqlog"
+
+    def write(self, frame: str, content: str, mode: str = "w") -> None:
+        with self.path(frame).open(mode, encoding="utf-8") as log:
+            log.write(content)
+
+    def set(self, number: int, state: str, status: int, host: str | None = "render01") -> None:
+        with self.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE frame SET str_state = :state, int_exit_status = :status, str_host = :host,"
+                    " ts_stopped = now(), int_version = int_version + 1 WHERE pk_frame = :frame"
+                ),
+                {"state": state, "status": status, "frame": self.job.frames[number], "host": host},
+            )
+
+
+@pytest.fixture
+def logged(build: Build, engine: Engine, tmp_path: Path) -> Logged:
+    def make(farm: Farm) -> Logged:
+        host = farm.host(name="render01", cores=8, memory_gb=16)
+        layers = [LayerSpec(name="render", frames=4), LayerSpec(name="comp", frames=2)]
+        job = farm.job(layers, name=NAME, log_dir=str(tmp_path))
+        farm.run(job.frames[:1], host)
+        return Logged(job, host, tmp_path, engine)
+
+    made: Logged = build(make)
+    return made
+
+
+def test_a_log_is_shown_whole_or_its_last_lines(cli: Cli, logged: Logged) -> None:
+    logged.write("0001-render", "one\ntwo\nthree\n")
+    assert cli("job", "log", NAME, "0001-render").out == "one\ntwo\nthree\n"
+    assert cli("job", "log", NAME, "1", "--layer", "render", "--tail", "2").out == "two\nthree\n"
+    assert cli("job", "log", NAME, logged.job.frames[0], "--tail", "0").out == ""
+    assert cli("job", "log", NAME, "0001-render", "--tail", "99").out == "one\ntwo\nthree\n"
+
+
+def test_the_last_lines_of_a_log_of_many_blocks_are_exact(cli: Cli, logged: Logged) -> None:
+    lines = [f"line {number} {'x' * (number % 700)}" for number in range(2000)]
+    logged.write("0001-render", "\n".join(lines))
+    for asked in (1, 2, 150, 1999, 2000):
+        assert cli("job", "log", NAME, "0001-render", "--tail", str(asked)).out.splitlines() == lines[-asked:]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("1",), "--layer says which"),
+        (("77",), "no such frame"),
+        (("0001-rendr",), "no such frame"),
+        (("1", "--layer", "rendr"), "did you mean"),
+    ],
+)
+def test_a_frame_that_is_not_one_is_refused(cli: Cli, logged: Logged, words: tuple[str, ...], said: str) -> None:
+    ran = cli("job", "log", NAME, *words)
+    assert (ran.status, ran.out) == (1, "")
+    assert said in ran.err
+
+
+def test_of_a_log_that_is_not_visible_the_path_and_the_host_are_told(cli: Cli, logged: Logged) -> None:
+    ran = cli("job", "log", NAME, "0001-render")
+    assert (ran.status, ran.out) == (3, "")
+    assert str(logged.path("0001-render")) in ran.err
+    assert "render01" in ran.err
+    # A directory of the log's name is no log, and a pipe is not waited for.
+    logged.path("0001-render").mkdir()
+    os.mkfifo(logged.path("0002-render"))
+    assert [cli("job", "log", NAME, f"000{number}-render").status for number in (1, 2)] == [3, 3]
+
+
+def test_a_log_as_json(cli: Cli, logged: Logged) -> None:
+    logged.write("0001-render", "one\ntwo\n")
+    told = cli("job", "log", NAME, "0001-render", "--tail", "1", "--json").json
+    assert (told["log"], told["visible"], told["lines"]) == (str(logged.path("0001-render")), True, ["two"])
+    hidden = cli("job", "log", NAME, "0001-comp", "--json")
+    assert (hidden.status, hidden.json["visible"], hidden.json["lines"]) == (3, False, None)
+
+
+def test_frames_tell_their_logs(cli: Cli, logged: Logged) -> None:
+    frames = cli("job", "frames", NAME, "--json").json
+    assert frames[0]["log"] == str(logged.path("0001-render"))
+
+
+@pytest.mark.parametrize(("state", "status", "ends"), [("SUCCEEDED", 0, 0), ("DEAD", 139, 1)])
+def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state: str, status: int, ends: int) -> None:
+    """RQD writes on while it is followed, and the log of the run before was moved away."""
+    logged.write("0001-render", "one\n")
+    looked: list[str] = []
+
+    def render() -> None:
+        eventually(lambda: len(looked) > 1)  # what was there is copied
+        logged.write("0001-render", "two\n", "a")
+        logged.path("0001-render").rename(logged.directory / "moved")
+        logged.write("0001-render", "three\n")
+        logged.set(0, state, status)
+
+    frames_of = jobs.frames_of
+
+    def look(*args: Any, **words: Any) -> Any:
+        found = frames_of(*args, **words)
+        looked.append(found[0].state)
+        return found
+
+    writer = threading.Thread(target=render)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "frames_of", look)
+        writer.start()
+        ran = cli("job", "log", NAME, "0001-render", "-f")
+        writer.join()
+    assert ran.status == ends
+    assert ran.out.startswith("one\n")
+    assert ran.out.endswith("three\n")
+    assert f"0001-render is {state}" in ran.err
+    assert ("SIGSEGV" in ran.err) == (status == 139)
+
+
+def test_a_terminal_gets_no_controls_and_a_pipe_gets_all(
+    cli: Cli, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = "\x1b[31mred\x1b[0m \x1b]0;owned\x07 10%\r20%\r\n\u202eturned\x9b2J\n"
+    logged.write("0001-render", written)
+    with logged.path("0001-render").open("w", encoding="utf-8", newline="") as log:
+        log.write(written)
+    assert cli("job", "log", NAME, "0001-render").out.encode() == written.encode()
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        cli("job", "log", NAME, "0001-render")
+        monkeypatch.undo()
+    shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert shown.replace("\r\n", "\n") == "red ^[]0;owned^G 10%\n20%\n\ufffdturned\ufffd2J\n"
+
+
+def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli, logged: Logged) -> None:
+    logged.write("0002-render", "loading\n\x1b[2Jno texture wood.tx\n" + FOOTER)
+    logged.write("0003-render", "rendering\n" + FOOTER_OF_RUST)
+    logged.set(1, "DEAD", 139)
+    logged.set(2, "DEAD", 1)
+    logged.set(4, "DEAD", 299, None)
+    logged.set(5, "DEAD", 299)
+    ran = cli("explain", NAME)
+    assert "dead: 0002-render on render01, exit status 139: killed by signal 11 (SIGSEGV)" in ran.out
+    assert "    | no texture wood.tx\n" in ran.out.replace("^[[2J", "")
+    assert "\x1b" not in ran.out
+    assert "RenderQ" not in ran.out
+    assert "exit status 1: killed by signal 9 (SIGKILL); RQD says: too much memory" in ran.out
+    assert "2 frames, at last 0002-comp on render01, exit status 299: it was taken back" in ran.out
+    assert f"log {logged.path('0002-comp')} (not visible here)" in ran.out
+    layers = cli("explain", NAME, "--json").json["layers"]
+    assert [death["exit_status"] for layer in layers for death in layer["deaths"]] == [1, 139, 299]
+    assert layers[1]["deaths"][0]["lines"] is None
+
+
+def test_explain_reads_a_bounded_end_of_a_huge_log(cli: Cli, logged: Logged) -> None:
+    logged.write("0002-render", "x" * 10_000_000 + "\n" + "the end\n")
+    logged.set(1, "DEAD", 3)
+    with_lines = cli("explain", NAME, "--json").json["layers"][0]["deaths"][0]
+    assert with_lines["lines"][-1] == "the end"
+    assert len("".join(with_lines["lines"])) < 40_000
+    assert max(map(len, cli("explain", NAME).out.splitlines())) < 1000
