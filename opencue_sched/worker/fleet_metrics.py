@@ -1,14 +1,17 @@
 """Metrics of the fleet: what every beat shows, what only the leading beat shows, and what workers count of messages.
 
 What must be known when no worker lives comes from the leading beat: workers alive, queues, waiting frames, the age of
-the newest host report. A standby does not show these series, and neither does any other process.
+the newest host report, and what the farm's hosts, shows and caps are at. A standby does not show these series, and
+neither does any other process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property
+from itertools import chain, islice
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric
@@ -25,7 +28,8 @@ from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.insight.farm import believed_seconds
+from opencue_sched.domain.farm import HardwareState
+from opencue_sched.insight.farm import FarmView, believed_seconds, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.insight import newest_report_age, oldest_hold_age
@@ -35,6 +39,11 @@ from opencue_sched.worker.metrics import single_process_registry
 CENSUS_SECONDS = 15.0
 _SHOWN_SECONDS = 4 * CENSUS_SECONDS
 """A census that fails is repeated before its figures go; figures of long ago are worse than none."""
+MOST_SERIES = 50
+"""Of the names that a label may have. A farm may have thousands of shows, folders and limits; a Prometheus is to keep
+the series of a few hundred."""
+OTHER = "other"
+"""Stands for the names beyond these; its values are their sums."""
 
 
 class RecentFigures(Collector):
@@ -55,7 +64,9 @@ class RecentFigures(Collector):
 
 of_queues = RecentFigures()
 of_farm = RecentFigures()
-BEAT = single_process_registry(of_queues, of_farm)
+of_use = RecentFigures()
+LEADING = (of_queues, of_farm, of_use)
+BEAT = single_process_registry(*LEADING)
 
 leader_fence = Gauge("scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", registry=BEAT)
 tick_age = Gauge(
@@ -123,6 +134,53 @@ oldest_hold = Gauge(
     registry=of_farm.registry,
 )
 
+OF_USE: list[Gauge] = []
+
+
+def _gauge_of_use(name: str, help_text: str, *labels: str) -> Gauge:
+    OF_USE.append(Gauge(name, help_text, labels, registry=of_use.registry))
+    return OF_USE[-1]
+
+
+farm_hosts = _gauge_of_use(
+    "scheduler_farm_hosts",
+    "Hosts by state (as the database has it; SILENT: UP there, but nothing was heard of them lately) and lock.",
+    *("facility", "state", "lock"),
+)
+farm_cores = _gauge_of_use(
+    "scheduler_farm_cores",
+    "Cores of an allocation's hosts: booked, idle, locked (of locked hosts, and not booked) or down; all is their sum.",
+    *("facility", "allocation", "use"),
+)
+show_frames = _gauge_of_use(
+    "scheduler_show_frames",
+    "Frames of a show's pending jobs, in all facilities: running, waiting or dead.",
+    *("show_name", "state"),
+)
+show_cores = _gauge_of_use("scheduler_show_cores", "Cores that a show uses, in all facilities.", "show_name")
+draining_hosts = _gauge_of_use("scheduler_draining_hosts", "Hosts that drain for a show's wide frames.", "show_name")
+_SUBSCRIPTION = ("facility", "allocation", "show_name")
+subscription_cores = _gauge_of_use(
+    "scheduler_subscription_cores", "Cores that a show uses of an allocation.", *_SUBSCRIPTION
+)
+subscription_size = _gauge_of_use("scheduler_subscription_size_cores", "A subscription's size.", *_SUBSCRIPTION)
+subscription_burst = _gauge_of_use("scheduler_subscription_burst_cores", "A subscription's burst.", *_SUBSCRIPTION)
+subscription_share = _gauge_of_use(
+    "scheduler_subscription_share", "A show's part of the cores in use in an allocation, 0 to 1.", *_SUBSCRIPTION
+)
+subscription_due = _gauge_of_use(
+    "scheduler_subscription_due",
+    "The part due to a show by its size among those of the shows with frames that run or wait, 0 to 1.",
+    *_SUBSCRIPTION,
+)
+_FOLDER = ("show_name", "folder")
+folder_cores = _gauge_of_use("scheduler_folder_cores", "Cores used in a folder with a cap of cores.", *_FOLDER)
+folder_max_cores = _gauge_of_use("scheduler_folder_max_cores", "A folder's cap of cores.", *_FOLDER)
+folder_gpus = _gauge_of_use("scheduler_folder_gpus", "GPUs used in a folder with a cap of GPUs.", *_FOLDER)
+folder_max_gpus = _gauge_of_use("scheduler_folder_max_gpus", "A folder's cap of GPUs.", *_FOLDER)
+limit_frames = _gauge_of_use("scheduler_limit_frames", "Frames that run under a limit (a licence).", "limit")
+limit_max_frames = _gauge_of_use("scheduler_limit_max_frames", "Frames that may run under a limit.", "limit")
+
 messages_dropped = Counter(
     "scheduler_messages_dropped_total",
     "Messages that changed nothing: stale copies, clusters held or asleep, messages of a former leader.",
@@ -144,8 +202,97 @@ def watch_gate(gate: LeaderGate) -> None:
 
     leader_fence.set_function(fence)
     tick_age.set_function(lambda: gate.tick_age)
-    for figures in (of_queues, of_farm):
+    for figures in LEADING:
         figures.shown = lambda: gate.lease is not None
+
+
+Name = TypeVar("Name", bound=Hashable)
+Sample = tuple[Gauge, tuple[str, ...], float]
+
+
+def series_of_use(view: FarmView) -> dict[Gauge, dict[tuple[str, ...], float]]:
+    """What the gauges of hosts, shows and caps show, by the values of their labels.
+
+    Of each kind the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
+    Facilities are few and all have theirs.
+    """
+    found: dict[Gauge, dict[tuple[str, ...], float]] = {gauge: {} for gauge in OF_USE}
+    kinds = (_use_of_hosts, _use_of_shows, _use_of_subscriptions, _use_of_caps)
+    for gauge, labels, value in chain.from_iterable(of_kind(view) for of_kind in kinds):
+        found[gauge][labels] = found[gauge].get(labels, 0.0) + value
+    return found
+
+
+def _busiest(names: Iterable[Name]) -> frozenset[Name]:
+    return frozenset(islice(dict.fromkeys(names), MOST_SERIES))
+
+
+def _use_of_hosts(view: FarmView) -> Iterable[Sample]:
+    for group in view.hosts:
+        state = "SILENT" if group.silent and group.state == HardwareState.UP else group.state
+        yield farm_hosts, (group.facility, state, group.lock_state), group.hosts
+    own = _largest_allocations(view)
+    for it in view.allocations:
+        name = it.name if it.name in own else OTHER
+        for use, cores in (("booked", it.booked), ("idle", it.idle), ("locked", it.locked), ("down", it.down)):
+            yield farm_cores, (it.facility, name, use), cores
+
+
+def _use_of_shows(view: FarmView) -> Iterable[Sample]:
+    own = _busiest(it.name for it in view.shows)
+    for it in view.shows:
+        name = it.name if it.name in own else OTHER
+        yield show_cores, (name,), it.cores
+        for state, frames in (("running", it.running), ("waiting", it.waiting), ("dead", it.dead)):
+            yield show_frames, (name, state), frames
+    for hold in view.holds:
+        yield draining_hosts, (hold.show if hold.show in own else OTHER,), 1
+    yield draining_hosts, (OTHER,), view.holds_total - len(view.holds)
+
+
+def _use_of_subscriptions(view: FarmView) -> Iterable[Sample]:
+    all_of_them = [(show.name, it) for show in view.shows for it in show.subscriptions]
+    all_of_them.sort(key=lambda it: (-it[1].used, -it[1].size))
+    own, allocations = _busiest((show, it.allocation) for show, it in all_of_them), _largest_allocations(view)
+    for show, it in all_of_them:
+        allocation = it.allocation if it.allocation in allocations else OTHER
+        labels = (it.facility, allocation, show if (show, it.allocation) in own else OTHER)
+        yield subscription_cores, labels, it.used
+        yield subscription_size, labels, it.size
+        yield subscription_burst, labels, it.burst
+        for gauge, part in ((subscription_share, it.share), (subscription_due, it.due)):
+            if part is not None and allocation == it.allocation:  # parts of different wholes have no sum
+                yield gauge, labels, part
+
+
+def _use_of_caps(view: FarmView) -> Iterable[Sample]:
+    own = _busiest((it.show, it.name) for it in view.folders)
+    for it in view.folders:
+        names = (it.show, it.name) if (it.show, it.name) in own else (OTHER, OTHER)
+        if it.max_cores is not None:
+            yield folder_cores, names, it.cores
+            yield folder_max_cores, names, it.max_cores
+        if it.max_gpus is not None:
+            yield folder_gpus, names, it.gpus
+            yield folder_max_gpus, names, it.max_gpus
+    limits = _busiest(it.name for it in view.limits)
+    for limit in view.limits:
+        name = limit.name if limit.name in limits else OTHER
+        yield limit_frames, (name,), limit.running
+        yield limit_max_frames, (name,), limit.most
+
+
+def _largest_allocations(view: FarmView) -> frozenset[str]:
+    return _busiest(it.name for it in sorted(view.allocations, key=lambda it: -it.cores))
+
+
+def _replace_series(gauge: Gauge, series: Mapping[tuple[str, ...], float]) -> None:
+    """Show these series of a gauge and no others. What stays is there at each moment, also to a scrape meanwhile."""
+    for labels, value in series.items():
+        gauge.labels(*labels).set(value)
+    shown = {tuple(sample.labels.values()) for metric in gauge.collect() for sample in metric.samples}
+    for labels in shown - series.keys():
+        gauge.remove(*labels)
 
 
 class FleetCensus:
@@ -164,7 +311,6 @@ class FleetCensus:
         self._verdicts = VerdictLog(self._client, self._namespace)
         board = BoardKeys(self._namespace, cluster_board(settings.scheduler.facility))
         self._postings = ClusterPostings(self._client, board)
-        self._groups: set[str] = set()
         self.thread = PeriodicThread(
             "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS
         )
@@ -178,6 +324,7 @@ class FleetCensus:
         if self._leads():
             self.look_at_queues()
             self.look_at_farm()
+            self.look_at_use()
         return CENSUS_SECONDS
 
     def look_at_queues(self) -> None:
@@ -189,11 +336,7 @@ class FleetCensus:
             queue_depth.labels(type_).set(figures.depth)
             queue_oldest.labels(type_).set(figures.oldest_seconds)
         workers_alive.set(census.workers)
-        for group, backlog in census.backlog_per_worker.items():
-            backlog_per_worker.labels(group).set(backlog)
-        for group in self._groups - census.backlog_per_worker.keys():
-            backlog_per_worker.remove(group)
-        self._groups = set(census.backlog_per_worker)
+        _replace_series(backlog_per_worker, {(group,): it for group, it in census.backlog_per_worker.items()})
         skipped = self._postings.skipped()
         failed = [it.kind for it in skipped if it.until is not None]
         for kind in FAILURE_KINDS:
@@ -216,6 +359,13 @@ class FleetCensus:
             oldest_hold.set(oldest_hold_age(connection, facilities))
         host_report_age.set(math.nan if age is None else age)
         of_farm.updated()
+
+    def look_at_use(self) -> None:
+        """Set the gauges of hosts, shows and caps. Raises SQLAlchemyError and RedisError."""
+        view = farm_view(self._engine, self._client, self._settings, most_jobs=0, most_shows=None)
+        for gauge, series in series_of_use(view).items():
+            _replace_series(gauge, series)
+        of_use.updated()
 
     def close(self) -> None:
         """End the thread, and give the connections back."""

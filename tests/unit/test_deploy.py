@@ -42,7 +42,7 @@ METRICS_PORT = "OPENCUE_SCHED_QUEUE__METRICS_PORT"
 
 
 def known_metrics() -> set[str]:
-    of_leader = (fleet_metrics.of_queues.registry, fleet_metrics.of_farm.registry)
+    of_leader = [figures.registry for figures in fleet_metrics.LEADING]
     names = set()
     for family in (it for registry in (REGISTRY, fleet_metrics.BEAT, *of_leader) for it in registry.collect()):
         names.add(family.name)

@@ -47,6 +47,7 @@ from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.control import put_to_sleep
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.runtime import Runtime
+from tests.integration.dispatch.gathering import counted_statements
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,7 +147,7 @@ def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
 @pytest.fixture
 def census(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
     """What the leading beat has, in this process, whatever beat another test had here."""
-    for figures in (fleet_metrics.of_queues, fleet_metrics.of_farm):
+    for figures in fleet_metrics.LEADING:
         monkeypatch.setattr(figures, "shown", lambda: True)
     made = FleetCensus(runtime.settings, lambda: True)
     yield made
@@ -382,6 +383,8 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
         farm.job([LayerSpec(frames=1, cores=64)])
         full = farm.job([LayerSpec(frames=2)], max_cores=1, priority=500)
         bad = farm.job()
+        folder = farm.folder(show.id, "capped", max_cores=100, max_gpus=2)
+        farm.job([LayerSpec(frames=1, limits=[farm.limit("licence", 5)])], folder_id=folder, paused=True)
         connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": bad.id})
 
     _fleet(runtime, redis_client)
@@ -391,6 +394,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     run_passes(runtime)
     run_passes(runtime)
     census.look_at_farm()
+    census.look_at_use()
     assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
     walk.look()
 
@@ -629,7 +633,7 @@ for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
 
 
 def of_beats(*, leading: bool) -> set[str]:
-    groups = (fleet_metrics.of_queues.registry, fleet_metrics.of_farm.registry) if leading else ()
+    groups = [figures.registry for figures in fleet_metrics.LEADING] if leading else []
     standby = {"leader_fence", "tick_age_seconds", "ticks_ahead_seconds"}
     return {f"scheduler_{name}" for name in standby} | {metric.name for group in groups for metric in group.collect()}
 
@@ -645,9 +649,10 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
     # when a beat leads and has looked at the fleet, when it leads no more, and when no census went well for a minute
     census.look_at_queues()
     census.look_at_farm()
+    census.look_at_use()
     assert names(fleet_metrics.BEAT) == of_beats(leading=True)
     with monkeypatch.context() as patch:
-        for figures in (fleet_metrics.of_queues, fleet_metrics.of_farm):
+        for figures in fleet_metrics.LEADING:
             patch.setattr(figures, "shown", lambda: False)
         assert names(fleet_metrics.BEAT) == of_beats(leading=False)
     later = boot_clock() + 61
@@ -681,6 +686,127 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
         connection.execute(text("UPDATE opencue_sched_hold SET until = now()"))
     census.look_at_farm()
     assert sample("scheduler_oldest_hold_seconds") == 0
+
+
+def series(name: str) -> dict[tuple[str, ...], float]:
+    """What a beat shows of a metric, by the values of its labels; without zeros."""
+    found = (metric for metric in fleet_metrics.BEAT.collect() if metric.name == name)
+    return {tuple(it.labels.values()): it.value for metric in found for it in metric.samples if it.value}
+
+
+def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
+    census: FleetCensus, engine: Engine, monkeypatch
+):
+    # given hosts in three states, a show that runs two frames under caps of all kinds, and one for which a host drains
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        alloc, main, second = farm.default_alloc(), farm.show("main"), farm.show("second")
+        farm.subscription(main, alloc, size=30, burst=40)
+        farm.subscription(second, alloc, size=10)
+        specs = [HostSpec(cores=8), HostSpec(cores=8, lock="LOCKED"), HostSpec(cores=4, state="DOWN")]
+        host, locked, _ = farm.hosts(specs)
+        folder = farm.folder(main.id, "shots", max_cores=16)
+        layer = LayerSpec(frames=5, limits=[farm.limit("nuke", 3)])
+        job = farm.job([layer], show=main, folder_id=folder)
+        dead = farm.job([LayerSpec(frames=2)], show=second)
+        farm.run(job.frames[:2], host, cores=2)
+        connection.execute(
+            text("UPDATE frame SET str_state = 'DEAD' WHERE pk_frame = :frame"), {"frame": dead.frames[0]}
+        )
+        hold = """
+            INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until)
+            VALUES (:host, :layer, :job, 8, 1, 0, now() + interval '1 minute')
+            """
+        connection.execute(text(hold), {"host": locked.id, "layer": dead.layers[0].id, "job": dead.id})
+    # when the leading beat looks at them
+    census.look_at_use()
+    # then all of it is there
+    place = ("local", alloc.name)
+    assert series("scheduler_farm_hosts") == {
+        ("local", "UP", "OPEN"): 1,
+        ("local", "UP", "LOCKED"): 1,
+        ("local", "DOWN", "OPEN"): 1,
+    }
+    cores = series("scheduler_farm_cores")
+    assert cores == {(*place, "booked"): 4, (*place, "idle"): 4, (*place, "locked"): 8, (*place, "down"): 4}
+    assert series("scheduler_show_frames") == {
+        ("main", "running"): 2,
+        ("main", "waiting"): 3,
+        ("second", "waiting"): 1,
+        ("second", "dead"): 1,
+    }
+    assert series("scheduler_show_cores") == {("main",): 4}
+    assert series("scheduler_draining_hosts") == {("second",): 1}
+    assert series("scheduler_subscription_cores") == {(*place, "main"): 4}
+    assert series("scheduler_subscription_size_cores") == {(*place, "main"): 30, (*place, "second"): 10}
+    assert series("scheduler_subscription_burst_cores") == {(*place, "main"): 40, (*place, "second"): 10}
+    assert series("scheduler_subscription_share") == {(*place, "main"): 1}
+    assert series("scheduler_subscription_due") == {(*place, "main"): 0.75, (*place, "second"): 0.25}
+    assert series("scheduler_folder_cores") == {("main", "shots"): 4}
+    assert series("scheduler_folder_max_cores") == {("main", "shots"): 16}
+    assert series("scheduler_folder_max_gpus") == {}
+    assert (series("scheduler_limit_frames"), series("scheduler_limit_max_frames")) == ({("nuke",): 2}, {("nuke",): 3})
+    # and what is gone has no series any more
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM layer_limit"))
+        connection.execute(text("DELETE FROM limit_record"))
+        connection.execute(text("UPDATE host_stat SET ts_ping = now() - interval '1 day' WHERE str_state = 'UP'"))
+    census.look_at_use()
+    assert series("scheduler_limit_frames") == series("scheduler_limit_max_frames") == {}
+    assert series("scheduler_farm_hosts") == {
+        ("local", "SILENT", "OPEN"): 1,
+        ("local", "SILENT", "LOCKED"): 1,
+        ("local", "DOWN", "OPEN"): 1,
+    }
+    # and nothing of it is shown by a beat that leads no more
+    monkeypatch.setattr(fleet_metrics.of_use, "shown", lambda: False)
+    assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
+
+
+def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: FleetCensus, engine: Engine):
+    def add(first: int, last: int) -> None:
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            for number in range(first, last):
+                show = farm.show(f"show{number}")
+                farm.subscription(show, farm.alloc(f"tag{number}"), size=100)
+                farm.folder(show.id, f"folder{number}", max_cores=10, max_gpus=2)
+                farm.limit(f"limit{number}", 7)
+                farm.job([LayerSpec(frames=3)], show=show, name=f"job{number}")
+
+    # given a farm that works, and ever more shows beside it, each with an allocation, a folder and a limit of its own
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.run(farm.job([LayerSpec(frames=1)]).frames, farm.host(cores=8), cores=6)
+    add(0, 2)
+    with counted_statements(census._engine) as small:
+        census.look_at_use()
+    most = fleet_metrics.MOST_SERIES
+    shows = most + 10
+    add(2, shows)
+    with counted_statements(census._engine) as large:
+        census.look_at_use()
+    # then looking at them takes no more statements
+    assert len(small) == len(large) <= 10
+    # and there are as many series as may be, with those at work among them, and the others' sums
+    assert series("scheduler_show_cores") == {("show",): 6}
+    for name, each, others in (
+        ("scheduler_limit_max_frames", 7, ("other",)),
+        ("scheduler_folder_max_cores", 10, ("other", "other")),
+        ("scheduler_folder_max_gpus", 2, ("other", "other")),
+    ):
+        assert len(series(name)) == most + 1, name
+        assert series(name)[others] == each * (shows - most), name
+    waiting = {show: it for (show, state), it in series("scheduler_show_frames").items() if state == "waiting"}
+    assert (len(waiting), waiting["other"], sum(waiting.values())) == (most, 3 * (shows + 1 - most), 3 * shows)
+    sizes = series("scheduler_subscription_size_cores")
+    assert sum(sizes.values()) == 100 * shows + 100_000
+    assert len([labels for labels in sizes if labels[2] != "other"]) == most
+    assert len({allocation for _, allocation, _ in sizes}) == most + 1
+    # and parts of different allocations are not added up
+    due = series("scheduler_subscription_due")
+    assert due
+    assert max(due.values()) == 1
 
 
 def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, census: FleetCensus, engine: Engine):
