@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from opencue_sched.cli import job_log, output
+from opencue_sched.cli.deferred import control, force_option, settle
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     CommandRefused,
@@ -25,7 +25,6 @@ from opencue_sched.cli.inputs import (
     farm,
     frame_range,
     layer_ids,
-    redis_store,
 )
 from opencue_sched.cli.output import (
     HIGH,
@@ -47,12 +46,8 @@ from opencue_sched.cli.output import (
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, FrameState, JobState, near
 from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.insight.explain import describe_depend
-from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
-
-if TYPE_CHECKING:
-    from opencue_sched.farm.jobs import JobControl
 
 
 @click.group("job")
@@ -233,32 +228,34 @@ def frames(name: str, most: int, as_json: bool, **selection: Any) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
+@force_option
 @json_option
-def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -> None:
+def kill(names: tuple[str, ...], yes: bool, reason: str | None, force: bool, as_json: bool) -> None:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
-    Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying.
+    Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
+    when it gives them up.
 
     Example: opencue-sched job kill demo-sh010-alice_comp_v001 --yes
     """
-    with farm() as (engine, _):
+    with farm() as (engine, facts):
         with engine.connect() as connection:
             chosen = choose_all(connection, Kind.JOB, names)
         if not yes:
             click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
-        with _control(engine) as (control, alive), output.working("killing what runs, and confirming that it is dead"):
-            killed = [(job, control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
-        for job, result in killed:
-            _say_deferred(engine, job, result.deferred, alive)
+        with control(engine) as (jobs_control, alive):
+            with output.working("killing what runs, and confirming that it is dead"):
+                ended = [(job, jobs_control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
+            killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
     if as_json:
-        keys = ("job", "id", "finished", "stopped", "deferred")
-        found = [(job.name, job.id, it.finished, it.changed, it.deferred) for job, it in killed]
+        keys = ("job", "id", "finished", "stopped", "deferred", "silent_hosts")
+        found = [(job.name, job.id, it.finished, it.changed, it.deferred, hosts) for job, it, hosts in killed]
         show_json([dict(zip(keys, row, strict=True)) for row in found])
-    for job, result in killed:
+    for job, result, _ in killed:
         if not as_json:
             verb = "killed" if result.finished else "was finished already:"
             click.echo(f"{verb} {job.name}, {counted(len(result.changed), 'running frame')} stopped")
-    if any(result.deferred for _, result in killed):
+    if any(result.deferred for _, result, _ in killed):
         raise click.exceptions.Exit(1)
 
 
@@ -266,6 +263,8 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
 @click.argument("name", metavar="JOB")
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
+@force_option
+@click.option("--yes", is_flag=True, help="Do not ask before --force.")
 @json_option
 def retry(name: str, **options: Any) -> None:
     """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
@@ -281,6 +280,8 @@ def retry(name: str, **options: Any) -> None:
 @click.argument("name", metavar="JOB")
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
+@force_option
+@click.option("--yes", is_flag=True, help="Do not ask before --force.")
 @json_option
 def eat(name: str, **options: Any) -> None:
     """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
@@ -292,27 +293,31 @@ def eat(name: str, **options: Any) -> None:
     _change(name, "eaten", **options)
 
 
-def _change(name: str, verb: str, *, reason: str | None, as_json: bool, **selection: Any) -> None:
-    with farm() as (engine, _):
+def _change(
+    name: str, verb: str, *, reason: str | None, force: bool, yes: bool, as_json: bool, **selection: Any
+) -> None:
+    with farm() as (engine, facts):
         with engine.connect() as connection:
             job = choose(connection, Kind.JOB, name)
             wanted = _wanted(connection, job, **selection)
             chosen = [frame.id for frame in jobs.frames_of(connection, job.id, **wanted)]
             if not chosen:
                 _refuse_nothing(connection, job, wanted)
-        with (
-            _control(engine) as (control, alive),
-            output.working("changing frames, and confirming that what ran is dead"),
-        ):
-            change = control.eat_frames if verb == "eaten" else control.retry_frames
-            result = change(chosen, reason=_reason(verb, reason))
-        _say_deferred(engine, job, result.deferred, alive)
+        with control(engine) as (jobs_control, alive):
+            change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
+            with output.working("changing frames, and confirming that what ran is dead"):
+                result = change(chosen, reason=_reason(verb, reason))
+            deferred = result.deferred
+            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
+                change(sorted(reaped), reason=_reason(verb, reason))  # they wait again
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
         job=job.name,
         changed=result.changed,
         deferred=result.deferred,
+        silent_hosts=silent,
     )
     if result.deferred:
         raise click.exceptions.Exit(1)
@@ -328,52 +333,9 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
     raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
 
 
-@contextmanager
-def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, str]]]]:
-    """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
-    # These import grpc, which commands that only read or write PostgreSQL do without.
-    from opencue_sched.accounting.caps import make_ledger
-    from opencue_sched.dispatch.gather import HostChanges
-    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
-    from opencue_sched.farm.completion import Releaser
-    from opencue_sched.farm.jobs import JobControl
-
-    settings = get_settings()
-    only_on_success = settings.release.satisfy_only_on_frame_success
-    alive: dict[str, tuple[str, str]] = {}
-    with redis_store() as client:
-        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
-        changes = HostChanges(client, settings.coordination.namespace)
-        channels = RqdChannels(settings.rqd)
-        killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
-        try:
-            yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
-        finally:
-            channels.close()
-
-
 def _reason(verb: str, reason: str | None) -> str:
     user = current_user() or "a user without a name"
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
-
-
-def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: Mapping[str, tuple[str, str]]) -> None:
-    """Name the frames that may still run, by their host with its address, and by the reason."""
-    if not deferred:
-        return
-    with engine.connect() as connection:
-        names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
-        places[alive[frame]].append(names.get(frame, frame))
-    click.echo(
-        f"{job.name}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run:", err=True
-    )
-    for (host, reason), named in list(places.items())[:_NAMED]:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        click.echo(f"  on {host}: {', '.join(named[:_NAMED])}{more}: {reason}", err=True)
-    if len(places) > _NAMED:
-        click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
 def _since(frame: jobs.FrameView) -> datetime | None:

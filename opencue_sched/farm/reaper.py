@@ -31,7 +31,7 @@ from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.depends import Stuck
-from opencue_sched.store.procs import EVERYTHING, LostRow, UpkeepScope, Why
+from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
 from opencue_sched.store.release import Counters
 from opencue_sched.store.schema import Drained, drain_frame_history
 
@@ -56,15 +56,8 @@ UNNAMED_SECONDS = 30.0
 """RQD reports every 30 s or oftener, so a proc last named so long before its host's last report is missing from two.
 Beside a Cuebot its RQD is asked then; where there is none, the report service asks."""
 
-GIVE_UP_SECONDS = 1200.0
-"""A silent proc whose host can be reached but does not confirm, or cannot be reached and is not DOWN: its frame is
-DEAD after this long."""
-
 GIVE_UP_ORPHAN_SECONDS = 3600.0
-"""The same for a frame without a proc."""
-
-DEAF_FACTOR = 3.0
-"""When most hosts went silent at once it is probably us who did not hear them: wait this many times as long."""
+"""A frame without a proc whose host does not confirm that it is gone is DEAD after this long."""
 
 _KILL_THREADS = 32
 """Hosts asked at once. They wait for the network only."""

@@ -35,6 +35,7 @@ from opencue_sched.domain.farm import (
 from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.insight.rank import JobRank, rank_of, rank_words
+from opencue_sched.insight.silent import SilentHost, silent_hosts, span
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
@@ -84,6 +85,8 @@ class Explanation:
     """None for a job that passes do not look for."""
     deaths: tuple[Deaths, ...] = ()
     """Of what dead frames died, where that was asked for: it reads logs."""
+    silent: tuple[SilentHost, ...] = ()
+    """Hosts that stopped reporting while frames of the job run there."""
 
     @property
     def competes(self) -> bool:
@@ -136,7 +139,8 @@ def explain_job(
             reasons = _in_order(reasons, newest[layer.id], now)
         reasons += _of_states(layer, depends, job.name)
         explained.append(LayerExplanation(layer, tuple(reasons), newest[layer.id]))
-    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank)
+    silent = silent_hosts(connection, settings, facts, job_id)
+    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank, silent=silent)
 
 
 def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
@@ -165,7 +169,7 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
     verdict = recorded.verdict
     detail = f": {verdict.detail}" if verdict.detail else ""
     placed = f", {verdict.frames} placed" if verdict.frames else ""
-    return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({_span(now - recorded.at)} ago)"
+    return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({span(now - recorded.at)} ago)"
 
 
 _LASTING = frozenset(
@@ -301,8 +305,8 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
 def _of_start(layer: jobs.LayerView, job: Row[Any]) -> Iterator[WaitReason]:
     if layer.start_after is not None and layer.start_after > job.now:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        span = _span((layer.start_after - job.now).total_seconds())
-        yield WaitReason("start_after", f"not to be started before {moment} (in {span})")
+        left = span((layer.start_after - job.now).total_seconds())
+        yield WaitReason("start_after", f"not to be started before {moment} (in {left})")
 
 
 def _of_hosts(
@@ -401,7 +405,7 @@ def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
     for host in hosts:
         free = "when it is free is not known"
         if host.free_in is not None:
-            free = f"expected free {f'in {_span(host.free_in)}' if host.free_in > 0 else 'now'}"
+            free = f"expected free {f'in {span(host.free_in)}' if host.free_in > 0 else 'now'}"
         yield WaitReason(Verdict.DRAINING, f"host {host.host} drains for a frame of it, {free}", decides=False)
 
 
@@ -465,7 +469,7 @@ def explanation_lines(
         for death in deaths if every_reason else deaths[:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    return lines + standing(explanation)
+    return [*lines, *(host.words for host in explanation.silent), *standing(explanation)]
 
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
@@ -491,6 +495,7 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
         "state": explanation.state,
         "reasons": [asdict(reason) for reason in explanation.reasons],
         "rank": explanation.rank and asdict(explanation.rank),
+        "silent_hosts": [asdict(host) for host in explanation.silent],
         "layers": [
             {
                 "layer": one.layer.name,
@@ -562,10 +567,3 @@ def listed(words: list[str], *, most: int = 4, last: str = "and") -> str:
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
-
-
-def _span(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -93,6 +93,22 @@ _DRAINING = text(
      ORDER BY hold.free_at NULLS LAST, host.str_name
     """
 )
+_SILENT = text(
+    """
+    SELECT host.str_name AS host, host_stat.str_state AS state, bool_or(show.b_scheduler_managed) AS managed,
+           CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS silent_for,
+           array_agg(frame.str_name ORDER BY frame.int_layer_order, frame.int_dispatch_order) AS frames
+      FROM proc
+      JOIN frame ON frame.pk_frame = proc.pk_frame
+      JOIN show ON show.pk_show = proc.pk_show
+      JOIN host ON host.pk_host = proc.pk_host
+      JOIN host_stat ON host_stat.pk_host = proc.pk_host
+     WHERE proc.pk_job = :job AND NOT proc.b_local
+       AND (host_stat.str_state = 'DOWN'
+            OR host_stat.ts_ping < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second')
+     GROUP BY host.pk_host, host_stat.pk_host_stat ORDER BY host.str_name
+    """
+)
 _HOSTS = text(
     """
     SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
@@ -137,6 +153,12 @@ def draining_hosts(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
     """The hosts that drain for frames of the job, by ``layer_id``; seconds until the ``host`` is expected ``free_in``
     (None: nobody knows) and until the hold ``ends_in`` unless it is renewed. The first to be free comes first."""
     return connection.execute(_DRAINING, {"job": job_id}).all()
+
+
+def silent_runs(connection: Connection, job_id: str, *, staleness: float) -> Sequence[Row[Any]]:
+    """The hosts that frames of a job run on and that are DOWN, or have not reported for ``staleness`` seconds:
+    ``host``, ``state``, ``silent_for`` seconds, the names of the ``frames``, and whether their show is ``managed``."""
+    return connection.execute(_SILENT, {"job": job_id, "staleness": staleness}).all()
 
 
 def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[Any]]:

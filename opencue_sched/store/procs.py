@@ -269,6 +269,13 @@ class UpkeepScope:
 
 EVERYTHING = UpkeepScope()
 
+DEAF_FACTOR = 3.0
+"""When most hosts went silent at once it is probably us who did not hear them: wait this many times as long."""
+
+GIVE_UP_SECONDS = 1200.0
+"""A silent proc whose host can be reached but does not confirm, or cannot be reached and is not DOWN: its frame is
+DEAD after this long."""
+
 SHOW_IN_SCOPE = "(show.b_scheduler_managed OR NOT CAST(:beside_cuebot AS boolean))"
 _OF_FACILITY = """(CAST(:facility AS varchar) IS NULL OR EXISTS (
               SELECT FROM facility WHERE facility.pk_facility = {}.pk_facility AND facility.str_name = :facility))"""

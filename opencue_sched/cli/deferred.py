@@ -1,0 +1,130 @@
+"""Frames that a command could not confirm dead: who may still run them, what becomes of them, and when."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from sqlalchemy import Engine
+
+from opencue_sched.cli.inputs import CommandRefused, redis_store
+from opencue_sched.cli.output import counted, working
+from opencue_sched.domain.farm import FrameState
+from opencue_sched.insight.silent import silent_hosts
+from opencue_sched.settings import get_settings
+from opencue_sched.store import jobs
+from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.shows import NamedRow
+
+if TYPE_CHECKING:
+    from opencue_sched.farm.jobs import FramesChanged, JobControl
+
+REAPED_WITHIN = 40.0
+"""Seconds that --force waits for: a reap takes half a minute at most."""
+
+_NAMED = 10
+_POLL_SECONDS = 0.5
+_Alive = Mapping[str, tuple[str, str]]
+
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Have a worker reap now instead of within 30 s, which ends what ran on hosts that are DOWN. Asks first.",
+)
+
+
+@contextmanager
+def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, str]]]]:
+    """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
+    # These import grpc, which commands that only read or write PostgreSQL do without.
+    from opencue_sched.accounting.caps import make_ledger
+    from opencue_sched.dispatch.gather import HostChanges
+    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
+    from opencue_sched.farm.completion import Releaser
+    from opencue_sched.farm.jobs import JobControl
+
+    settings = get_settings()
+    only_on_success = settings.release.satisfy_only_on_frame_success
+    alive: dict[str, tuple[str, str]] = {}
+    with redis_store() as client:
+        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
+        changes = HostChanges(client, settings.coordination.namespace)
+        channels = RqdChannels(settings.rqd)
+        killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
+        try:
+            yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
+        finally:
+            channels.close()
+
+
+def settle(
+    engine: Engine, facts: SchemaFacts, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool, yes: bool
+) -> tuple[FramesChanged, list[dict[str, Any]]]:
+    """Name the frames of a result that may still run, and of silent hosts what becomes of them; the result and these
+    hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""
+    if not result.deferred:
+        return result, []
+    _say(engine, job, result.deferred, alive)
+    with engine.connect() as connection:
+        silent = silent_hosts(connection, get_settings(), facts, job.id)
+    for host in silent:
+        click.echo(f"  {host.words}", err=True)
+    hosts = [asdict(host) for host in silent]
+    if not force:
+        return result, hosts
+    if not any(host.due_seconds == 0 for host in silent):
+        click.echo("  --force changes nothing: the reaper would end none of them yet", err=True)
+        return result, hosts
+    if not yes:
+        click.confirm("Have the reaper end, now, what is on hosts that are DOWN?", abort=True, err=True)
+    left = _reap(engine, result.deferred)
+    ended = [frame for frame in result.deferred if frame not in left]
+    return replace(result, changed=(*result.changed, *ended), deferred=tuple(left)), hosts
+
+
+def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
+    """Have a worker reap, which can reach the farm's RQDs as this machine perhaps cannot: for what this one cannot
+    reach may be alive. The frames that still run as they did."""
+    from kombu.exceptions import OperationalError
+
+    from opencue_sched.celery import app
+
+    def running() -> set[tuple[str, str]]:
+        with engine.connect() as connection:
+            return {(run.frame_id, run.proc_id) for run in jobs.running_frames(connection, frame_ids=frame_ids)}
+
+    before = left = running()
+    until = time.monotonic() + REAPED_WITHIN
+    with working("waiting for a worker to reap"):
+        try:
+            app.send_task("opencue_sched.maintenance.reap", expires=REAPED_WITHIN)
+        except OperationalError as error:
+            raise CommandRefused(f"no worker can be asked to reap: {error}") from error
+        while left and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            left = before & running()
+    if left:
+        click.echo("  what is left was not ended; does a worker run? `opencue-sched fleet` says", err=True)
+    return sorted(frame for frame, _ in left)
+
+
+def _say(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: _Alive) -> None:
+    """Name the frames that may still run, by their host with its address, and by the reason."""
+    with engine.connect() as connection:
+        names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
+        places[alive[frame]].append(names.get(frame, frame))
+    click.echo(
+        f"{job.name}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run:", err=True
+    )
+    for (host, reason), named in list(places.items())[:_NAMED]:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        click.echo(f"  on {host}: {', '.join(named[:_NAMED])}{more}: {reason}", err=True)
+    if len(places) > _NAMED:
+        click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
