@@ -2,12 +2,13 @@
 
     python -m tests.chaos.stepped_pass
 
-Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n}``; the answer is a line with
-what the pass had ``done`` that others can see, in order, and its exit ``status``. The pass dies right after the n-th of
-these things, before it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes
-anything in Redis, one by one also where they are sent together (those of a transaction at its end), the COMMIT of what
-it booked, and its launches. Dying before the next of them leaves nothing else behind: PostgreSQL rolls back what is not
-committed.
+Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n}``, or with a ``posting`` and
+the ``ticket`` of a message for it, from whose claim on everything is done; the answer is a line with what it had
+``done`` that others can see, in order, and its exit ``status``. It dies right after the n-th of these things, before
+it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes anything in Redis,
+one by one also where they are sent together (those of a transaction at its end), the COMMIT of what it booked, its
+launches, and the message it sends in the end. Dying before the next of them leaves nothing else behind: PostgreSQL
+rolls back what is not committed.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ import socket
 import sys
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import structlog
 from redis.connection import AbstractConnection
 
-from opencue_sched.coordination.postings import decode_cluster
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
 from tests.chaos.wire import commands_of
 from tests.integration.dispatch.passes import passes
 
-COMMIT, LAUNCH = "COMMIT", "launch"
+COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
 CLAIM_SECONDS = 30
 """With this a permit lives for 2 s a frame: longer than any machine stands still."""
 READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
@@ -111,25 +115,32 @@ def _unread(connection: Any) -> int:
     return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
 
 
-def live(cluster: str, out: int, die_after: int) -> None:
+def live(out: int, die_after: int, cluster: str = "", posting: str = "", ticket: int = 0) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
     with passes(engine, settings, "died", claim_ttl=CLAIM_SECONDS) as here:
+        postings = ClusterPostings(here.client, BoardKeys("cue", "clusters"))
+        renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
+        renewer._thread = Mock()  # claims live long enough, and nothing is to happen between the steps
         steps = Steps(out, die_after)
+        dispatcher = Dispatcher(settings, postings, renewer, here.runner, "died", lambda _: steps.done(SEND), Mock())
         steps.watch_redis()
         steps.watch_commits(engine.dialect)
         steps.watch_launches()
-        here.runner.run([decode_cluster(cluster)], alive=lambda: True)[0]
+        if posting:
+            dispatcher.dispatch(posting, ticket)
+        else:
+            here.runner.run([decode_cluster(cluster)], alive=lambda: True)
 
 
-def forked(cluster: str, die_after: int) -> dict[str, Any]:
+def forked(die_after: int, **what: Any) -> dict[str, Any]:
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(readable)
         code = 1
         try:
-            live(cluster, writable, die_after)
+            live(writable, die_after, **what)
             code = 0
         finally:
             os._exit(code)

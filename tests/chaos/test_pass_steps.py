@@ -3,6 +3,9 @@
 Two clusters share a layer of FRAMES frames. The host of the first has room for FEWER of them, the show's burst is just
 enough for all. The pass that dies is one over the first cluster, in a process of its own (see stepped_pass.py); then
 the second cluster has its turn, or the first again, in the hands of another worker. Hosts are real gRPC servers.
+
+In the second test a message comes for one of three clusters, and what dies has claimed them all; what is due after a
+while is all that another worker hears of.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -22,8 +26,16 @@ from sqlalchemy import text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.reconcile import FirstSeen, recompute
 from opencue_sched.coordination.jobboard import JobBoard
-from opencue_sched.coordination.names import layers_booked, permit_board
-from opencue_sched.coordination.postings import encode_cluster
+from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
+from opencue_sched.coordination.postings import (
+    ClaimRefused,
+    ClaimRenewer,
+    ClusterPostings,
+    Enqueued,
+    encode_cluster,
+    with_messages,
+)
+from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
@@ -32,7 +44,7 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import Rqd
-from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH
+from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH, SEND
 from tests.chaos.wire import SCRIPTS
 from tests.integration.dispatch.passes import Passes, passes
 
@@ -40,9 +52,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3
 SCENES_AT_MOST = 100
 PATIENT = {"commit_deadline": 100.0}
+PLACES = ("first", "second", "third")
+CLUSTERS = BoardKeys("cue", "clusters")
 BOARD, LOG = permit_board("cue"), layers_booked("cue")
 TAKE, GIVE_BACK, BOOK = "board_take_many", "board_consume_many", "book"
 TELL = "XADD+EXPIRE"
+CLAIM, CLAIM_WITH, END = "board_claim", "board_claim_with", "board_end"
 
 
 @dataclass
@@ -77,13 +92,26 @@ class Scene:
 
 
 @dataclass
+class JointScene:
+    """A show of its own with a layer and a host in each of three clusters, all posted, and one message for them."""
+
+    message: Enqueued
+    postings: list[str]
+    clusters: list[Cluster]
+    layers: list[str]
+    done: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Stage:
     """Where scenes are played: the stores, the hosts, another worker, and who forks the passes that die."""
 
     worker: Passes
+    dispatcher: Dispatcher
     rqds: SimulatedFarm
     forker: subprocess.Popen[str]
     scenes: list[Scene] = field(default_factory=list)
+    joint_scenes: list[JointScene] = field(default_factory=list)
 
     def scene(self) -> Scene:
         number = len(self.scenes)
@@ -103,13 +131,63 @@ class Stage:
         self.worker.client.delete(LOG)
         return self.scenes[-1]
 
+    def joint_scene(self) -> JointScene:
+        number = len(self.joint_scenes)
+        with self.worker.engine.begin() as connection:
+            farm = Farm(connection)
+            show, alloc = farm.show(f"s{number}"), farm.alloc(f"t{number}")
+            # What who died has booked and not committed stays counted for a while: there is room for all beside it.
+            farm.subscription(show, alloc, size=2 * len(PLACES) * FEWER)
+            tags = [f"{place}-{number}" for place in PLACES]
+            for place, tag in zip(PLACES, tags, strict=True):
+                fields = {"alloc": alloc, "hostname_tag": False, "alloc_tag": False}
+                farm.host(name=f"{place}{number}", cores=FEWER, tags=[tag], **fields)
+            jobs = [farm.job([LayerSpec(frames=FEWER, tags=tag)], show=show, name=f"j{tag}", os=None) for tag in tags]
+            facility = farm.facility()
+        clusters = [Cluster(facility, show.id, ClusterKind.MANUAL, (tag,)) for tag in tags]
+        posted = self.dispatcher.postings.enqueue(clusters)
+        (message,) = with_messages(posted)
+        scene = JointScene(message, [it.uuid for it in posted], clusters, [job.layers[0].id for job in jobs])
+        self.joint_scenes.append(scene)
+        self.scenes += [Scene(it, it, layer) for it, layer in zip(clusters, scene.layers, strict=True)]
+        return scene
+
     def dies(self, scene: Scene, after: int) -> None:
         """Let a pass over the scene's first cluster do so many things; all if 0."""
-        asked = {"cluster": encode_cluster(scene.first), "die_after": after}
-        print(json.dumps(asked), file=self.forker.stdin, flush=True)
+        scene.done = self._dies(after, cluster=encode_cluster(scene.first))
+
+    def dies_together(self, scene: JointScene, after: int) -> None:
+        """Let who got the scene's message do so many things."""
+        scene.done = self._dies(after, posting=scene.message.uuid, ticket=scene.message.ticket)
+
+    def _dies(self, after: int, **what: Any) -> list[str]:
+        print(json.dumps({"die_after": after, **what}), file=self.forker.stdin, flush=True)
         answer = json.loads(self.forker.stdout.readline())
         assert answer["status"] == (-9 if after else 0), answer
-        scene.done = answer["done"]
+        return list(answer["done"])
+
+    def goes_on(self, scene: JointScene) -> Counter[Cluster]:
+        """Another worker sends what is due, round by round, and does it until the scene is over. How many passes each
+        cluster had."""
+        had: Counter[Cluster] = Counter()
+        while messages := self.messages_due(scene):
+            for message in messages:
+                answer = self.dispatcher.dispatch(message.uuid, message.ticket)
+                assert not isinstance(answer, ClaimRefused), answer
+                assert not any(report.losses for report in answer)
+                had.update(report.cluster for report in answer)
+        self.dispatcher.postings.withdraw(scene.postings)
+        return had
+
+    def messages_due(self, scene: JointScene) -> list[Enqueued]:
+        """When claims of those who died have run out, and what they sent or did not send was not taken for a while."""
+        client, now_ms = self.worker.client, 1000 * self.worker.client.time()[0]
+        for uuid in scene.postings:
+            for index in (CLUSTERS.of("claimed"), CLUSTERS.of("awaited")):
+                due_ms = client.zscore(index, uuid)
+                assert due_ms is None or due_ms <= now_ms + 1000 * (CLAIM_SECONDS + 1), "not for ever"
+                client.zadd(index, {uuid: 1}, xx=True)
+        return with_messages(self.dispatcher.postings.take_due()[0])
 
     def passes_over(self, cluster: Cluster) -> PassReport:
         """One pass of another worker, which loses nothing that it plans."""
@@ -145,8 +223,8 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
-    with SimulatedFarm(host_specs(2, cores=1000)) as rqds:
-        served = dict(zip(("first", "second"), rqds.addresses.values(), strict=True))
+    with SimulatedFarm(host_specs(len(PLACES), cores=1000)) as rqds:
+        served = dict(zip(PLACES, rqds.addresses.values(), strict=True))
         addresses = {f"{name}{number}": at for number in range(SCENES_AT_MOST) for name, at in served.items()}
         environment = {
             **inherited,
@@ -163,7 +241,11 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
             passes(engine, ours, claim_ttl=CLAIM_SECONDS) as worker,
         ):
-            yield Stage(worker, rqds, forker)
+            postings = ClusterPostings(worker.client, CLUSTERS)
+            renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
+            dispatcher = Dispatcher(ours, postings, renewer, worker.runner, "another", lambda _: None, lambda _: None)
+            yield Stage(worker, dispatcher, rqds, forker)
+            renewer.stop()
 
 
 def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
@@ -193,6 +275,36 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     assert not report.failed, "\n".join(report.lines())
     left = {*stage.worker.client.scan_iter(f"{BOARD.prefix}*")}
     assert left == {BOARD.of("seq"), BOARD.of("events")}, "no permit is there any more"
+
+
+def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(stage):
+    # given what one message leads to: the claims, one pass, the ends of the claims, one message
+    whole = stage.joint_scene()
+    stage.dies_together(whole, 0)
+    of_claims = [what for what in whole.done if what in (CLAIM, CLAIM_WITH, COMMIT, LAUNCH, END, SEND)]
+    assert of_claims == [CLAIM, CLAIM_WITH, COMMIT, LAUNCH, *[END] * len(PLACES), SEND]
+    stage.goes_on(whole)
+
+    for after in range(1, len(whole.done) + 1):
+        # when it dies after each single thing
+        scene = stage.joint_scene()
+        stage.dies_together(scene, after)
+        assert scene.done == whole.done[:after], "each does the same"
+        had = stage.goes_on(scene)
+        # then each cluster has a pass again, with nobody to tell of it, and all that can be booked is
+        assert had.keys() == {*scene.clusters}, scene.done
+        for part in stage.scenes[-len(PLACES) :]:
+            assert len(stage.procs(part)) == FEWER, scene.done
+
+    forget_bookings_of_the_dead(stage)
+    for joint, first in zip(stage.joint_scenes, range(0, len(stage.scenes), len(PLACES)), strict=True):
+        launched = COMMIT not in joint.done or LAUNCH in joint.done
+        for scene in stage.scenes[first : first + len(PLACES)]:
+            times = Counter(ran(stage, scene))
+            # Hosts do not report what was committed and not sent, by which it waits again (release).
+            assert (len(times), set(times.values())) == ((FEWER, {1}) if launched else (0, set())), joint.done
+    report = run_audit(stage.worker.engine, stage.worker.client, stage.worker.settings)
+    assert not report.failed, "\n".join(report.lines())
 
 
 def assert_in_order(done: list[str]) -> None:
