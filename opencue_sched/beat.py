@@ -45,6 +45,7 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
+from opencue_sched.worker.probes import PULSE
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,7 @@ class LeaderScheduler(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
         """Fire what is due, if this beat leads; returns seconds until it wants to be called again."""
+        PULSE.beat()
         try:
             gate = self._opened()
             leading = gate.renew() is not None

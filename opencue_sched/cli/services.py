@@ -17,6 +17,7 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import check_schema, downgrade, holdings, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
+from opencue_sched.worker.probes import PULSE
 
 
 @click.command("migrate")
@@ -87,7 +88,7 @@ def report_service_command() -> None:
             check_schema(connection)
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
-    raise click.exceptions.Exit(serve(settings, count=metrics.record_event))
+    raise click.exceptions.Exit(serve(settings, count=metrics.record_event, alive=PULSE.beat))
 
 
 # ``opencue-sched demo``.

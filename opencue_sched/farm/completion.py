@@ -440,6 +440,11 @@ class CompletionBatcher:
         return len(left)
 
     @property
+    def running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Completions not yet applied."""
         with self._wake:

@@ -134,6 +134,7 @@ MOST_CALLS = 4_000
 _CALL_THREADS = 64
 _ANSWER_SECONDS = 20.0
 _STOP_SECONDS = 10.0
+_PULSE_SECONDS = 2.0
 _REPEAT_REFUSAL_SECONDS = 600.0
 _LONGEST_LABEL = 300
 _DATABASE_AWAY_SECONDS = 0.5
@@ -306,8 +307,10 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
     )
 
 
-def serve(settings: Settings, *, count: CountEvent) -> int:
+def serve(settings: Settings, *, count: CountEvent, alive: Callable[[], None]) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
+
+    ``alive`` is called every few seconds while it can apply completions or wait for its database.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """
@@ -322,7 +325,10 @@ def serve(settings: Settings, *, count: CountEvent) -> int:
             changes = HostChanges(client, settings.coordination.namespace)
             service = ReportService(settings, engine, ledger, changes, RqdKiller(channels), count=count)
             service.start()
-            stopping.wait()
+            alive()
+            while not stopping.wait(_PULSE_SECONDS):
+                if service.completions.running:
+                    alive()
             return 1 if service.stop() else 0
     finally:
         client.close()

