@@ -9,7 +9,7 @@ holds then:
   are too old (I2: counters only ever too high).
 - during *commit*: PostgreSQL decides; entries in flight are confirmed or removed by recompute after looking them up.
 - after *commit*, before *launch*: RUNNING frames that no host runs; host reports do not show them, and the report
-  service puts them back to WAITING (I6).
+  service puts them back to WAITING (I6). The claims end in between: other passes over the clusters begin meanwhile.
 - after *launch*, before *settle*: frames run and are in the database; recompute confirms their ledger entries.
 """
 
@@ -20,6 +20,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -109,31 +110,52 @@ class Dispatcher:
         claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl_seconds, ticket=ticket)
         if isinstance(claim, ClaimRefused):
             return claim
-        claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
+        claims = [claim, *self._claim_others(claim)]
         for it in claims:
             self.renewer.keep(it, claimed_at=before)
         try:
             return self._pass(claims)
         finally:
-            for it in claims:
-                self.renewer.drop(it)
+            self._drop(claims)
+
+    def _claim_others(self, claim: Claim) -> list[Claim]:
+        """What is ready of the same shard. When Redis does not say, the pass is for the claimed cluster alone."""
+        try:
+            return self.postings.claim_with(claim, self.owner, ttl_seconds=self.renewer.ttl_seconds)
+        except RedisError as error:
+            log.warning("claimed_alone", cluster=claim.cluster.key, error=str(error))
+            return []
+
+    def _drop(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            self.renewer.drop(claim)
 
     def _pass(self, claims: Sequence[Claim]) -> list[PassReport]:
         """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
         cluster, each is tried by itself, so that the others have their pass."""
+        ended = False
 
         def progress() -> None:
             for claim in claims:
                 self.renewer.progress(claim)
 
+        def end(reports: Sequence[PassReport]) -> None:
+            nonlocal ended
+            ended = True
+            self._drop(claims)
+            self._end(claims, reports)
+
         try:
-            reports = self.runner.run(
+            return self.runner.run(
                 [claim.cluster for claim in claims],
                 alive=lambda: all(map(self.renewer.alive, claims)),
                 progress=progress,
                 wakes={claim.cluster.key: claim.wake for claim in claims},
+                end=end,
             )
         except Exception as error:
+            if ended:  # what happens to the clusters is decided, and somebody else may have them by now
+                raise
             in_a_store = isinstance(error, (SQLAlchemyError, RedisError))
             if in_a_store and is_trouble(error):
                 log.error("pass_failed_in_a_store", cluster=claims[0].cluster.key, error=str(error))
@@ -147,8 +169,6 @@ class Dispatcher:
             if not in_a_store:
                 raise
             return [self._report_of(claims[0], error)]
-        self._end(claims, reports)
-        return reports
 
     def _each_by_itself(self, claims: Sequence[Claim]) -> list[PassReport]:
         """A pass over each; an error that is not a store's goes on when all have had theirs."""
@@ -250,18 +270,21 @@ class PassRunner:
         alive: Callable[[], bool],
         progress: Callable[[], None] = lambda: None,
         wakes: Mapping[str, int] = MappingProxyType({}),
+        end: Callable[[Sequence[PassReport]], None] = lambda _: None,
     ) -> list[PassReport]:
         """One pass over clusters of one shard; a report for each, in their order. The first says what the pass took as
         a whole.
 
         ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken or
         prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
-        commit may. ``wakes``: how often each cluster, by its key, has been woken so far.
+        commit may. ``wakes``: how often each cluster, by its key, has been woken so far. ``end`` is called once, with
+        the reports, when other passes over the clusters may begin: during the launch, which can take as long as RQDs
+        do. Not when an error leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
         """
-        return _Pass(self, clusters, alive, progress, wakes).run()
+        return _Pass(self, clusters, alive, progress, wakes, end).run()
 
 
 @dataclass(slots=True)
@@ -287,6 +310,7 @@ class _Pass:
     alive: Callable[[], bool]
     progress: Callable[[], None]
     wakes: Mapping[str, int]
+    end: Callable[[Sequence[PassReport]], None]
     parts: list[_Part] = field(init=False)
     report: PassReport = field(init=False)
     began: float = field(init=False)
@@ -317,33 +341,47 @@ class _Pass:
     def run(self) -> list[PassReport]:
         """The pass, and what holds however it ends."""
         report, runner = self.report, self.runner
-        try:
-            self._steps()
-        except NotReady as error:
-            for part in self.parts:
-                part.report.ended, part.report.error = PassEnd.NOT_READY, str(error)
-            log.warning("pass_not_ready", cluster=report.cluster.key, error=str(error))
-        finally:
-            back_in = runner.hosts.cache.back_in()
-            for part in self.parts:
-                part.report.hosts_back_in = back_in
-            # After the launch, which waits for no Redis: what the pass did is done, whether or not Redis answers now.
+        reports = [part.report for part in self.parts]
+        with ThreadPoolExecutor(1, thread_name_prefix="launch") as launching:
+            launch: Future[None] | None = None
             try:
-                runner.permits.tell_booked(self.booked_layers)
-                runner.permits.drop(self.asked_permits)
-            except RedisError as error:
-                log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
-            if self.gathered_at is not None and runner.verdicts is not None:
-                runner.verdicts.record(
-                    {part.cluster.key: (part.report.verdicts, part.report.skipped) for part in self.parts}
-                )
-            report.seconds["total"] = runner.clock() - self.began
-            for part in self.parts:
-                log.debug("pass_ended", **part.report.summary())
-        return [part.report for part in self.parts]
+                committed = self._steps()
+                if committed is not None:
+                    # At the same time as all that follows: no launch waits for a Redis that does not answer, and no
+                    # pass for RQDs, which may take seconds. What is committed is nobody else's.
+                    launch = launching.submit(self._launch_and_settle, *committed)
+                self._choose_next()
+            except NotReady as error:
+                for it in reports:
+                    it.ended, it.error = PassEnd.NOT_READY, str(error)
+                log.warning("pass_not_ready", cluster=report.cluster.key, error=str(error))
+            finally:
+                # Whether or not Redis answers now: what the pass did is done. Before the claims end, because the next
+                # pass asks for the same permits.
+                try:
+                    runner.permits.tell_booked(self.booked_layers)
+                    runner.permits.drop(self.asked_permits)
+                except RedisError as error:
+                    log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
+                if self.gathered_at is not None and runner.verdicts is not None:
+                    runner.verdicts.record(
+                        {part.cluster.key: (part.report.verdicts, part.report.skipped) for part in self.parts}
+                    )
+            back_in = runner.hosts.cache.back_in()
+            for it in reports:
+                it.hosts_back_in = back_in
+            self.end(reports)
+            if launch is not None:
+                launch.result()
+        report.seconds["total"] = runner.clock() - self.began
+        for it in reports:
+            log.debug("pass_ended", **it.summary())
+        return reports
 
-    def _steps(self) -> None:
+    def _steps(self) -> tuple[Environments, CommitResult] | None:
+        """The steps up to the commit; what is to be launched."""
         runner = self.runner
+        committed = None
         # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
         #    that only their holder may take.
 
@@ -357,7 +395,7 @@ class _Pass:
             #    read what waits is not granted: its frames are still WAITING in the snapshot.
             if not self.alive():
                 self._end_all(PassEnd.CLAIM_LOST)
-                return
+                return None
             granted = self._take_permits(planned)
             self.progress()
 
@@ -367,20 +405,18 @@ class _Pass:
             self.progress()
 
         # 5. and 6. Book in Redis, commit in PostgreSQL. The frames' environments are read before anything is booked, so
-        #    that a failure costs nothing. 7. and 8. Launch and settle.
+        #    that a failure costs nothing.
         if self.procs:
             environments, result = self._book_and_commit()
             if result.committed:
-                with self._timed("launch"):
-                    self._launch_and_settle(environments, result)
+                committed = environments, result
 
-        # 9. What happens next to each cluster.
         for part in planned:
             if part.report.ended is PassEnd.NO_JOBS:
                 part.report.ended = PassEnd.BOOKED if part.report.frames_booked else PassEnd.SATURATED
             if part.report.ended is PassEnd.SATURATED:
                 runner.cap_waits.note(part.cluster.key, waits_of(part.report.verdicts, snapshot))
-        self._choose_next()
+        return committed
 
     def _gather(self) -> Snapshot:
         report, runner = self.report, self.runner
@@ -620,7 +656,8 @@ class _Pass:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch_and_settle(self, environments: Environments, result: CommitResult) -> None:
-        runner = self.runner
+        """Steps 7 and 8, beside step 9, and maybe beside the next pass over these clusters."""
+        began, runner = self.runner.clock(), self.runner
         # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
         requests, impossible = launch_requests(result.committed, environments, runner.settings)
@@ -642,10 +679,11 @@ class _Pass:
         # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
         hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}
         quarantine(runner.engine, {**blame.jobs, **hopeless}, runner.settings)
+        self.report.seconds["launch"] = runner.clock() - began
 
     def _choose_next(self) -> None:
-        """Choose which clusters are dispatched again at once, which layers their next passes skip, and when they have
-        to be looked at again at the latest."""
+        """Step 9: choose which clusters are dispatched again at once, which layers their next passes skip, and when
+        they have to be looked at again at the latest. A launch that fails changes nothing of that."""
         parts = [part for part in self.parts if part.admitted]
         for part in parts:
             self._choose_next_of(part)

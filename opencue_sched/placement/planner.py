@@ -39,8 +39,8 @@ from opencue_sched.placement.policies.score import convex
 from opencue_sched.placement.policies.shares import Shares
 from opencue_sched.settings import HostBookingStrategy, Queue
 
-MAX_FRAMES = 500
-"""Of a plan, and so of a commit."""
+MAX_FRAMES = 1000
+"""Of a plan, and so of a commit: what a pass costs whatever it books is shared by so many frames."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ _PENDING_JOBS = f"""
         JOIN job j ON j.pk_folder = f.pk_folder
         JOIN proc p ON p.pk_job = j.pk_job
         WHERE (f.int_max_cores > 0 OR f.int_max_gpus > 0) AND p.pk_show = ANY(CAST(:shows AS varchar[]))
+          -- Asked once: where no folder has a cap, no proc is read.
+          AND EXISTS (SELECT 1 FROM folder_resource WHERE int_max_cores > 0 OR int_max_gpus > 0)
         GROUP BY j.pk_folder
     ),
     reach AS MATERIALIZED (

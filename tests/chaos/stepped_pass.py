@@ -2,12 +2,13 @@
 
     python -m tests.chaos.stepped_pass
 
-Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n}``, or with a ``posting`` and
-the ``ticket`` of a message for it, from whose claim on everything is done; the answer is a line with what it had
-``done`` that others can see, in order, and its exit ``status``. It dies right after the n-th of these things, before
-it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes anything in Redis,
-one by one also where they are sent together (those of a transaction at its end), the COMMIT of what it booked, its
-launches, and the message it sends in the end. Dying before the next of them leaves nothing else behind: PostgreSQL
+Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n, "launch_last": whether}``, or
+with a ``posting`` and the ``ticket`` of a message for it, from whose claim on everything is done. The launch, which
+otherwise goes on beside the end of the pass, comes wholly before or wholly after that. The answer is a line with what
+it had ``done`` that others can see, in order, and its exit ``status``. It dies right after the n-th of these things,
+before it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes anything in
+Redis, one by one also where they are sent together (those of a transaction at its end), the COMMIT of what it booked,
+its launches, and the message it sends in the end. Dying before the next of them leaves nothing else behind: PostgreSQL
 rolls back what is not committed.
 """
 
@@ -20,6 +21,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -115,7 +118,31 @@ def _unread(connection: Any) -> int:
     return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
 
 
-def live(out: int, die_after: int, cluster: str = "", posting: str = "", ticket: int = 0) -> None:
+class InTurn:
+    """Runs what it is given at once, or at its end, instead of beside the thread that gives it."""
+
+    def __init__(self, *, last: bool) -> None:
+        self.last = last
+        self.given: list[Callable[[], Any]] = []
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> InTurn:
+        self.given.append(partial(work, *args))
+        if not self.last:
+            self.result()
+        return self
+
+    def result(self) -> None:
+        while self.given:
+            self.given.pop(0)()
+
+
+def live(out: int, die_after: int, launch_last: bool, cluster: str = "", posting: str = "", ticket: int = 0) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
     with passes(engine, settings, "died", claim_ttl=CLAIM_SECONDS) as here:
@@ -127,6 +154,7 @@ def live(out: int, die_after: int, cluster: str = "", posting: str = "", ticket:
         steps.watch_redis()
         steps.watch_commits(engine.dialect)
         steps.watch_launches()
+        cluster_pass.ThreadPoolExecutor = lambda *_, **__: InTurn(last=launch_last)
         if posting:
             dispatcher.dispatch(posting, ticket)
         else:

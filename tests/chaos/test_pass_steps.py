@@ -110,6 +110,7 @@ class Stage:
     dispatcher: Dispatcher
     rqds: SimulatedFarm
     forker: subprocess.Popen[str]
+    launch_last: bool
     scenes: list[Scene] = field(default_factory=list)
     joint_scenes: list[JointScene] = field(default_factory=list)
 
@@ -161,7 +162,11 @@ class Stage:
         scene.done = self._dies(after, posting=scene.message.uuid, ticket=scene.message.ticket)
 
     def _dies(self, after: int, **what: Any) -> list[str]:
-        print(json.dumps({"die_after": after, **what}), file=self.forker.stdin, flush=True)
+        print(
+            json.dumps({"die_after": after, "launch_last": self.launch_last, **what}),
+            file=self.forker.stdin,
+            flush=True,
+        )
         answer = json.loads(self.forker.stdout.readline())
         assert answer["status"] == (-9 if after else 0), answer
         return list(answer["done"])
@@ -218,8 +223,8 @@ class Stage:
         self.worker.client.zadd(BOARD.of("claimed"), {scene.layer: 1}, xx=True)
 
 
-@pytest.fixture
-def stage(engine, settings, database_url, redis_server, redis_client) -> Iterator[Stage]:
+@pytest.fixture(params=[False, True], ids=["launches-first", "launches-last"])
+def stage(request, engine, settings, database_url, redis_server, redis_client) -> Iterator[Stage]:
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
@@ -244,17 +249,18 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             postings = ClusterPostings(worker.client, CLUSTERS)
             renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
             dispatcher = Dispatcher(ours, postings, renewer, worker.runner, "another", lambda _: None, lambda _: None)
-            yield Stage(worker, dispatcher, rqds, forker)
+            yield Stage(worker, dispatcher, rqds, forker, request.param)
             renewer.stop()
 
 
 def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     whole = stage.scene()
     stage.dies(whole, 0)
-    assert_in_order(whole.done)
+    assert_in_order(whole.done, launch_last=stage.launch_last)
     assert (stage.permit_left(whole), stage.booked(whole), len(stage.procs(whole))) == (None, FEWER, FEWER)
 
-    deaths = [(after, another_cluster_follows) for after in range(1, whole.done.index(GIVE_BACK) + 2)]
+    last = max(whole.done.index(what) for what in (GIVE_BACK, LAUNCH)) + 1
+    deaths = [(after, another_cluster_follows) for after in range(1, last + 1)]
     deaths += [(after, the_same_cluster_follows) for after, _ in deaths if whole.done[after - 1] != whole.done[after]]
     for after, follows in deaths:
         scene = stage.scene()
@@ -282,7 +288,8 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
     whole = stage.joint_scene()
     stage.dies_together(whole, 0)
     of_claims = [what for what in whole.done if what in (CLAIM, CLAIM_WITH, COMMIT, LAUNCH, END, SEND)]
-    assert of_claims == [CLAIM, CLAIM_WITH, COMMIT, LAUNCH, *[END] * len(PLACES), SEND]
+    ended = [*[END] * len(PLACES), SEND]
+    assert of_claims == [CLAIM, CLAIM_WITH, COMMIT, *([*ended, LAUNCH] if stage.launch_last else [LAUNCH, *ended])]
     stage.goes_on(whole)
 
     for after in range(1, len(whole.done) + 1):
@@ -307,11 +314,14 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
     assert not report.failed, "\n".join(report.lines())
 
 
-def assert_in_order(done: list[str]) -> None:
-    """What a pass does by which others go: prolong the permit, book, commit, launch, tell, and give it back."""
+def assert_in_order(done: list[str], *, launch_last: bool) -> None:
+    """What a pass does by which others go: prolong the permit, book, commit, tell, and give it back; launch as soon as
+    it has committed."""
     assert done[:2] == [TAKE, TAKE]
     assert [done.count(what) for what in (TAKE, COMMIT, LAUNCH, TELL, GIVE_BACK)] == [2, 1, 1, 1, 1]
-    after = [done.index(what) for what in (BOOK, COMMIT, LAUNCH, "reconcile", TELL, GIVE_BACK)]
+    launch, ended = [LAUNCH, "reconcile"], [TELL, GIVE_BACK]
+    order = [BOOK, COMMIT, *ended, *launch] if launch_last else [BOOK, COMMIT, *launch, *ended]
+    after = [done.index(what) for what in order]
     assert after == sorted(after)
     assert done.count(BOOK) >= FEWER
 

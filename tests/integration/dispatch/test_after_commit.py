@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from redis.exceptions import ConnectionError
@@ -11,12 +13,14 @@ from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd
+from tests.polling import eventually
 
 from .passes import passes
 
@@ -98,16 +102,34 @@ def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, eng
 
 
 def test_permits_that_cannot_be_given_back_or_told_of_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
-    launched = []
-
     class NoAnswer(LayerPermits):
         def drop(self, layers):
             raise ConnectionError("gone")
 
         def tell_booked(self, layers):
-            launched.append(len(farm.runs()))
+            # no launch waits for a Redis that does not answer
+            eventually(lambda: len(farm.runs()) == FRAMES)
             raise ConnectionError("gone")
 
     report = run_pass(one, permits=NoAnswer(one.client, "cue", claim_ttl=3))
     assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
-    assert launched == [FRAMES], "no launch waits for a Redis that does not answer"
+
+
+def test_other_passes_over_the_clusters_may_begin_while_rqds_take_their_time(one, engine, farm, show):
+    # given RQDs that answer only when the claims have ended
+    ended = threading.Event()
+    launch_all = cluster_pass.launch_all
+
+    def slow(*args, **rest):
+        assert ended.wait(10)
+        return launch_all(*args, **rest)
+
+    # when a pass books and launches there
+    with patch.object(cluster_pass, "launch_all", slow):
+        (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+        (report,) = one.runner.run(
+            [cluster], alive=lambda: True, end=lambda reports: ended.set() if reports[0].frames_booked else None
+        )
+
+    # then it ended the claims with what it booked, and launched that
+    assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
