@@ -31,6 +31,7 @@ _COMMANDS = {
     "doctor": ("checks", "Say whether everything a scheduler needs is there."),
     "explain": ("checks", "Say why a job's frames are waiting."),
     "fleet": ("checks", "Show who is alive, who leads, and what waits."),
+    "folder": ("folder", "List, create and cap folders of shows; move jobs."),
     "host": ("host", "List, lock, unlock and tag hosts."),
     "job": ("job", "List, show and manage jobs."),
     "limit": ("show", "List, create and change limits (licences)."),
