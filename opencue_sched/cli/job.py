@@ -11,7 +11,7 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from opencue_sched.cli import job_log, output
+from opencue_sched.cli import job_log, job_wait, output
 from opencue_sched.cli.deferred import control, force_option, settle
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
@@ -59,6 +59,7 @@ def command() -> None:
 
 
 command.add_command(job_log.command)
+command.add_command(job_wait.command)
 
 
 # ``opencue-sched job depends``.
@@ -410,16 +411,29 @@ def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
 @click.option("--most", type=click.IntRange(1), default=500, show_default=True, help="List no more than this many.")
+@click.option("--watch", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
 @json_option
-def list_(show: str | None, user: str | None, part: str | None, state: str, most: int, as_json: bool) -> None:
+def list_(
+    show: str | None, user: str | None, part: str | None, state: str, most: int, watch: bool, as_json: bool
+) -> None:
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold.
 
     Example: opencue-sched job list --show demo --user alice
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        show_id = None if show is None else choose(connection, Kind.SHOW, show).id
-        found = jobs.list_jobs(connection, show_id=show_id, user=user, state=_STATES[state], part=part, most=most + 1)
-    show_rows(first(found, most), _COLUMNS, as_json=as_json)
+    if watch and as_json:
+        raise click.UsageError("--watch goes on, which JSON cannot")
+    with farm() as (engine, _):
+        with engine.connect() as connection:
+            show_id = None if show is None else choose(connection, Kind.SHOW, show).id
+
+        def find(most: int) -> Sequence[jobs.JobView]:
+            with engine.connect() as connection:
+                wanted = {"show_id": show_id, "user": user, "state": _STATES[state], "part": part}
+                return jobs.list_jobs(connection, **wanted, most=most)
+
+        if watch:
+            output.watch(lambda lines: show_rows(find(min(most, lines)), _COLUMNS))
+        show_rows(first(find(most + 1), most), _COLUMNS, as_json=as_json)
 
 
 @command.command()

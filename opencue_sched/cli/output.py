@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 import structlog
@@ -33,6 +35,9 @@ HIGH, LOW = 2, 0
 
 _GAP = "  "
 _WRAPPED_LEAST = 24
+_WATCH_SECONDS = 2.0
+_LINES_AROUND = 5
+"""Lines of a watched table that are not of its rows: the time, titles, and the columns that are left out."""
 
 
 def log_warnings() -> None:
@@ -202,6 +207,32 @@ def working(text: str) -> Iterator[None]:
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
         progress.add_task(text, total=None)
         yield
+
+
+def watch(show: Callable[[int], None]) -> NoReturn:
+    """Have ``show``, told how many lines fit, print anew every two seconds on a screen of its own, until Ctrl-C."""
+    if not sys.stdout.isatty():
+        raise click.UsageError("--watch needs a terminal")
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        while True:
+            page = _Page()
+            with redirect_stdout(page):
+                click.secho(f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}", dim=True)
+                show(console.height - _LINES_AROUND)
+            live.update(Text.from_ansi(page.getvalue(), overflow="fold"), refresh=True)
+            time.sleep(_WATCH_SECONDS)
+
+
+class _Page(io.StringIO):
+    """What is printed for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -8,11 +8,13 @@ from typing import BinaryIO
 import click
 
 from opencue_sched.cli.inputs import current_user, farm
-from opencue_sched.cli.output import counted, json_option, show_json, show_report, working
+from opencue_sched.cli.job_wait import Ended, exit_as, wait_for
+from opencue_sched.cli.output import counted, json_option, show_json, working
 from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.insight.explain import unserved
 from opencue_sched.settings import get_settings
+from opencue_sched.store.shows import NamedRow
 from opencue_sched.text_file import InvalidFile
 
 
@@ -20,16 +22,20 @@ from opencue_sched.text_file import InvalidFile
 @click.argument("file", type=click.File("rb"))
 @click.option("--paused", is_flag=True, help="Submit it paused, whatever the file says.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would go in, but leave nothing.")
+@click.option("--wait", is_flag=True, help="Show how far it is, until it has ended: like `job wait`.")
 @json_option
-def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
+def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bool) -> None:
     """Submit a job file, YAML or JSON; - reads standard input.
 
     The format is described in docs/job-file.md. All fields that are wrong are said at once, and then
     nothing is stored. What the farm could not serve today (tags, OS, sizes, subscriptions, services) is noted on
     standard error, or as `notes` with --json; the job goes in all the same. Exit status: 0 submitted, 1 refused.
+    With --wait, 0 all frames succeeded, 1 refused, or ended otherwise; Ctrl-C ends the waiting, not the job.
 
     Example: opencue-sched submit examples/animation.yaml --paused
     """
+    if wait and dry_run:
+        raise click.UsageError("what is not submitted cannot be waited for")
     try:
         spec = read_job_file(file, default_user=current_user())
         with farm() as (engine, _), working(f"submitting {spec.name}"):
@@ -42,9 +48,17 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
         click.echo(f"not submitted: {counted(len(error.problems), 'problem')}", err=True)
         raise click.exceptions.Exit(1) from error
     document = {"submitted": not dry_run, "job": submitted.job_id, **asdict(submitted)}
-    show_report(_lines(submitted), document, as_json=as_json)
-    for note in () if as_json else submitted.notes:
-        click.echo(f"note: {note}", err=True)
+    if not as_json:
+        click.echo("\n".join(_lines(submitted)))
+        for note in submitted.notes:
+            click.echo(f"note: {note}", err=True)
+    ended: list[Ended] = []
+    if wait:
+        with farm() as (engine, _):
+            ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
+    if as_json:
+        show_json({**document, "ended": asdict(ended[0])} if ended else document)
+    exit_as(ended)
 
 
 def _lines(submitted: Submitted) -> list[str]:

@@ -1,0 +1,232 @@
+"""``opencue-sched job wait``, and what ``submit --wait`` shows: how far jobs are, until they end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from opencue_sched.cli.inputs import choose_all, farm
+from opencue_sched.cli.output import counted, duration_text, json_option, show_json
+from opencue_sched.domain.farm import JobState
+from opencue_sched.insight.stores import describe_failure
+from opencue_sched.settings import get_settings
+from opencue_sched.store import jobs
+from opencue_sched.store.jobs import LayerProgress
+from opencue_sched.store.shows import Kind, NamedRow
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_LOOK_SECONDS = 1.0
+_LINE_SECONDS = 10.0
+"""Without a terminal, a layer that goes on has a line that often at most."""
+_LEAST_ROWS = 4
+
+_Show = Callable[[Sequence[LayerProgress]], None]
+
+
+@click.command("wait")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@json_option
+def command(names: tuple[str, ...], as_json: bool) -> None:
+    """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
+
+    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
+    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
+    or were eaten, or a job was killed or removed.
+
+    Example: opencue-sched job wait demo-sh010-alice_comp_v001 && echo done
+    """
+    with farm() as (engine, _):
+        with engine.connect() as connection:
+            chosen = choose_all(connection, Kind.JOB, names)
+        ended = wait_for(engine, chosen, quiet=as_json)
+    if as_json:
+        show_json([asdict(job) for job in ended])
+    exit_as(ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended: ``outcome`` is succeeded, dead, eaten, killed or removed. Its frames, by their states then."""
+
+    job: str
+    id: str
+    outcome: str
+    frames: int
+    succeeded: int
+    dead: int
+    eaten: int
+
+    def words(self) -> str:
+        """A line for people."""
+        done = f"{self.succeeded} of {counted(self.frames, 'frame')} succeeded"
+        return {
+            "succeeded": f"{self.job}: {done}",
+            "dead": f"{self.job}: {done}, {self.dead} dead; `opencue-sched explain {self.job}` says of what",
+            "eaten": f"{self.job}: {done}, {self.eaten} eaten",
+            "killed": f"{self.job} was killed: {done}",
+            "removed": f"{self.job} was removed",
+        }[self.outcome]
+
+
+def exit_as(ended: Sequence[Ended]) -> None:
+    """Exit status 1 unless all succeeded."""
+    if any(job.outcome != "succeeded" for job in ended):
+        raise click.exceptions.Exit(1)
+
+
+def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
+    """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL."""
+    ended: dict[str, Ended] = {}
+    stuck: set[str] = set()
+    with _display(quiet) as show:
+        while True:
+            layers = _look(engine, [job.id for job in chosen])
+            by_job: Mapping[str, list[LayerProgress]] = {
+                job: list(of_job) for job, of_job in groupby(layers, key=lambda layer: layer.job_id)
+            }
+            show(layers)
+            for job in chosen:
+                of_job = by_job.get(job.id, [])
+                outcome = _outcome(of_job)
+                # What waits for a frame that just succeeded may be freed a moment later.
+                if outcome == "dead" and job.id not in stuck:
+                    stuck.add(job.id)
+                elif outcome is not None and job.id not in ended:
+                    sums = (sum(getattr(it, key) for it in of_job) for key in ("total", "succeeded", "dead", "eaten"))
+                    ended[job.id] = Ended(job.name, job.id, outcome, *sums)
+                elif outcome is None:
+                    stuck.discard(job.id)
+            if len(ended) == len(chosen):
+                break
+            time.sleep(_LOOK_SECONDS)
+    result = [ended[job.id] for job in chosen]
+    if not quiet:
+        click.echo("\n".join(job.words() for job in result))
+    return result
+
+
+def _look(engine: Engine, job_ids: Sequence[str]) -> Sequence[LayerProgress]:
+    told = False
+    while True:
+        try:
+            with engine.connect() as connection:
+                return jobs.progress_of(connection, job_ids)
+        except OperationalError as error:
+            if not told:
+                click.echo(f"note: {describe_failure(error, get_settings())}; still waiting", err=True)
+            told = True
+            time.sleep(_LOOK_SECONDS)
+
+
+def _outcome(layers: Sequence[LayerProgress]) -> str | None:
+    """How the job of these layers ended; None if it goes on."""
+    if not layers:
+        return "removed"
+    if layers[0].state == JobState.STARTUP:
+        return None
+    if all(layer.succeeded == layer.total for layer in layers):
+        return "succeeded"
+    if all(layer.succeeded + layer.eaten == layer.total for layer in layers):
+        return "eaten"
+    if layers[0].state == JobState.FINISHED:
+        return "killed"
+    goes_on = any(layer.waiting or layer.running or layer.checkpoint for layer in layers)
+    return "dead" if not goes_on and any(layer.dead for layer in layers) else None
+
+
+# What is shown meanwhile.
+
+
+@contextmanager
+def _display(quiet: bool) -> Iterator[_Show]:
+    if quiet:
+        yield lambda _: None
+    elif not sys.stdout.isatty():
+        yield _Lines().show
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, highlight=False)
+        with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+            yield lambda layers: live.update(_picture(layers, *console.size), refresh=True)
+
+
+class _Lines:
+    """A line for each layer that goes on, now and then, and for each that is done."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def show(self, layers: Sequence[LayerProgress]) -> None:
+        for layer in layers:
+            key, now = (layer.job_id, layer.layer), time.monotonic()
+            text = f"{layer.job} {layer.layer}: {', '.join(word for word in _words(layer) if word)}"
+            last, at = self._told.get(key, ("", 0.0))
+            over = layer.succeeded + layer.eaten + layer.dead == layer.total
+            if text != last and (over or not last or now - at >= _LINE_SECONDS):
+                click.echo(text)
+                self._told[key] = (text, now)
+
+
+def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
+    """Each job's name, and a bar for each layer; of more layers than the terminal has lines, of those not done."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(dict.fromkeys(layer.job_id for layer in layers))
+    room = max(_LEAST_ROWS, height - len(names) - 3)
+    shown = [layer for layer in layers if len(layers) <= room or layer.succeeded + layer.eaten < layer.total][:room]
+    parts: list[Text | Table] = []
+    widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
+    for _, of_job in groupby(shown, key=lambda layer: layer.job_id):
+        job = list(of_job)
+        parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
+        table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        table.add_column(width=widest, overflow="fold")
+        table.add_column(ratio=1, min_width=6)
+        for least in (7, 11, 7, 9):
+            table.add_column(justify="right", min_width=least, no_wrap=True)
+        for layer in job:
+            done, running, dead, left = _words(layer)
+            bar = ProgressBar(total=max(1, layer.total), completed=layer.succeeded + layer.eaten)
+            table.add_row(
+                Text(layer.layer),
+                bar,
+                done.replace(" of ", "/").removesuffix(" done"),
+                running,
+                Text(dead, "red"),
+                left,
+            )
+        parts.append(table)
+    if len(shown) < len(layers):
+        parts.append(Text(f"and {counted(len(layers) - len(shown), 'more layer')}", style="dim"))
+    return Group(*parts)
+
+
+def _words(layer: LayerProgress) -> tuple[str, str, str, str]:
+    """``12 of 48 done``, ``3 running``, ``1 dead`` and ``4m left``; empty where there is nothing to say."""
+    left = ""
+    if layer.running and layer.mean_seconds is not None:
+        # Frames that run are half through, on average.
+        frames = layer.total - layer.succeeded - layer.eaten - layer.dead - layer.running / 2
+        left = f"{duration_text(layer.mean_seconds * frames / layer.running)} left"
+    return (
+        f"{layer.succeeded + layer.eaten} of {layer.total} done",
+        f"{layer.running} running" if layer.running else "",
+        f"{layer.dead} dead" if layer.dead else "",
+        left,
+    )

@@ -1,0 +1,321 @@
+"""`opencue-sched job wait` and `submit --wait`: progress in lines and on terminals, and how each end is told."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import OperationalError
+
+from opencue_sched.cli import job_wait
+from opencue_sched.store import jobs
+from tests.farm import Farm, JobIds, LayerSpec
+from tests.integration.cli.conftest import Cli
+from tests.polling import eventually
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+NAME = "show-sh010-artist_comp"
+LONG_LAYER = "beauty_of_a_layer_with_a_name_longer_than_any_column_has_room_for"
+JOB_FILE = """
+name: waited
+show: show
+shot: sh010
+user: artist
+layers:
+  - {name: render, range: 1-2, command: "true"}
+"""
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A job of layers render (4 frames) and one with a long name (2 frames)."""
+
+    job: JobIds
+    engine: Engine
+
+    def do(self, sql: str, **parameters: Any) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(sql), parameters)
+
+    def frames(self, state: str, *numbers: int) -> None:
+        ids = [self.job.frames[number] for number in numbers or range(6)]
+        self.do(
+            "UPDATE frame SET str_state = :state, int_version = int_version + 1 WHERE pk_frame = ANY(:ids)",
+            state=state,
+            ids=ids,
+        )
+
+    def finish(self) -> None:
+        self.do("UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL WHERE pk_job = :job", job=self.job.id)
+
+
+@pytest.fixture
+def waited(build: Build, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Waited:
+    monkeypatch.setattr(job_wait, "_LOOK_SECONDS", 0.02)
+    layers = [LayerSpec(name="render", frames=4), LayerSpec(name=LONG_LAYER, frames=2)]
+    return Waited(build(lambda farm: farm.job(layers, name=NAME)), engine)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each look at the jobs."""
+    counted: list[int] = []
+    progress_of = jobs.progress_of
+
+    def look(*args: Any) -> Any:
+        counted.append(1)
+        return progress_of(*args)
+
+    monkeypatch.setattr(jobs, "progress_of", look)
+    return counted
+
+
+def meanwhile(looks: list[int], *steps: Callable[[], None]) -> threading.Thread:
+    """Does the steps, each after the next look but one at the jobs: the one that is under way may be older."""
+
+    def run() -> None:
+        for step in steps:
+            seen = len(looks)
+            eventually(lambda seen=seen: len(looks) > seen + 1)
+            step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def removed(waited: Waited) -> None:
+    waited.frames("WAITING")
+    waited.do("DELETE FROM frame")
+    waited.do("DELETE FROM layer")
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome", "status"),
+    [
+        (lambda it: it.frames("SUCCEEDED"), "succeeded", 0),
+        (lambda it: (it.frames("SUCCEEDED"), it.finish()), "succeeded", 0),
+        (lambda it: (it.frames("DEAD", 1), it.frames("SUCCEEDED", 0, 2, 3, 4, 5)), "dead", 1),
+        (lambda it: (it.frames("DEAD", 0, 1, 2, 3), it.frames("DEPEND", 4, 5)), "dead", 1),
+        (lambda it: (it.frames("SUCCEEDED", 0, 1, 2, 3), it.frames("EATEN", 4, 5)), "eaten", 1),
+        (lambda it: it.finish(), "killed", 1),
+        (lambda it: (it.frames("DEAD", 0), it.finish()), "killed", 1),
+        (removed, "removed", 1),
+    ],
+)
+def test_each_end_of_a_job_has_its_outcome_and_exit_status(
+    cli: Cli, waited: Waited, looks: list[int], ending: Callable[[Waited], object], outcome: str, status: int
+) -> None:
+    change = meanwhile(looks, lambda: ending(waited))
+    ran = cli("job", "wait", NAME, "--json")
+    change.join()
+    assert ran.status == status
+    (ended,) = ran.json
+    assert (ended["job"], ended["outcome"]) == (NAME, outcome)
+    assert cli("job", "wait", waited.job.id).status in (status, 1)
+
+
+def test_a_job_that_goes_on_is_waited_for_paused_or_with_dead_frames(
+    cli: Cli, waited: Waited, looks: list[int]
+) -> None:
+    change = meanwhile(
+        looks,
+        lambda: waited.do("UPDATE job SET b_paused = true"),
+        lambda: waited.frames("DEAD", 0),
+        lambda: waited.frames("DEPEND", 1, 2, 3, 4, 5),
+    )
+    ran = cli("job", "wait", NAME)
+    change.join()
+    assert ran.status == 1
+    assert ran.out.splitlines()[0] == f"{NAME} render: 0 of 4 done"
+    assert ran.out.splitlines()[-1].startswith(f"{NAME}: 0 of 6 frames succeeded, 1 dead; `opencue-sched explain")
+
+
+def test_what_a_success_frees_a_moment_later_is_waited_for(cli: Cli, waited: Waited, looks: list[int]) -> None:
+    """Between the end of a frame and the freeing of what waits for it, nothing can run."""
+    waited.frames("SUCCEEDED", 1, 2, 3)
+    waited.frames("DEAD", 0)
+    waited.frames("DEPEND", 4, 5)
+    original, freed = jobs.progress_of, []
+
+    def free(*args: Any) -> Any:
+        found = original(*args)
+        if not freed:
+            waited.frames("WAITING", 4, 5)
+            freed.append(True)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "progress_of", free)
+        change = meanwhile(looks, lambda: waited.frames("SUCCEEDED", 4, 5))
+        ran = cli("job", "wait", NAME)
+        change.join()
+    assert f"{NAME}: 5 of 6 frames succeeded, 1 dead" in ran.out
+
+
+def test_several_jobs_are_one_statement_a_look(
+    cli: Cli, waited: Waited, looks: list[int], build: Build, engine: Engine
+) -> None:
+    others = [build(lambda farm, n=n: farm.job(name=f"other{n}", show=waited.job.show)) for n in range(3)]
+    statements: list[str] = []
+
+    def note(*seen: Any) -> None:
+        statements.append(seen[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    change = meanwhile(
+        looks,
+        lambda: waited.do("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_job = :job", job=others[0].id),
+        lambda: waited.do("UPDATE frame SET str_state = 'SUCCEEDED', int_version = 9 WHERE str_state = 'WAITING'"),
+    )
+    ran = cli("job", "wait", NAME, "other0", "other1", "other2")
+    change.join()
+    event.remove(Engine, "before_cursor_execute", note)
+    assert ran.status == 0
+    assert sum("int_clock_time_success" in each for each in statements) == len(looks)
+    assert [line.split(":")[0] for line in ran.out.splitlines()[-4:]] == [NAME, "other0", "other1", "other2"]
+
+
+def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, failures = jobs.progress_of, iter([True, True])
+
+    def fail(*args: Any) -> Any:
+        if next(failures, False):
+            raise OperationalError("SELECT", {}, Exception("server closed the connection"))
+        waited.frames("SUCCEEDED")
+        return original(*args)
+
+    monkeypatch.setattr(jobs, "progress_of", fail)
+    ran = cli("job", "wait", NAME)
+    assert ran.status == 0
+    assert ran.err.count("still waiting") == 1
+
+
+def on_terminal(cli: Cli, columns: int, rows: int, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """The exit status, and all that was written to a terminal of this size."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    written: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:
+                return
+            if not block:
+                return
+            written.append(block)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with monkeypatch.context() as patch, os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+        patch.delenv("COLUMNS")
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("LINES", str(rows))
+        patch.setattr("sys.stdout", terminal)
+        status = cli(*words).status
+    reader.join()
+    os.close(ours)
+    return status, b"".join(written).decode()
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_terminal_shows_a_bar_for_each_layer(
+    cli: Cli, waited: Waited, looks: list[int], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited.do(
+        "UPDATE layer_usage SET int_clock_time_success = 600, int_frame_success_count = 2 WHERE pk_layer = :layer",
+        layer=waited.job.layers[0].id,
+    )
+    waited.frames("SUCCEEDED", 0, 1)
+    waited.frames("RUNNING", 2)
+    waited.frames("DEAD", 4)
+    change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
+    status, written = on_terminal(cli, columns, 24, "job", "wait", NAME, monkeypatch=monkeypatch)
+    change.join()
+    assert status == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "\n")
+    # Of the four frames two are left: one is half through, one has not begun, and one runs at a time.
+    assert re.search(r"render +━+.* 2/4 +1 running +7m left *\n", shown)
+    assert re.search(r"0/2 +1 dead", shown)
+    assert re.search(r"render +━+ +4/4", shown)
+    assert all(len(line) <= columns for line in shown.splitlines())
+    # no name is cut: the long one goes on in the lines below
+    if columns < 200:
+        folded = [line.split("  ")[0] for line in shown.splitlines()]
+        assert LONG_LAYER in "".join(folded)
+    else:
+        assert LONG_LAYER in shown
+    assert shown.rstrip().endswith(f"{NAME}: 6 of 6 frames succeeded")
+
+
+def test_of_more_layers_than_lines_those_that_go_on_are_shown(
+    cli: Cli, build: Build, waited: Waited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = build(lambda farm: farm.job([LayerSpec(name=f"l{n:02}") for n in range(40)], show=waited.job.show, name="m"))
+    waited.do("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame = ANY(:ids)", ids=list(many.frames[:30]))
+    waited.do("UPDATE frame SET str_state = 'DEAD' WHERE pk_frame = ANY(:ids)", ids=list(many.frames[30:]))
+    status, written = on_terminal(cli, 80, 12, "job", "wait", "m", monkeypatch=monkeypatch)
+    assert status == 1
+    assert "l30" in written
+    assert "l05" not in written
+    assert "and 32 more layers" in written
+
+
+def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list[int], build: Build) -> None:
+    assert cli("submit", "-", "--wait", "--dry-run", given=JOB_FILE).status == 2
+    succeed = "UPDATE frame SET str_state = 'SUCCEEDED' WHERE str_state = 'WAITING'"
+    change = meanwhile(looks, lambda: waited.do(succeed))
+    ran = cli("submit", "-", "--wait", "--json", given=JOB_FILE)
+    change.join()
+    assert ran.json["submitted"], ran.err
+    assert (ran.status, ran.json["ended"]["outcome"]) == (0, "succeeded")
+    change = meanwhile(looks, lambda: waited.do("UPDATE frame SET str_state = 'DEAD' WHERE str_state = 'WAITING'"))
+    ran = cli("submit", "-", "--wait", given=JOB_FILE.replace("waited", "again"))
+    change.join()
+    assert ran.status == 1
+    assert "2 dead" in ran.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_list_of_jobs_is_watched(
+    cli: Cli, waited: Waited, build: Build, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        build(lambda farm, number=number: farm.job(name=f"watched{number}", show=waited.job.show, priority=number))
+    shown: list[float] = []
+
+    def change(seconds: float) -> None:
+        if shown:
+            raise KeyboardInterrupt
+        shown.append(seconds)
+        waited.do("UPDATE job SET b_paused = true WHERE str_name = 'watched11'")
+
+    monkeypatch.setattr("opencue_sched.cli.output.time.sleep", change)
+    words = ("job", "list", "--watch", "--name", "watched")
+    status, written = on_terminal(cli, columns, 12, *words, monkeypatch=monkeypatch)
+    assert status == 130
+    first, second = written.split("every 2 s")[1:]
+    assert "watched11" in first
+    assert ("PAUSED" in first, "PAUSED" in second) == (False, True)
+    assert "watched5" in second
+    assert "watched1 " not in second  # no more than the terminal has lines
+    assert written.index("\x1b[?1049h") < written.index("\x1b[?1049l")
+
+
+def test_a_watched_list_needs_a_terminal(cli: Cli, waited: Waited) -> None:
+    assert cli("job", "list", "--watch").status == 2
+    assert cli("job", "list", "--watch", "--json").status == 2
