@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ import urllib.request
 import venv
 import zipfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from opencue_sched import __version__
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
 from tests.conftest import RedisServer
+from tests.e2e.roles import NAMES, Role, migration, role
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually, tail_of
 
@@ -69,6 +72,13 @@ class Installation:
     def program(self, *words: str, **environment: str) -> str:
         """What ``opencue-sched WORDS`` prints."""
         return _run([self.bin / "opencue-sched", *words], cwd=self._work, env=self._environment(environment))
+
+    def role(self, role: Role) -> GuardedProcess:
+        """A role as the manifests start it, not yet started."""
+        program, *words = role.command
+        start = [self.bin / "python", "-m", "celery"] if program == "celery" else [self.bin / program]
+        env = self._environment(role.environment)
+        return GuardedProcess([*start, *words], log=self._work / f"role-{role.name}.log", cwd=self._work, env=env)
 
     def celery(self, *arguments: str, **environment: str) -> GuardedProcess:
         """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
@@ -203,6 +213,40 @@ def test_the_program_of_the_wheel_works_on_the_stores(
     installation.program("show", "create", "demo", "--managed", **environment)
     (show,) = json.loads(installation.program("show", "list", "--json", **environment))
     assert (show["show"], show["managed"]) == ("demo", True)
+
+
+def test_each_role_of_the_manifests_runs_and_answers_its_probes(
+    installation: Installation, redis_server: RedisServer, redis_client: redis.Redis, empty_database_url: str
+) -> None:
+    """The commands and variables of deploy/k8s; the image has the same wheel."""
+    # given a database that the Job has migrated
+    stores = {
+        "OPENCUE_SCHED_DATABASE_URL": empty_database_url,
+        "OPENCUE_SCHED_REDIS_URL": redis_server.url,
+        "FLOWER_BASIC_AUTH": "operator:secret",  # it listens beyond this machine
+        "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",  # the first worker waits four times as long
+    }
+    program, *words = migration()
+    assert program == "opencue-sched"
+    assert "made" in installation.program(*words, **stores)
+
+    # when every role is started
+    roles = [role(name, stores) for name in NAMES]
+    with ExitStack() as running:
+        processes = [running.enter_context(installation.role(each)) for each in roles]
+        told = tail_of(*(process.log for process in processes))
+
+        # then all their probes answer well, and each ends well when it is told to
+        for each, process in zip(roles, processes, strict=True):
+            eventually(
+                lambda each=each, process=process: each.answers() or not process.running, 60, each.name, told=told
+            )
+            assert process.running, told()
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        for each, process in zip(roles, processes, strict=True):
+            eventually(lambda process=process: not process.running, 30, f"the end of {each.name}", told=told)
+            assert process.exit_code in (0, 143), told()
 
 
 def _page(port: int) -> int:
