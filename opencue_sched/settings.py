@@ -42,7 +42,6 @@ from pydantic_settings import (
 from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
-from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
 
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
@@ -465,6 +464,8 @@ def settings_file() -> Path | None:
 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Its sections. Raises WrongConfiguration."""
+    from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml  # imports yaml, for a file alone
+
     try:
         with path.open("rb") as file:
             text = read_text(file)

@@ -1,27 +1,30 @@
-"""What a command works on: the stores it connects to, and the names and numbers that are typed after it."""
+"""What a command works on: the stores it connects to, and the names and numbers that are typed after it.
+
+redis and what plans bookings are imported where they are used: commands that only read PostgreSQL start without them.
+"""
 
 from __future__ import annotations
 
 import getpass
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
-import redis
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.accounting.connection import make_redis
-from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS, UNLIMITED, centicores_of, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
-from opencue_sched.placement.host_cache import REREAD_SECONDS
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import Kind, NamedRow
+
+if TYPE_CHECKING:
+    import redis
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
@@ -62,11 +65,16 @@ def notify_hosts_changed(host_ids: Sequence[str]) -> None:
     """Tell every worker's host cache, after the commit. Without Redis they see it at their next refresh."""
     if not host_ids:
         return
+    from redis.exceptions import RedisError
+
+    from opencue_sched.dispatch.gather import HostChanges
+    from opencue_sched.placement.host_cache import REREAD_SECONDS
+
     settings = get_settings()
     try:
         with redis_store() as client:
             HostChanges(client, settings.coordination.namespace).publish(host_ids)
-    except redis.RedisError as error:
+    except RedisError as error:
         click.echo(
             f"note: Redis does not answer ({error}); workers see the change within {REREAD_SECONDS:g} s",
             err=True,
@@ -84,12 +92,16 @@ def checked_redis() -> Iterator[redis.Redis]:
 @contextmanager
 def redis_store() -> Iterator[redis.Redis]:
     """A client of the configured Redis. Raises StoreAway when the ledger cannot use it, saying what to set."""
+    from redis.exceptions import RedisError
+
+    from opencue_sched.accounting.connection import make_redis
+
     settings = get_settings()
     client = make_redis(settings.redis_dsn, settings)
     try:
         yield client
     except NotReady as error:
-        if isinstance(error.__cause__, redis.RedisError):
+        if isinstance(error.__cause__, RedisError):
             raise StoreAway(f"{error}; set OPENCUE_SCHED_REDIS_URL") from error
         raise
     finally:

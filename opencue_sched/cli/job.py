@@ -45,7 +45,6 @@ from opencue_sched.cli.output import (
 )
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, FrameState, JobState, near
 from opencue_sched.domain.frames import FrameRange, log_path
-from opencue_sched.insight.explain import describe_depend
 from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
 
@@ -85,6 +84,8 @@ def list_depends(name: str, met: bool, as_json: bool) -> None:
     with farm() as (engine, _), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
         found = jobs.depends_of(connection, job.id, met=met)
+    from opencue_sched.insight.explain import describe_depend
+
     columns = (
         Column("id", "Id", importance=NAME),
         Column("waits", "What Waits", _what_waits, importance=HIGH),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection, Row
 
-from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, Flip, hand_back, hand_over
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
@@ -43,6 +41,9 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import Kind
+
+if TYPE_CHECKING:
+    from opencue_sched.accounting.show_handover import Flip
 
 ALLOCATION_NAME_WIDTH = 36
 ALLOCATION_TAG_WIDTH = 24
@@ -249,6 +250,9 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
 
     Example: opencue-sched show managed demo on
     """
+    from opencue_sched.accounting.caps import make_ledger
+    from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
+
     settings = get_settings()
     with farm() as (engine, facts), redis_store() as client:
         with engine.connect() as connection:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from typing import TYPE_CHECKING
 
-import redis
-import structlog
-from redis.exceptions import AuthenticationError, RedisError
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
 
-from opencue_sched.accounting.connection import make_redis
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import check_schema
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    import redis
 
 OLDEST_REDIS = (6, 2)
 LOG_AGAIN_SECONDS = 60.0
@@ -52,6 +50,8 @@ def check_postgresql(engine: Engine, settings: Settings) -> None:
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
     """Version and eviction policy. A Redis that may evict would lose counters, claims or messages without a sound."""
+    from redis.exceptions import AuthenticationError, RedisError  # what reads PostgreSQL alone starts without them
+
     where = f"Redis at {_without_password(settings.redis_dsn)}"
     try:
         info = client.info("server")
@@ -72,6 +72,8 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 def check_broker(settings: Settings) -> None:
     """Check the Redis of the settings alone. Raises StoreUnusable."""
+    from opencue_sched.accounting.connection import make_redis
+
     with closing(make_redis(settings.redis_dsn, settings)) as client:
         check_redis(client, settings)
 
@@ -113,7 +115,9 @@ class StoreFailures:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self._settings, self._clock = settings, clock
+        import structlog
+
+        self._settings, self._clock, self._log = settings, clock, structlog.get_logger(__name__)
         self._began: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._last = float("-inf")
@@ -126,13 +130,13 @@ class StoreFailures:
         self._began.setdefault(store, now)
         if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
             self._logged[store] = now
-            log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
+            self._log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
 
     def ended(self) -> None:
         """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
         if self._began and self._clock() - self._last >= QUIET_SECONDS:
             for store, began in self._began.items():
-                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
+                self._log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
             self._began.clear()
             self._logged.clear()
 
