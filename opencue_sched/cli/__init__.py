@@ -40,6 +40,7 @@ _COMMANDS = {
     "show": ("show", "List, create and change shows."),
     "submit": ("submit", "Submit a job file."),
     "subscription": ("show", "List, create and change subscriptions."),
+    "top": ("top", "Watch the farm: cores, shows, workers, and why jobs wait."),
 }
 """The module that each command is in, as ``{name}_command`` or ``command``, and what it does."""
 

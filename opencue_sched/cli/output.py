@@ -35,7 +35,7 @@ HIGH, LOW = 2, 0
 """Importance of a column that is left out last, and of one that is left out first."""
 
 _GAP = "  "
-_WRAPPED_LEAST = 24
+_WRAPPED = 24
 _WATCH_SECONDS = 2.0
 _LINES_AROUND = 5
 """Lines of a watched table that are not of its rows: the time, titles, and the columns that are left out."""
@@ -124,33 +124,52 @@ def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool
     if as_json:
         show_json([json_row(thing, columns) for thing in things])
         return
+    table = lay_out(list(things), columns, _terminal_width() if sys.stdout.isatty() else None)
+    click.secho(table.line(table.titles), bold=True)
+    for texts in table.cells:
+        parts = [
+            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
+            for text, width in zip(texts, table.widths, strict=True)
+        ]
+        for number in range(max(len(parts[it]) for it in table.shown)):
+            click.echo(table.line([part[number] if number < len(part) else "" for part in parts]))
+    if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
+        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
+        click.secho(click.wrap_text(note, _terminal_width()), dim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Texts of cells, and the numbers of the columns ``shown``. Texts of columns that wrap may be wider than these."""
+
+    titles: list[str]
+    cells: list[list[str]]
+    widths: list[int]
+    right: list[bool]
+    shown: list[int]
+
+    def line(self, texts: Sequence[str]) -> str:
+        """One line of the table, of texts of all columns."""
+        return _GAP.join(
+            _pad(texts[number], self.widths[number], right=self.right[number]) for number in self.shown
+        ).rstrip()
+
+
+def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None, *, least: int = _WRAPPED) -> Table:
+    """A table of what has a title and fits into the width; None: of all. What wraps gets ``least`` characters."""
     columns = [column for column in columns if column.title]
     rows = [[column.value(thing) for column in columns] for thing in things]
     cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
     right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
-    shown = _fit(columns, widths) if sys.stdout.isatty() else list(range(len(columns)))
-
-    def line(texts: Sequence[str]) -> str:
-        return _GAP.join(_pad(texts[number], widths[number], right=right[number]) for number in shown).rstrip()
-
-    click.secho(line([column.title for column in columns]), bold=True)
-    for texts in cells:
-        parts = [
-            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
-            for text, width in zip(texts, widths, strict=True)
-        ]
-        for number in range(max(len(parts[it]) for it in shown)):
-            click.echo(line([part[number] if number < len(part) else "" for part in parts]))
-    if left_out := [column.title for number, column in enumerate(columns) if number not in shown]:
-        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
-        click.secho(click.wrap_text(note, _terminal_width()), dim=True)
+    shown = list(range(len(columns))) if width is None else _fit(columns, widths, width, least)
+    return Table([column.title for column in columns], cells, widths, right, shown)
 
 
-def _fit(columns: Sequence[Column], widths: list[int]) -> list[int]:
-    """The numbers of the columns that a terminal has room for; those that wrap are made narrower in ``widths``."""
-    room = _terminal_width() + len(_GAP)
-    least = [min(width, _WRAPPED_LEAST) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
+def _fit(columns: Sequence[Column], widths: list[int], width: int, wrapped: int) -> list[int]:
+    """The numbers of the columns that there is room for; those that wrap are made narrower in ``widths``."""
+    room = width + len(_GAP)
+    least = [min(width, wrapped) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
     shown = list(range(len(columns)))
     optional = sorted(
         (number for number in shown if columns[number].importance < NAME), key=lambda it: (-columns[it].importance, it)

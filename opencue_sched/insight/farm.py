@@ -239,7 +239,7 @@ def farm_view(
         waiting=sum(it.waiting for it in shown),
         dead=sum(it.dead for it in shown),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
-        waiting_by_verdict=verdicts.waiting(believed_seconds=believed_seconds(settings)).by_verdict,
+        waiting_by_verdict=dict(verdicts.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
         allocations=_allocations(groups, host_groups),
         hosts=host_groups,
         shows=tuple(shown[:most_shows]),

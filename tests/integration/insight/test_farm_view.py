@@ -60,7 +60,6 @@ def test_the_figures_of_allocations_shows_and_jobs_add_up(
     ], "the one that nothing runs of comes first"
     assert (view.running, view.waiting, view.dead) == (1, 9, 0)
     assert view.bookings_per_second == round(1 / BOOKINGS_SECONDS, 2)
-    json.dumps(asdict(view))
 
 
 def test_folders_with_a_cap_and_limits_show_what_is_used_of_them(
@@ -126,7 +125,7 @@ def test_every_job_has_the_reason_for_which_it_waits(
     named = (paused, quarantined, judged, unseen, behind, dead)
     assert [why[it.id] for it in named] == ["paused", "quarantined", "capacity", "not_seen", "depend", "dead"]
     assert {it.id: it.why_text for it in view.jobs}[judged.id] == "no host has 1 core idle"
-    assert view.waiting_by_verdict == {"capacity": 3}
+    assert json.loads(json.dumps(asdict(view)))["waiting_by_verdict"] == {"capacity": 3}
 
 
 def test_a_larger_farm_costs_no_more_statements_and_round_trips(

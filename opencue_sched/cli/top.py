@@ -1,0 +1,271 @@
+"""``opencue-sched top``: the farm, live in a terminal.
+
+A thread reads the farm, because a store that is away answers late; the main thread draws and takes keys meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+import redis
+import structlog
+from rich.console import Console, Group
+from rich.live import Live
+from sqlalchemy import Engine
+from sqlalchemy.exc import NoResultFound, SQLAlchemyError
+
+from opencue_sched.cli.inputs import checked_redis, farm
+from opencue_sched.cli.output import json_option, show_json
+from opencue_sched.cli.top_screen import ANY_HEIGHT, SORTS, Chosen, Read, Screen, draw, farm_lines, moved
+from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.errors import SchedulerError
+from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_lines
+from opencue_sched.insight.farm import farm_view
+from opencue_sched.insight.stores import describe_failure
+from opencue_sched.settings import Settings, get_settings
+from opencue_sched.store.schema import SchemaFacts
+
+LEAST_INTERVAL_SECONDS = 0.5
+LATE_SECONDS = 5.0
+_LOOK_AT_SIZE_SECONDS = 0.5
+_REST_OF_KEY_SECONDS = 0.05
+_KEYS = {
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "k": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "j": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\r": "enter",
+    "\n": "enter",
+    "e": "enter",
+    "\x1b": "escape",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+}
+_KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
+_STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print the farm once and end.")
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks at the farm.")
+@click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
+@click.option("--job", default="", metavar="PART", help="Only jobs with this in their name.")
+@click.option("--sort", type=click.Choice(list(SORTS)), default="wait", show_default=True, help="Order of the jobs.")
+@json_option
+def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_json: bool) -> None:
+    """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason.
+
+    Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Each look costs
+    the same number of statements on a farm of any size. When a store goes away, a line says so and the figures stay as
+    they were. Exit status 1 if one is away at the start.
+
+    Example: opencue-sched top --once --json | jq '.jobs[] | {name, why_text}'
+    """
+    live = not (once or as_json)
+    if live and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("this is no terminal; --once prints the farm once, --json for scripts")
+    chosen = Chosen(sort=sort, show=show, job=job)
+    settings = get_settings()
+    with farm() as (engine, facts), checked_redis() as client:
+        if live:
+            _watch(Reader(engine, facts, client, settings, max(interval, LEAST_INTERVAL_SECONDS), chosen), chosen)
+            return
+        view = farm_view(engine, client, settings, show=show or None, job=job or None)
+    if as_json:
+        show_json(asdict(view))
+        return
+    console = Console(width=None if sys.stdout.isatty() else ANY_HEIGHT, highlight=False, soft_wrap=True)
+    screen = Screen(console.width)
+    farm_lines(screen, view, chosen)
+    console.print(*screen.lines, sep="\n")
+
+
+class Reader(threading.Thread):
+    """Reads the farm every ``interval`` seconds, and at once when something else is chosen.
+
+    A byte comes out of ``wakes`` whenever there is something new. ``crashed`` is an error of the program, which ends
+    the thread: stores that are away do not.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: SchemaFacts,
+        client: redis.Redis,
+        settings: Settings,
+        interval: float,
+        chosen: Chosen,
+    ) -> None:
+        super().__init__(name="top", daemon=True)
+        self._engine, self._facts, self._client, self._settings = engine, facts, client, settings
+        self._interval, self._chosen = interval, chosen
+        self._again, self._stopping = threading.Event(), False
+        self.wakes, self._wake = os.pipe()
+        self._read = Read()
+        self._began: float | None = None
+        self.crashed: Exception | None = None
+
+    @property
+    def latest(self) -> Read:
+        """What was read last."""
+        began = self._began
+        waits = 0.0 if began is None else time.monotonic() - began
+        if waits < LATE_SECONDS:
+            return self._read
+        return replace(self._read, problem=self._read.problem or f"a store has not answered for {waits:.0f} s")
+
+    def choose(self, chosen: Chosen) -> None:
+        """Read what is wanted now, at once if it differs."""
+        before, self._chosen = self._chosen, chosen
+        if _wanted(before) != _wanted(chosen):
+            self._again.set()
+
+    def stop(self) -> None:
+        """End the thread, or leave it to the end of the process when a store keeps it."""
+        self._stopping = True
+        self._again.set()
+        self.join(timeout=1.0)
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._again.clear()
+            self._began = time.monotonic()
+            try:
+                self._read = self._look(self._chosen)
+            except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
+                self._read = replace(self._read, problem=describe_failure(error, self._settings))
+            except Exception as error:
+                self.crashed = error
+                self._stopping = True
+            self._began = None
+            os.write(self._wake, b".")
+            self._again.wait(self._interval)
+
+    def _look(self, chosen: Chosen) -> Read:
+        view = farm_view(self._engine, self._client, self._settings, show=chosen.show or None, job=chosen.job or None)
+        if chosen.explained is None:
+            return Read(view)
+        verdicts = VerdictLog(self._client, self._settings.coordination.namespace).of_job(chosen.explained)
+        skipped = cluster_postings(self._client, self._settings).skipped()
+        try:
+            with self._engine.connect() as connection:
+                found = explain_job(connection, chosen.explained, self._settings, self._facts, verdicts, skipped)
+        except NoResultFound:
+            return Read(view, ["the job is gone"], chosen.explained)
+        return Read(view, explanation_lines(found, found.layers), chosen.explained)
+
+
+def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
+    return chosen.show, chosen.job, chosen.explained
+
+
+def _watch(reader: Reader, chosen: Chosen) -> None:
+    """Draw what the reader reads, and take keys, until the user quits."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
+    console = Console(highlight=False)
+    with _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        reader.start()
+        try:
+            while True:
+                lines = draw(reader.latest, chosen, width=console.width, height=console.height)
+                live.update(Group(*lines), refresh=True)
+                ready, _, _ = select.select([keyboard, reader.wakes], [], [], _LOOK_AT_SIZE_SECONDS)
+                if reader.wakes in ready:
+                    os.read(reader.wakes, 1024)
+                if reader.crashed is not None:
+                    raise reader.crashed
+                for key in _keys(keyboard) if keyboard in ready else ():
+                    after = pressed(key, chosen, reader.latest)
+                    if after is None:
+                        return
+                    chosen = after
+                reader.choose(chosen)
+        finally:
+            reader.stop()
+
+
+def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
+    """What is chosen after a key; None: nothing more, the user quits."""
+    name = _KEYS.get(key, key)
+    if chosen.typing:
+        return _typed(name if len(key) != 1 or not key.isprintable() else key, chosen)
+    if name in ("q", "Q"):
+        return None
+    if chosen.explained is not None:
+        if name in ("escape", "enter"):
+            return replace(chosen, explained=None, scrolled=0)
+        return replace(chosen, scrolled=max(0, chosen.scrolled + _STEPS.get(name, 0)))
+    if name in _STEPS and read.view is not None:
+        return moved(read.view, chosen, _STEPS[name])
+    if name == "enter" and read.view is not None:
+        selected = moved(read.view, chosen, 0)
+        return replace(selected, explained=selected.selected)
+    if name == "s":
+        orders = list(SORTS)
+        return replace(chosen, sort=orders[(orders.index(chosen.sort) + 1) % len(orders)])
+    if name in ("f", "/"):
+        typing = "show" if name == "f" else "job"
+        return replace(chosen, typing=typing, typed=getattr(chosen, typing))
+    return replace(chosen, show="", job="") if name == "escape" else chosen
+
+
+def _typed(name: str, chosen: Chosen) -> Chosen:
+    if name == "escape":
+        return replace(chosen, typing="", typed="")
+    if name == "enter":
+        text, done = chosen.typed.strip(), replace(chosen, typing="", typed="", selected=None)
+        return replace(done, show=text) if chosen.typing == "show" else replace(done, job=text)
+    if name == "backspace":
+        return replace(chosen, typed=chosen.typed[:-1])
+    return replace(chosen, typed=chosen.typed + name) if len(name) == 1 and name.isprintable() else chosen
+
+
+@contextmanager
+def _keyboard() -> Iterator[int]:
+    """Standard input, key by key and without an echo. However this ends, the terminal is as it was."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    ended = signal.signal(signal.SIGTERM, _end)
+    try:
+        tty.setcbreak(keyboard)
+        attributes: list[Any] = termios.tcgetattr(keyboard)
+        attributes[6][termios.VSUSP] = b"\0"  # stopped by Ctrl-Z, it would leave the shell this screen
+        termios.tcsetattr(keyboard, termios.TCSANOW, attributes)
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
+        signal.signal(signal.SIGTERM, ended)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _keys(keyboard: int) -> Iterator[str]:
+    """What was typed, key by key; a key that sends several bytes is one."""
+    more = partial(select.select, [keyboard], [], [])
+    typed = os.read(keyboard, 1024)
+    while typed.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and more(_REST_OF_KEY_SECONDS)[0]:
+        typed += os.read(keyboard, 1024)
+    if not typed:
+        raise click.Abort  # the terminal is gone
+    yield from _KEY.findall(typed.decode("utf-8", "ignore"))

@@ -1,0 +1,176 @@
+"""``opencue-sched top``, as its user sees it: on a pseudo-terminal, and printed once."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.embedded.services import EmbeddedRedis
+from tests.farm import Farm, HostSpec, LayerSpec
+from tests.integration.cli.conftest import Cli
+from tests.polling import eventually
+from tests.terminal import MAIN, on_terminal
+
+WHY = "no host has 4 cores idle just now"
+Build = Callable[[Callable[[Farm], Any]], Any]
+pytestmark = pytest.mark.usefixtures("a_farm")
+
+
+@pytest.fixture
+def a_farm(build: Build, redis_client: redis.Redis) -> None:
+    """Two shows; of a job of each all waits, of another a frame runs, and a host is down."""
+
+    def make(farm: Farm) -> None:
+        alloc, show, other = farm.default_alloc(), farm.show("moonrise"), farm.show("harbour")
+        host, *_ = farm.hosts([HostSpec(cores=8), HostSpec(cores=8, lock="LOCKED"), HostSpec(cores=4, state="DOWN")])
+        farm.subscription(show, alloc, size=6, burst=12)
+        farm.subscription(other, alloc, size=2)
+        running = farm.job([LayerSpec(frames=3)], show=show, name="moonrise-sh020-alice_light_v003")
+        waiting = farm.job([LayerSpec(frames=7, name="sim")], show=other, name="harbour-sh010-bob_water_v012")
+        farm.job([LayerSpec(frames=2)], show=show, name="moonrise-sh030-alice_comp_v001", paused=True)
+        farm.run(running.frames[:1], host, cores=4)
+        verdict = LayerVerdict(waiting.id, waiting.layers[0].id, Verdict.CAPACITY, 0, 7, WHY)
+        VerdictLog(redis_client, "cue").record({"alloc-1": ([verdict], {})})
+
+    build(make)
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_the_farm_is_on_one_screen_of_any_width(environment: pytest.MonkeyPatch, columns: int) -> None:
+    with on_terminal(["top"], columns=columns, rows=24) as (terminal, process):
+        lines = terminal.shows("harbour-sh010-bob_water_v012", "quit")
+        # The cores of the allocation, what holds frames back, and that nobody would book them
+        assert "local.general" in terminal.text()
+        assert "4 of 20 cores booked, 4 idle, 8 locked, 4 down" in terminal.text()
+        assert "why frames wait: capacity 7" in terminal.text()
+        assert "no worker is alive" in terminal.text()
+        # Shows with what they use, may use and are due
+        titles = next(line.split() for line in lines if line.startswith("SHOW"))
+        moonrise = next(line.split() for line in lines if line.startswith("moonrise "))
+        values = dict(zip(titles, moonrise, strict=False))
+        assert (values["CORES"], values["SIZE"], values["SHARE"], values["DUE"]) == ("4", "6", "100%", "75%")
+        # The jobs, the one that waits for hosts before the one that runs, and their reasons
+        of_jobs = lines[next(number for number, line in enumerate(lines) if line.startswith("JOB")) :]
+        names = [line.split()[0] for line in of_jobs[1:] if "_v0" in line]
+        assert names.index("harbour-sh010-bob_water_v012") < names.index("moonrise-sh020-alice_light_v003")
+        (waits,) = [line for line in of_jobs if line.startswith("harbour")]
+        assert "capacity: " + (WHY if columns == 200 else WHY[:12]) in waits
+        # On every line no more than there is room for, and help on the last
+        assert not terminal.overrun
+        assert "q quit" in lines[-1]
+        terminal.type("q")
+        assert process.wait(20) == 0
+
+
+def test_keys_filter_sort_and_explain(environment: pytest.MonkeyPatch, cli: Cli) -> None:
+    with on_terminal(["top", "--interval", "0.5"], columns=120) as (terminal, process):
+        terminal.shows("moonrise-sh020", "harbour-sh010")
+        # When a part of a name is typed, only jobs with it are there, until escape
+        terminal.type("/BOB\r")
+        lines = terminal.shows("job=BOB")
+        eventually(lambda: "moonrise-sh020" not in terminal.text(), what="the filter", told=terminal.text)
+        terminal.type("\x1b")
+        terminal.shows("moonrise-sh020")
+        terminal.type("fmoonx\x7f\r")
+        eventually(lambda: "harbour" not in terminal.text(), what="the show's filter", told=terminal.text)
+        terminal.type("\x1b")
+        terminal.shows("harbour-sh010")
+        # The orders go round
+        for order in ("frames", "cores"):
+            terminal.type("s")
+            lines = terminal.shows(f"sort: {order}")
+        jobs = [line.split()[0] for line in lines if "_v0" in line and "-sh0" in line]
+        assert jobs[0] == "moonrise-sh020-alice_light_v003", "the one that uses cores"
+        # Enter has the text of `explain JOB`, and escape goes back
+        terminal.type("/water\r")
+        eventually(lambda: "moonrise-sh020" not in terminal.text(), what="the filter", told=terminal.text)
+        terminal.type("\x1b[B\r")
+        terminal.shows("sim (7 waiting)")
+        explained = re.sub(r"\(\d+ s ago\)", "", squeezed(cli("explain", "harbour-sh010-bob_water_v012").out))
+        shown = re.sub(r"\(\d+ s ago\)", "", squeezed(terminal.text()))
+        assert explained.strip() in shown
+        terminal.type("\x1b")
+        terminal.shows("sort:")
+        terminal.type("q")
+        assert process.wait(20) == 0
+        assert terminal.is_as_before
+
+
+BROKEN = """
+import opencue_sched.cli.top as top
+def fail(*_, **__): raise RuntimeError("nobody thought of this")
+top.farm_view = fail
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "end", "status"),
+    [
+        (MAIN, "\x03", 130),
+        (MAIN, signal.SIGTERM, 128 + signal.SIGTERM),
+        (BROKEN + MAIN, None, 1),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "error"],
+)
+def test_the_terminal_is_as_before_however_it_ends(
+    environment: pytest.MonkeyPatch, program: str, end: Any, status: int
+) -> None:
+    with on_terminal(["top"], program=program) as (terminal, process):
+        before = terminal.attributes
+        if end is not None:
+            terminal.shows("q quit", "harbour")
+            assert terminal.attributes != before
+            assert terminal.modes["?1049"]
+        if isinstance(end, str):
+            terminal.type(end)
+        elif end is not None:
+            process.send_signal(end)
+        eventually(lambda: terminal.screen() and process.poll() is not None, 20, "its end", told=terminal.text)
+        assert process.returncode == status
+        assert terminal.attributes == before
+        assert terminal.is_as_before
+
+
+def test_a_store_that_goes_away_is_said_and_comes_back(environment: pytest.MonkeyPatch) -> None:
+    with EmbeddedRedis() as server:
+        environment.setenv("OPENCUE_SCHED_REDIS_URL", server.url)
+        with on_terminal(["top", "--interval", "0.5"], columns=200) as (terminal, process):
+            terminal.shows("harbour-sh010")
+            server.kill()
+            terminal.shows("Redis at", "does not answer", "harbour-sh010")
+            server.revive()
+            eventually(lambda: "does not answer" not in terminal.text(), 20, "Redis again", told=terminal.text)
+            assert "harbour-sh010" in terminal.text()
+            assert process.poll() is None
+
+
+def test_once_prints_everything_for_people_and_for_scripts(cli: Cli) -> None:
+    whole = cli("top", "--once")
+    assert whole.status == 0
+    assert WHY in whole.out
+    assert "q quit" not in whole.out
+    assert "\x1b" not in whole.out
+    document = json.loads(cli("top", "--json", "--job", "water").out)
+    (job,) = document["jobs"]
+    assert (job["name"], job["why"], job["waiting"]) == ("harbour-sh010-bob_water_v012", "capacity", 7)
+    assert document["waiting_by_verdict"] == {"capacity": 7}
+    assert {it["name"]: it["cores"] for it in document["shows"]}["moonrise"] == 4
+    assert document["fleet"]["workers"] == []
+
+
+def test_without_a_terminal_it_says_what_to_ask_for(cli: Cli) -> None:
+    refused = cli("top")
+    assert refused.status == 2
+    assert "--once" in refused.err
