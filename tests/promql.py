@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -57,3 +61,13 @@ def _labels(expression: str) -> Iterator[str]:
         yield from (label.strip() for label in group.split(",") if label.strip())
     for selection in re.findall(r"\{([^}]*)\}", expression):
         yield from re.findall(r"(\w+)\s*(?:=|!)", re.sub(r'"[^"]*"', '""', selection))
+
+
+def promtool(*arguments: str | Path, cwd: Path | None = None) -> None:
+    """Run Prometheus' own tool, which Debian's package prometheus has."""
+    program = shutil.which("promtool")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    assert program is not None, "CI needs promtool: apt-get install prometheus"
+    ran = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
