@@ -1,4 +1,4 @@
-"""Fleets that come up without waiting, and that nobody needs any more when a test is over."""
+"""Fleets that nobody needs any more when a test is over."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ import redis
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.embedded.fleet import Fleet
-from tests.warm_start import WarmProcess
-
-
-class WarmFleet(Fleet):
-    """A fleet whose processes need not load anything: see warm_start.py."""
-
-    process_type = WarmProcess
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from benchmarks.decisions.record import Record
 from benchmarks.decisions.scenario import Bound, Control, Scenario
 from benchmarks.decisions.scenarios import SCENARIOS
 from benchmarks.decisions.stage import Stores, known_setting, play
+from benchmarks.warm_start import WarmFleet
 
 ROUGH_PERCENT = 10
 """Of the machine's processors: with more in the hands of others, cores idle for want of a worker's time."""
@@ -116,7 +117,7 @@ def run_decisions(
                     return record
             with stores.fresh() as (database_url, redis_url):
                 place = logs and logs / f"{scenario.name}-{count}-{len(records)}"
-                record = play(scenario, count, database_url, redis_url, pace=pace, logs=place)
+                record = play(scenario, count, database_url, redis_url, pace=pace, fleet_type=WarmFleet, logs=place)
             records.append((staged, count, record))
             return record
 

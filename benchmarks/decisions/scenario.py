@@ -44,7 +44,8 @@ class Work:
 
     Each job has one layer for each entry of ``cores`` (cores of a frame), of ``frames`` frames that run for
     ``seconds`` (least, most). ``ordered``: each layer's frames wait for those at their place in the layer before.
-    ``licence`` is a limit of the scenario, ``job_cap`` cores.
+    ``licence`` is a limit of the scenario, ``job_cap`` cores. The first ``heavy`` frames of each layer run out of
+    memory unless they have a tenth more than they ask for.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Work:
     job_cap: int | None = None
     licence: str | None = None
     ordered: bool = False
+    heavy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Scenario:
 
     ``history``: whether layers keep the run times of their frames (layer_usage). ``ordered``: whether work that says
     so is submitted with its dependencies. ``capped``: whether the caps are written as declared, or far above.
+    ``frame_memory``: release.frame_memory, of who ends the frames here.
     """
 
     name: str
@@ -133,6 +136,7 @@ class Scenario:
     history: bool = True
     ordered: bool = True
     capped: bool = True
+    frame_memory: bool = True
 
     @property
     def cores(self) -> int:

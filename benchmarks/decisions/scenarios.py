@@ -18,14 +18,16 @@ from benchmarks.decisions.scenario import Bound, Control, Event, Hosts, Scenario
 from benchmarks.decisions.stage import Stage
 
 ONE_KIND = (Hosts("cpu", 40, 16),)
-LEAST_USE = 0.9
+LEAST_USE = 0.93
 """Of a farm whose work never ends: the rest are cores between two frames."""
+
+# A control is over when the figure that it is to fail is known.
 
 # Shares. Frames of one size: layers go in their dispatch order, and what is left of mixed ones would not fit the holes
 # that the other shows' smaller frames leave, which those may fill.
 
 
-def judge_two_shows(record: Record, begin: float = 10.0, slack: float = 0.03) -> list[Bound]:
+def judge_two_shows(record: Record, begin: float = 8.0, slack: float = 0.03) -> list[Bound]:
     shows = record.shows(begin, record.seconds)
     return [
         Bound(
@@ -44,24 +46,27 @@ SHARES_TWO = Scenario(
         Work("quarter", "quarter", 500, cores=(4,), seconds=(3, 5)),
         Work("rest", "rest", 1000, cores=(4,), seconds=(3, 5)),
     ),
-    seconds=22,
+    seconds=18,
     judge=judge_two_shows,
-    control=Control("shares off", "part of the quarter", queue={"shares": "false"}),
+    control=Control("shares off", "part of the quarter", queue={"shares": "false"}, changes={"seconds": 14}),
 )
 
 _FIVE = {"tenth": 64, "sixth": 107, "modest": 107, "leaver": 181, "late": 181}
 _MODEST_CORES = 32
+_LATE_AT, _LEAVES_AT = 8.0, 18.0
 
 
 def judge_five_shows(record: Record) -> list[Bound]:
-    late, left = record.marks["late comes"], record.marks["leaver goes"]
+    late, left = record.marks["late comes"], record.marks.get("leaver goes", record.seconds)
     windows = {
-        "gap at first": (5.0, late, set(_FIVE) - {"late"}),
+        "gap at first": (4.0, late, set(_FIVE) - {"late"}),
         "gap with the late": (late + 5, left, set(_FIVE)),
         "gap without the leaver": (left + 5, record.seconds, set(_FIVE) - {"leaver"}),
     }
     found = []
     for name, (begin, end, there) in windows.items():
+        if begin >= end:
+            continue
         shows = record.shows(begin, end)
         due = of.max_min(sum(shows.values()), {show: _FIVE[show] for show in there}, {"modest": _MODEST_CORES})
         found.append(Bound(name, of.gap(shows, due), most=0.06))
@@ -82,12 +87,12 @@ SHARES_FIVE = Scenario(
         Work("sixth", "sixth", 140, cores=(4,), jobs=4, seconds=(3, 4)),
         Work("modest", "modest", 250, cores=(2, 4), job_cap=_MODEST_CORES, seconds=(3, 4)),
         Work("leaver", "leaver", 700, cores=(4,), seconds=(3, 4)),
-        Work("late", "late", 100, cores=(4,), jobs=6, at=10, seconds=(3, 4)),
+        Work("late", "late", 100, cores=(4,), jobs=6, at=_LATE_AT, seconds=(3, 4)),
     ),
-    events=(Event(10, "late comes", lambda _: None), Event(20, "leaver goes", _leaver_goes)),
-    seconds=30,
+    events=(Event(_LATE_AT, "late comes", lambda _: None), Event(_LEAVES_AT, "leaver goes", _leaver_goes)),
+    seconds=27,
     judge=judge_five_shows,
-    control=Control("shares off", "gap with the late", queue={"shares": "false"}),
+    control=Control("shares off", "gap with the late", queue={"shares": "false"}, changes={"seconds": _LEAVES_AT}),
 )
 
 # Priority within a show
@@ -123,7 +128,7 @@ def judge_part_by_draw(record: Record) -> list[Bound]:
     parts = class_parts(record)
     return [
         Bound("part of the highest", parts[100], 0.55, 0.95),
-        Bound("part of the lower half", _lower_half(parts), 0.003, 0.25),
+        Bound("part of the lower half", _lower_half(parts), 0.01, 0.25),
         Bound("classes that start", sum(part > 0 for part in parts.values()), 5),
         Bound("rank correlation", of.rank_correlation((priority, part) for priority, part in parts.items()), 0.2),
     ]
@@ -189,7 +194,7 @@ LOW_STREAM = Scenario(
     ),
     seconds=20,
     judge=judge_low_stream,
-    control=Control("priority_draw 0", "part of the low stream", queue={"priority_draw": "0"}),
+    control=Control("priority_draw 0", "part of the low stream", queue={"priority_draw": "0"}, changes={"seconds": 14}),
 )
 
 # Wide frames
@@ -249,8 +254,8 @@ def judge_gpus(record: Record) -> list[Bound]:
     end = record.seconds
     return [
         Bound("GPUs in use", record.gpu_use(_GPU_AT + 8, end), 0.85),
-        Bound("CPU work on GPU hosts before", record.utilisation(2.5, _GPU_AT, "gpu"), 0.75),
-        Bound("utilisation elsewhere", record.utilisation(_GPU_AT, end, "cpu"), 0.85),
+        Bound("CPU work on GPU hosts before", record.utilisation(2.5, _GPU_AT, "gpu"), 0.9),
+        Bound("utilisation elsewhere", record.utilisation(_GPU_AT, end, "cpu"), LEAST_USE),
     ]
 
 
@@ -263,9 +268,9 @@ GPUS = Scenario(
         Work("cpu", "show", 300, cores=(2, 4), jobs=3, seconds=(3, 5), priority=200),
         Work("gpu", "show", 400, cores=(3,), gpus=1, at=_GPU_AT, seconds=(3, 5)),
     ),
-    seconds=24,
+    seconds=22,
     judge=judge_gpus,
-    control=Control("GPU guard off", "GPUs in use", queue={"gpu_guard": "false"}),
+    control=Control("GPU guard off", "GPUs in use", queue={"gpu_guard": "false"}, changes={"seconds": 18}),
 )
 
 
@@ -282,12 +287,12 @@ LOCALITY = Scenario(
     hosts=(Hosts("cpu", 30, 16),),
     shows=(Show("show", 480),),
     work=(Work("layer", "show", 60, cores=(4,), jobs=30, job_cap=12),),
-    seconds=16,
+    seconds=13,
     judge=judge_locality,
-    control=Control("locality off", "starts where the layer ran", queue={"locality": "false"}),
+    control=Control("locality off", "starts where the layer ran", queue={"locality": "false"}, changes={"seconds": 12}),
 )
 
-_ALONE_AT = 14.0
+_ALONE_AT = 12.0
 
 
 def layer_bound(host: of.Machine) -> float:
@@ -296,12 +301,14 @@ def layer_bound(host: of.Machine) -> float:
 
 
 def judge_flooding(record: Record) -> list[Bound]:
-    alone = record.marks["others go"]
-    return [
+    alone = record.marks.get("others go", record.seconds)
+    found = [
         Bound("host time above its share", of.flooded(record, "flood", 3.0, alone, bound=layer_bound), most=0.03),
-        Bound("utilisation beside others", record.utilisation(3.0, alone), 0.8),
-        Bound("utilisation alone", record.utilisation(alone + 6, record.seconds), 0.8),
+        Bound("utilisation beside others", record.utilisation(3.0, alone), LEAST_USE),
     ]
+    if alone < record.seconds:
+        found.append(Bound("utilisation alone", record.utilisation(alone + 6, record.seconds), 0.9))
+    return found
 
 
 def _others_go(stage: Stage) -> None:
@@ -318,9 +325,14 @@ FLOODING = Scenario(
         Work("others", "others", 60, cores=(2,), jobs=12, seconds=(3, 5)),
     ),
     events=(Event(_ALONE_AT, "others go", _others_go),),
-    seconds=26,
+    seconds=23,
     judge=judge_flooding,
-    control=Control("a layer's share of a host off", "host time above its share", queue={"layer_host_share": "false"}),
+    control=Control(
+        "a layer's share of a host off",
+        "host time above its share",
+        queue={"layer_host_share": "false"},
+        changes={"seconds": _ALONE_AT},
+    ),
 )
 
 
@@ -340,9 +352,9 @@ ONE_LAYER = Scenario(
     shows=(Show("show", 3200),),
     work=(
         Work("one", "show", 1600, seconds=(600, 600), tag="one"),
-        Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=13),
+        Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=7),
     ),
-    seconds=24,
+    seconds=14,
     judge=judge_one_layer,
     control=Control("whole rounds off", "fill time, one layer to fifty", queue={"whole_rounds": "false"}),
 )
@@ -387,7 +399,7 @@ CAPS = Scenario(
     licences={"nuke": _LICENCES},
     seconds=14,
     judge=judge_caps,
-    control=Control("the caps lifted", "most of nuke to its cap", changes={"capped": False}),
+    control=Control("the caps lifted", "most of nuke to its cap", changes={"capped": False, "seconds": 6}),
 )
 
 
@@ -412,7 +424,29 @@ DEPENDENCIES = Scenario(
     ),
     seconds=16,
     judge=judge_dependencies,
-    control=Control("no dependencies", "starts before what they need", changes={"ordered": False}),
+    control=Control("no dependencies", "starts before what they need", changes={"ordered": False, "seconds": 6}),
+)
+
+_HEAVY = 2
+
+
+def judge_frame_memory(record: Record) -> list[Bound]:
+    return [
+        Bound("heavy frames done", record.counters.get("heavy frames done", 0), _HEAVY),
+        Bound("utilisation", record.utilisation(10.0, record.seconds), LEAST_USE),
+    ]
+
+
+FRAME_MEMORY = Scenario(
+    name="frame-memory",
+    says="few frames of a layer that run out of memory ask for more, and the others stay as small as they are",
+    hosts=(Hosts("cpu", 24, 16),),
+    shows=(Show("show", 384),),
+    # A host of 64 GB takes four frames of 15 GB, also where one or two ask for 17. Where all do, it takes three.
+    work=(Work("layer", "show", 800, cores=(4,), memory_gb_a_core=3.75, heavy=_HEAVY),),
+    seconds=18,
+    judge=judge_frame_memory,
+    control=Control("the layer asks for more", "utilisation", changes={"frame_memory": False}),
 )
 
 # Losing processes
@@ -449,14 +483,14 @@ FAILOVER = Scenario(
     hosts=ONE_KIND,
     shows=SHARES_TWO.shows,
     work=tuple(Work(name, name, 1400, cores=(4,), seconds=(3, 5)) for name in ("quarter", "rest")),
-    seconds=36,
+    seconds=34,
     judge=judge_failover,
     beats=2,
     events=(Event(_LOSS_AT, "a worker and the leading beat die", _loss),),
     control=Control(
         "nobody takes over",
         "starts after to before",
-        changes={"events": (Event(_LOSS_AT, "a worker and the leading beat die", _loss_for_good),)},
+        changes={"events": (Event(_LOSS_AT, "a worker and the leading beat die", _loss_for_good),), "seconds": 22},
     ),
 )
 
@@ -561,6 +595,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ONE_LAYER,
     CAPS,
     DEPENDENCIES,
+    FRAME_MEMORY,
     FAILOVER,
     STEADY,
 )

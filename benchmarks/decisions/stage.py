@@ -29,19 +29,23 @@ from opencue_sched.coordination.leader import LeaderKeys
 from opencue_sched.coordination.names import beat_role
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.domain.farm import ExitStatus
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Outcome, run_audit
 from opencue_sched.insight.fleet import leader_view
-from opencue_sched.settings import Queue, Settings
+from opencue_sched.settings import Queue, Release, Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
 UNCAPPED = 1_000_000
 """Cores of a burst that nobody can reach."""
 SAMPLE_SECONDS = 0.05
+MEMORY_OF_HEAVY = 1.1
+"""What a heavy frame needs to what it asks for."""
+KB_A_GB = 1024 * 1024
 _FIRST_BOOKING_SECONDS = 60.0
 
 ENVIRONMENT = {
@@ -141,6 +145,7 @@ class Stage:
     layers: dict[str, Layer] = field(default_factory=dict)
     run_seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
     needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    heavy: dict[str, float] = field(default_factory=dict)
     watched: dict[str, tuple[str, str]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     marks: dict[str, float] = field(default_factory=dict)
@@ -236,6 +241,8 @@ class Stage:
         for cores, layer in zip(part.cores, job.layers, strict=True):
             self.layers[layer.id] = Layer(layer.id, part.name, part.show, number, cores, part.gpus, part.priority)
             self.run_seconds[layer.id] = part.seconds
+            needed = MEMORY_OF_HEAVY * cores * part.memory_gb_a_core * KB_A_GB
+            self.heavy.update(dict.fromkeys(layer.frames[: part.heavy], needed))
 
     def _order(self, farm: Farm, job: JobIds) -> None:
         for position in range(1, len(job.layers)):
@@ -265,6 +272,13 @@ class Stage:
         """How long a frame runs: evenly spread between its layer's bounds."""
         least, most = self.run_seconds[proc.layer_id]
         return self.pace * (least + (most - least) * (zlib.crc32(proc.frame_id.encode()) % 1000) / 1000)
+
+    def exit_status(self, proc: RunningProc) -> int:
+        """Of a frame that ends: heavy ones need the memory they need, and are counted once they had it."""
+        if proc.memory_kb < self.heavy.get(proc.frame_id, 0):
+            return ExitStatus.MEMORY_FAILURE
+        self.peaks["heavy frames done"] += proc.frame_id in self.heavy
+        return 0
 
     def first_booking(self) -> float:
         """When the farm began to work, by the database's clock: how long the fleet took to find it is not judged."""
@@ -386,6 +400,8 @@ def _play(stage: Stage) -> Record:
         stage.seconds_of,
         ledger=Ledger(stage.client, owner="frame-ends"),
         changes=HostChanges(stage.client, stage.settings.coordination.namespace),
+        exit_status=stage.exit_status,
+        frames_to_raise=Release(frame_memory=scenario.frame_memory).frames_to_raise_a_layer,
     )
     with ends:
         stage.submit(due.pop(0)[1])

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.chaos.figures import show_chaos
 from benchmarks.chaos.run import Plan, run_chaos
-from tests.brief_fleet import WarmFleet
+from benchmarks.warm_start import WarmFleet
 
 SECONDS = 60.0
 # The benchmark asks for 20 a second on average. Here others have the machine too: 20 are asked for in the median, and

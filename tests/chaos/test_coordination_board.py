@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.warm_start import Started
 from opencue_sched.coordination.board import new_token
 from opencue_sched.coordination.jobboard import ClaimLost, JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.polling import eventually, tail_of
-from tests.warm_start import Started
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,11 +16,11 @@ import redis
 from celery import Celery
 from kombu import Queue
 
+from benchmarks.warm_start import WarmProcess
 from opencue_sched.coordination.names import consumed_queues, control_exchange
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
-from tests.warm_start import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "opencue_sched.dispatch.dispatch_cluster"

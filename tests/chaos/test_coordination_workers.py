@@ -17,6 +17,7 @@ from celery import Celery
 from kombu import Queue
 from sqlalchemy import text
 
+from benchmarks import warm_start
 from opencue_sched.accounting.keys import LEDGER, unpack, unpack_entry
 from opencue_sched.coordination.board import RESEND_SECONDS
 from opencue_sched.coordination.leader import tick_series
@@ -35,7 +36,6 @@ from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.fences import PersistentFences
-from tests import warm_start
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually

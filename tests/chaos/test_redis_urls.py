@@ -14,6 +14,7 @@ import redis
 from redis.exceptions import RedisError
 from sqlalchemy import text
 
+from benchmarks.warm_start import WarmFleet
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.presence import list_members
@@ -22,7 +23,7 @@ from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
-from tests.brief_fleet import WarmFleet, brief_fleet, open_counters
+from tests.brief_fleet import brief_fleet, open_counters
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
 from tests.polling import eventually

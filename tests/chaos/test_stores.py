@@ -17,12 +17,12 @@ from sqlalchemy import text
 
 from benchmarks.chaos.site import RUN_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import results_counted_wrongly, unfinished
+from benchmarks.warm_start import WarmFleet
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
-from tests.brief_fleet import WarmFleet
 from tests.farm import Farm, LayerSpec, ShowIds
 from tests.polling import eventually
 

@@ -23,6 +23,7 @@ import pytest
 import redis
 from sqlalchemy import Engine, create_engine, text
 
+from benchmarks import warm_start
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
@@ -31,7 +32,6 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
-from tests import warm_start
 from tests.brief_fleet import brief_fleet
 from tests.polling import eventually, tail_of
 

@@ -12,7 +12,7 @@ from benchmarks.decisions.run import judge
 from benchmarks.decisions.scenario import Scenario
 from benchmarks.decisions.scenarios import reduced
 from benchmarks.decisions.stage import play
-from tests.brief_fleet import WarmFleet
+from benchmarks.warm_start import WarmFleet
 
 
 @pytest.mark.parametrize("scenario", reduced(), ids=lambda scenario: scenario.name)

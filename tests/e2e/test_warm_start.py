@@ -1,4 +1,4 @@
-"""What tests/warm_start.py starts is what Python starts by the same command line."""
+"""What benchmarks/warm_start.py starts is what Python starts by the same command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_start
+from benchmarks import warm_start
 from tests.polling import eventually
 
 # All that a process is given, and that a fork without exec might leave otherwise.

@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
+from benchmarks import warm_start
 from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
 from opencue_sched.store.schema import Drained, drain_frame_history
-from tests import warm_start
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,11 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
+from benchmarks.warm_start import ROOT, run
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import REVISION
 from tests.polling import eventually
-from tests.warm_start import ROOT, run
 
 
 def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

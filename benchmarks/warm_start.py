@@ -1,4 +1,4 @@
-"""Processes of ours that start without loading anything: for tests of what they do once they run.
+"""Processes of ours that start without loading anything: for tests and benchmarks of what they do once they run.
 
 A test may start dozens of workers, beats and command lines, each of which takes a second of processor time and more to
 import what all of them import. Here they are forked from a process that has done so (see warm_server.py): real
@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Self
 
+from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ class _Server:
         environment.pop("PYTHONPATH", None)
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.warm_server", str(theirs.fileno())],
+                [sys.executable, "-u", "-m", "benchmarks.warm_server", str(theirs.fileno())],
                 cwd=ROOT,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -182,6 +183,12 @@ class WarmProcess(GuardedProcess):
         self._guard = _Guard(started, self._stop_signal, self._kill_after)
         self._pid = started.pid
         return self
+
+
+class WarmFleet(Fleet):
+    """A fleet whose processes need not load anything."""
+
+    process_type = WarmProcess
 
 
 class _Guard:

@@ -1,6 +1,6 @@
-"""Forks processes that have everything loaded already. Run by tests/warm_start.py, one for each process of pytest.
+"""Forks processes that have everything loaded already. Run by warm_start.py, one for each process that asks for some.
 
-    python -u -m tests.warm_server SOCKET     in the checkout, without PYTHONPATH
+    python -u -m benchmarks.warm_server SOCKET     in the checkout, without PYTHONPATH
 
 Whoever holds the other end of SOCKET (the number of an open file) asks for a process with one message: a Program as
 JSON, and with it four open files: standard input, output and error, and one to which the process id is written, and in
