@@ -34,6 +34,7 @@ _COMMANDS = {
     "folder": ("folder", "List, create and cap folders of shows; move jobs."),
     "host": ("host", "List, lock, unlock and tag hosts."),
     "job": ("job", "List, show and manage jobs."),
+    "layer": ("layer", "List layers of a job, and change what their frames need."),
     "limit": ("show", "List, create and change limits (licences)."),
     "migrate": ("services", "Create or upgrade the database schema."),
     "report-service": ("services", "Run the service that RQDs report to."),

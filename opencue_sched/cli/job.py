@@ -381,11 +381,11 @@ _COLUMNS = (
 )
 
 
-def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
-    """``verdicts``: the most telling one of each layer that has one, by the layer's id."""
+def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
+    """How layers are shown. ``verdicts``: the most telling one of each layer that has one, by the layer's id."""
     return (
         Column("layer", "Layer", "name", importance=NAME),
-        *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "services")),
+        *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "optimize", "services")),
         Column("frames", "Frames", "total", importance=HIGH),
         Column("waiting", "Wait", importance=HIGH),
         Column("running", "Run", importance=HIGH),
@@ -454,7 +454,7 @@ def info(name: str, as_json: bool) -> None:
         layers = jobs.layers_of(connection, row.id, has_start_after=facts.has_start_after)
     from opencue_sched.cli.checks import last_verdicts
 
-    layer_columns = _layer_columns(last_verdicts(row.id))
+    layer_columns = layer_columns_of(last_verdicts(row.id))
     if as_json:
         show_json({**json_row(job, _COLUMNS), "layers": [json_row(layer, layer_columns) for layer in layers]})
         return

@@ -362,6 +362,15 @@ def _problem(error: Any) -> str:
     return f"{path.lstrip('.')[:_LONGEST] or 'job file'}: {said[:_LONGEST]}"
 
 
+def layer_fields(given: Mapping[str, object]) -> dict[str, Any]:
+    """Some fields of a layer, as a job file has them, in the units of LayerSpec. Raises InvalidFile."""
+    try:
+        spec = LayerSpec.model_validate({"name": "any", "command": "any", "range": "1", **given})
+    except ValidationError as error:
+        raise InvalidFile(*map(_problem, error.errors(include_url=False))) from error
+    return spec.model_dump(include=set(given))
+
+
 # What only shows when fields are seen together.
 
 

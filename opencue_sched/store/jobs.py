@@ -41,9 +41,10 @@ _JOBS = text(
 _LAYERS = """
     SELECT layer.pk_layer AS id, layer.str_name AS name, layer.str_type AS type, str_cmd AS command,
            str_range AS range, int_chunk_size AS chunk_size, int_cores_min AS cores_min,
-           layer.int_cores_max AS cores_max, b_threadable AS threadable, int_mem_min AS memory_kb,
-           int_gpus_min AS gpus, int_gpu_mem_min AS gpu_memory_kb, str_tags AS tags, str_services AS services,
-           int_timeout AS timeout_minutes, int_timeout_llu AS timeout_llu_minutes, {start_after} AS start_after,
+           layer.int_cores_max AS cores_max, b_threadable AS threadable, b_optimize AS optimize,
+           int_mem_min AS memory_kb, int_gpus_min AS gpus, int_gpu_mem_min AS gpu_memory_kb, str_tags AS tags,
+           str_services AS services, int_timeout AS timeout_minutes, int_timeout_llu AS timeout_llu_minutes,
+           {start_after} AS start_after,
            ARRAY(SELECT DISTINCT limit_record.str_name FROM layer_limit
                    JOIN limit_record ON limit_record.pk_limit_record = layer_limit.pk_limit_record
                   WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
@@ -106,6 +107,39 @@ _RESOURCES = {
     column: text(f"UPDATE job_resource SET {column} = :value WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")  # noqa: S608
     for column in ("int_priority", "int_min_cores", "int_max_cores", "int_max_gpus")
 }
+
+_SET_LAYERS = text(
+    """
+    WITH locked AS (
+        SELECT pk_layer FROM layer WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
+         ORDER BY pk_layer FOR NO KEY UPDATE)
+    UPDATE layer
+       SET int_cores_min = coalesce(:cores, int_cores_min), int_cores_max = coalesce(:max_cores, int_cores_max),
+           b_threadable = coalesce(:threadable, b_threadable), int_mem_min = coalesce(:memory, int_mem_min),
+           b_optimize = coalesce(:optimize, b_optimize), int_gpus_min = coalesce(:gpus, int_gpus_min),
+           int_gpu_mem_min = coalesce(:gpu_memory, int_gpu_mem_min), str_tags = coalesce(:tags, str_tags),
+           int_timeout = coalesce(:timeout, int_timeout), int_timeout_llu = coalesce(:timeout_llu, int_timeout_llu)
+      FROM locked WHERE layer.pk_layer = locked.pk_layer
+    """
+)
+_LAYER_FIELDS = (
+    *("cores", "max_cores", "threadable", "memory", "optimize", "gpus", "gpu_memory", "tags"),
+    *("timeout", "timeout_llu"),
+)
+_ADD_LIMITS = text(
+    """
+    INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
+    SELECT CAST(gen_random_uuid() AS varchar), layer, wanted
+      FROM unnest(CAST(:layers AS varchar[])) AS layer CROSS JOIN unnest(CAST(:limits AS varchar[])) AS wanted
+     WHERE NOT EXISTS (SELECT FROM layer_limit WHERE pk_layer = layer AND pk_limit_record = wanted)
+    """
+)
+_DROP_LIMITS = text(
+    """
+    DELETE FROM layer_limit
+     WHERE pk_layer = ANY(CAST(:layers AS varchar[])) AND pk_limit_record = ANY(CAST(:limits AS varchar[]))
+    """
+)
 
 # What a job, its layers and its frames wait for; pairs of frames stay hidden behind the row that groups them.
 _DEPENDS = text(
@@ -213,6 +247,23 @@ def progress_of(connection: Connection, job_ids: Sequence[str]) -> Sequence[Laye
 def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:
     """Set int_priority, int_min_cores, int_max_cores (centicores) or int_max_gpus of jobs."""
     connection.execute(_RESOURCES[column], {"jobs": sorted(job_ids), "value": value})
+
+
+def set_layers(
+    connection: Connection,
+    layer_ids: Collection[str],
+    fields: Mapping[str, Any],
+    *,
+    add_limits: Collection[str] = (),
+    drop_limits: Collection[str] = (),
+) -> None:
+    """Set fields of layers: centicores, KB, minutes, tags as text; and put them under limits, or not, by their ids."""
+    layers = sorted(layer_ids)
+    if fields:
+        connection.execute(_SET_LAYERS, {**dict.fromkeys(_LAYER_FIELDS), **fields, "layers": layers})
+    for statement, limits in ((_ADD_LIMITS, add_limits), (_DROP_LIMITS, drop_limits)):
+        if limits:
+            connection.execute(statement, {"layers": layers, "limits": sorted(limits)})
 
 
 def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> Sequence[Depend]:

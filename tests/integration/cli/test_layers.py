@@ -1,0 +1,114 @@
+"""`opencue-sched layer`: what the frames of a running job's layers need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.farm import Farm, JobIds, LayerSpec
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+NAME = "demo-s-u_job"
+
+
+@pytest.fixture
+def job(build: Build) -> JobIds:
+    """A job of two layers, one frame of the first running, on a farm of one host of 16 cores."""
+
+    def make(farm: Farm) -> JobIds:
+        show = farm.show("demo")
+        farm.subscription(show, farm.alloc("general"), size=100)
+        layers = [LayerSpec(name="render", frames=3, limits=[farm.limit("arnold", 5)]), LayerSpec(name="comp")]
+        made = farm.job(layers, show=show, name=NAME, max_cores=50)
+        farm.run(made.frames[:1], farm.host(cores=16, memory_gb=64, tags=["gpu"], gpus=2, gpu_memory_gb=16))
+        farm.limit("maya", 3)
+        return made
+
+    made: JobIds = build(make)
+    return made
+
+
+def test_layers_are_listed(cli: Cli, job: JobIds) -> None:
+    render, comp = cli("layer", "list", NAME, "--json").json
+    assert (render["layer"], render["running"], render["waiting"], render["limits"]) == ("render", 1, 2, ["arnold"])
+    assert comp["layer"] == "comp"
+    assert cli("layer", "list", NAME).words[1][0] == "render"
+
+
+def test_every_field_is_written_as_cuebot_writes_it(cli: Cli, job: JobIds, rows: Rows) -> None:
+    # when all of a layer is changed
+    ran = cli(
+        *("layer", "set", NAME, "render", "--cores", "2.5", "--max-cores", "8", "--memory", "16GiB", "--no-optimize"),
+        *("--gpus", "1", "--gpu-memory", "8GiB", "--tags", "gpu, general", "--timeout", "90", "--timeout-llu", "15"),
+        *("--add-limit", "maya", "--drop-limit", "arnold"),
+    )
+    # then it is so, and what runs and the other layer stay as they are
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == (
+        f"{NAME} render: 2.5 cores (8 at most), 16.0G, 1 GPU with 8.0G, tags gpu | general, limits maya, "
+        "time-out 90 min, 15 min without a log line\n"
+    )
+    stored = (
+        "SELECT int_cores_min, int_cores_max, int_mem_min, b_optimize, int_gpus_min, int_gpu_mem_min, str_tags,"
+        " int_timeout, int_timeout_llu, b_threadable FROM layer ORDER BY int_dispatch_order"
+    )
+    render, comp = (tuple(row) for row in rows(stored))
+    assert render == (250, 800, 16 * 1024**2, False, 1, 8 * 1024**2, "gpu | general", 90, 15, True)
+    assert comp == (100, 0, 1024**2, True, 0, 0, "general", 0, 0, True)
+    limits = "SELECT limit_record.str_name FROM layer_limit JOIN limit_record USING (pk_limit_record)"
+    assert rows(limits) == [("maya",)]
+    assert rows("SELECT int_cores_reserved, int_mem_reserved FROM proc") == [(100, 1024**2)]
+
+
+def test_several_layers_at_once_and_only_what_is_said(cli: Cli, job: JobIds, rows: Rows) -> None:
+    ran = cli("layer", "set", NAME, "render", "comp", "--cores", "-2", "--add-limit", "arnold", "--json")
+    assert [(row["layer"], row["min_cores"]) for row in ran.json["layers"]] == [("render", -2), ("comp", -2)]
+    assert ran.json["notes"] == []
+    assert rows("SELECT int_cores_min, int_mem_min FROM layer") == [(-200, 1024**2)] * 2
+    assert rows("SELECT count(*) FROM layer_limit") == [(2,)]
+
+
+def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) -> None:
+    ran = cli("layer", "set", NAME, "comp", "--memory", "128GiB")
+    assert ran.status == 0
+    assert "note: layer comp: no host with the tag general is large enough for a frame" in ran.err
+    assert "has 64 of 128 GiB of memory" in ran.err
+    assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
+
+
+def test_a_finished_job_says_that_it_is(cli: Cli, job: JobIds, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE job SET str_state = 'FINISHED'")
+    assert (
+        "the job is finished; `opencue-sched job retry` makes" in cli("layer", "set", NAME, "comp", "--gpus", "0").err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("rendr", "--gpus", "1"), f"job {NAME} has no layer 'rendr'; did you mean 'render'?"),
+        (("render",), "say what to change"),
+        (("render", "--memory", "4 apples"), "memory: '4 apples' is not a size"),
+        (("render", "--memory", "1MiB"), "memory: "),
+        (("render", "--gpus", "-1"), "gpus: "),
+        (("render", "--tags", "big mem"), "tags[0]: 'big mem' may contain only"),
+        (("render", "--cores", "8", "--max-cores", "4"), "layer render: its max cores would be less than its cores"),
+        (("render", "--cores", "0.5"), "cannot thread; say --no-threadable"),
+        (("render", "--add-limit", "arnodl"), "there is no limit 'arnodl'; did you mean 'arnold'?"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_changed(
+    cli: Cli, job: JobIds, rows: Rows, words: tuple[str, ...], problem: str
+) -> None:
+    before = rows("SELECT * FROM layer ORDER BY pk_layer")
+    ran = cli("layer", "set", NAME, *words)
+    assert ran.status in (1, 2)
+    assert problem in ran.err
+    assert rows("SELECT * FROM layer ORDER BY pk_layer") == before
