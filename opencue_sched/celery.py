@@ -73,6 +73,9 @@ if is_celery(sys.argv):
                 os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
             if "--help" not in sys.argv:
                 check_broker(get_settings())
+                from opencue_sched.page.handlers import add_to_flower
+
+                add_to_flower(get_settings())
     except (ValidationError, SchedulerError) as error:
         _refuse(error)
     if not keeps_a_log(sys.argv):

@@ -155,7 +155,8 @@ def _summarise(
     for line in report.lines():
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"\n[bold]contact sheet[/bold]  {picture}")
-    console.print(f"[bold]Flower[/bold]         {farm.flower_url}" + ("" if options.keep else "  (was)"))
+    for name, url in (("farm page", f"{farm.flower_url}/farm"), ("Flower", farm.flower_url)):
+        console.print(f"[bold]{name:<13}[/bold]  {url}" + ("" if options.keep else "  (was)"))
     for url in farm.metrics_urls:
         console.print(f"[bold]metrics[/bold]        {url}" + ("" if options.keep else "  (was)"))
 

@@ -47,9 +47,11 @@ class Fleet:
         """A Celery beat behind the leader gate."""
         return self._start(name, [*_celery(), "beat", "--schedule", str(self.directory / name)], environment)
 
-    def flower(self, port: int) -> GuardedProcess:
+    def flower(self, port: int, *options: str, **environment: str) -> GuardedProcess:
         """Flower on loopback."""
-        return self._start("flower", [*_celery(), "flower", "--address=127.0.0.1", f"--port={port}"], {})
+        return self._start(
+            "flower", [*_celery(), "flower", "--address=127.0.0.1", f"--port={port}", *options], environment
+        )
 
     def report_service(self, name: str = "report-service", **environment: str) -> GuardedProcess:
         """The service that RQDs report to. Returns when it listens."""

@@ -99,8 +99,8 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
         assert read_png(tmp_path / "out" / "contact-sheet.png").width > 500
         assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 4
         # and the farm answers by what is told of it
-        addresses = re.findall(r"(?:Flower|metrics) +http://127\.0\.0\.1:(\d+)(\S*)", shown)
-        assert len(addresses) > 1
+        addresses = re.findall(r"(?:farm page|Flower|metrics) +http://127\.0\.0\.1:(\d+)(\S*)", shown)
+        assert len(addresses) > 2
         for port, path in addresses:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
                 assert answer.status == 200

@@ -33,6 +33,7 @@ from tests.farm import Farm, LayerSpec
 from tests.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
+FARM_PAGE = ("/farm", "/farm.css", "/farm.js", "/farm/data")
 
 
 def _run(command: list[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None) -> str:
@@ -203,6 +204,7 @@ def test_flower_of_the_wheel_serves_its_page(
         told = tail_of(flower.log)
         eventually(lambda: _page(port) == 200 or not flower.running, 40, "Flower's page", told=told)
         assert flower.running, told()
+        assert {path: _page(port, path) for path in FARM_PAGE} == dict.fromkeys(FARM_PAGE, 200)
 
 
 def test_the_program_of_the_wheel_works_on_the_stores(
@@ -249,10 +251,10 @@ def test_each_role_of_the_manifests_runs_and_answers_its_probes(
             assert process.exit_code in (0, 143), told()
 
 
-def _page(port: int) -> int:
-    """Status of Flower's first page; 0 while it does not listen."""
+def _page(port: int, path: str = "/") -> int:
+    """Status of a page of Flower; 0 while it does not listen, or refuses."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return int(answer.status)
     except OSError:
         return 0

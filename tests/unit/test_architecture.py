@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": {*FOUNDATION, *KEEPERS},
     "farm": {*FOUNDATION, *KEEPERS, "dispatch", "text_file"},
     "insight": {*FOUNDATION, *KEEPERS, "dispatch", "lua_scripts"},
+    "page": {*FOUNDATION, *KEEPERS, "dispatch", "insight"},
     "worker": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "lua_scripts", "celery"},
     "embedded": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight"},
     "cli": {
@@ -47,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "text_file",
     },
     "beat": {*FOUNDATION, *KEEPERS, "insight", "worker"},
-    "celery": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "worker", "beat"},
+    "celery": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "page", "worker", "beat"},
     "tasks": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight", "celery"},
     "celeryconfig": {*FOUNDATION, "coordination", "worker", "celery"},
 }

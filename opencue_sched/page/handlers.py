@@ -1,0 +1,192 @@
+"""``/farm`` among Flower's own pages: the farm as ``opencue-sched top`` shows it, live in a browser.
+
+The page is three files of ours and asks for JSON every two seconds: of the farm, and of the job that is opened. Flower
+asks for its password here as it does on its other pages. Nothing is written: neither store, nor anything of Flower's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+import structlog
+from flower.urls import handlers as flower_handlers
+from flower.views import BaseHandler
+from redis.exceptions import RedisError
+from sqlalchemy import Connection, Engine, Row
+from sqlalchemy.exc import SQLAlchemyError
+from tornado.web import RedirectHandler, authenticated, url
+
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.errors import SchedulerError
+from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_dict, standing
+from opencue_sched.insight.farm import farm_view
+from opencue_sched.insight.stores import describe_failure
+from opencue_sched.settings import Settings
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.hosts import list_hosts
+from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.shows import Kind, find_row
+
+log = structlog.get_logger(__name__)
+
+FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
+"""What the page consists of, with the media types."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+KEPT_SECONDS = 1.0
+"""Whoever asks within this time after a read gets the same answer: a hundred viewers cost what one costs."""
+MOST_HOSTS = 2000
+"""So many are shown one by one, by name."""
+MOST_READS = 20
+"""So many are waited for, each of something else, before a viewer is told to ask later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP status, JSON, and when it was read (monotonic seconds)."""
+
+    status: int
+    body: bytes
+    at: float
+
+    @classmethod
+    def of(cls, status: int, content: dict[str, Any]) -> Self:
+        return cls(status, json.dumps(content, separators=(",", ":")).encode(), time.monotonic())
+
+
+class FarmReader:
+    """Reads the stores for all viewers together: one read at a time, in a thread of its own, off Tornado's loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
+        self._answers: dict[str | None, asyncio.Future[Answer]] = {}
+        self._facts: SchemaFacts | None = None
+
+    async def answer(self, job_id: str | None = None) -> Answer:
+        """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
+
+        503 while a store is away, with what a person can do; 404 where there is no such job.
+        """
+        now = time.monotonic()
+        answers = self._answers.items()
+        self._answers = {key: it for key, it in answers if not it.done() or now - it.result().at < KEPT_SECONDS}
+        if job_id not in self._answers:
+            if len(self._answers) >= MOST_READS:
+                return Answer.of(503, {"error": "too many people ask for too much at once"})
+            loop = asyncio.get_running_loop()
+            self._answers[job_id] = loop.run_in_executor(self._thread, self._read, job_id)
+        return await asyncio.shield(self._answers[job_id])
+
+    def _read(self, job_id: str | None) -> Answer:
+        """In the thread. What fails is an answer too; the next read tries again."""
+        try:
+            found = self._farm() if job_id is None else self._explanation(job_id)
+        except (SQLAlchemyError, RedisError, SchedulerError) as error:
+            return Answer.of(503, {"error": describe_failure(error, self._settings)})
+        except Exception:
+            log.exception("farm_page_not_read", job=job_id)
+            return Answer.of(500, {"error": "the farm cannot be read; Flower's log says why"})
+        return Answer.of(404, {"error": "there is no such job"}) if found is None else Answer.of(200, found)
+
+    def _farm(self) -> dict[str, Any]:
+        with self._engine.connect() as connection:
+            self._checked(connection)
+            hosts = list_hosts(connection, most=MOST_HOSTS)
+        view = farm_view(self._engine, self._redis, self._settings)
+        silent = datetime.now(UTC) - timedelta(seconds=self._settings.host_cache.host_staleness_threshold)
+        return asdict(view) | {"grid": [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]}
+
+    def _explanation(self, job_id: str) -> dict[str, Any] | None:
+        with self._engine.connect() as connection:
+            facts = self._checked(connection)
+            job = find_row(connection, Kind.JOB, job_id)
+            if job is None:
+                return None
+            verdicts = VerdictLog(self._redis, self._settings.coordination.namespace).of_job(job.id)
+            skipped = cluster_postings(self._redis, self._settings).skipped()
+            explanation = explain_job(connection, job.id, self._settings, facts, verdicts, skipped)
+        return explanation_dict(explanation, explanation.layers) | {"standing": standing(explanation)}
+
+    def _checked(self, connection: Connection) -> SchemaFacts:
+        if self._facts is None:
+            self._facts = check_schema(connection)
+        return self._facts
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return make_engine(self._settings, application_name="opencue-sched-page", pool_size=1)
+
+    @cached_property
+    def _redis(self) -> redis.Redis:
+        return make_redis(self._settings.redis_dsn, self._settings)
+
+
+def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:
+    """A host of the grid, in cores and KB. ``silent``: not heard of since then."""
+    figures = ("facility", "allocation", "state", "lock", "frames", "tags", "gpus", "idle_gpus", "memory_kb")
+    return {name: getattr(row, name) for name in figures} | {
+        "name": row.host,
+        "silent": row.pinged is None or row.pinged < silent,
+        "cores": row.centicores / CENTICORES_PER_CORE,
+        "booked": (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE,
+        "idle_memory_kb": row.idle_memory_kb,
+    }
+
+
+class _Guarded(BaseHandler):  # type: ignore[misc]
+    """A page of Flower's, under its password, that loads nothing from elsewhere and runs no script but ours."""
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        for name, value in HEADERS.items():
+            self.set_header(name, value)
+
+
+class FarmFile(_Guarded):
+    """One of FILES."""
+
+    @authenticated
+    def get(self, name: str) -> None:
+        self.set_header("Content-Type", f"{FILES[name]}; charset=utf-8")
+        path = Path(__file__).parent / "static" / (name if "." in name else f"{name}.html")
+        self.finish(path.read_bytes())
+
+
+class FarmData(_Guarded):
+    """The farm as JSON; with ``job``, the explanation of that job."""
+
+    def initialize(self, reader: FarmReader) -> None:
+        self.reader = reader
+
+    @authenticated
+    async def get(self) -> None:
+        answer = await self.reader.answer(self.get_query_argument("job", None))
+        self.set_status(answer.status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(answer.body)
+
+
+def add_to_flower(settings: Settings) -> None:
+    """Have Flower serve the page. Before Flower's application is made: that is when it reads its list."""
+    names = "|".join(name.replace(".", r"\.") for name in FILES)
+    flower_handlers[:0] = [
+        url(rf"/({names})", FarmFile),
+        url(r"/farm/data", FarmData, {"reader": FarmReader(settings)}),
+        url(r"/farm/", RedirectHandler, {"url": "../farm", "permanent": False}),
+    ]

@@ -1,0 +1,283 @@
+"use strict";
+// The farm page: asks for the farm every two seconds and writes what changed. Names and reasons come from people, so
+// they are set as text and never as HTML.
+
+const EVERY_MS = 2000;
+const WAIT_MS = 20000;
+const $ = (selector, of = document) => of.querySelector(selector);
+let farm = null;
+let job = null; // the id of the one whose explanation is open
+
+try {
+  document.documentElement.dataset.theme = localStorage.getItem("flower-theme") ?? ""; // as chosen on Flower's pages
+} catch { /* storage may be forbidden: the system's choice holds */ }
+
+function make(tag, className = "", ...children) {
+  const node = document.createElement(tag);
+  node.className = className;
+  node.append(...children);
+  return node;
+}
+
+function put(node, text, className = node.className) {
+  if (node.textContent !== String(text)) node.textContent = text;
+  if (node.className !== className) node.className = className;
+}
+
+// Have parent show one node for each item, in this order: those it has stay, and keep the focus.
+function fill(parent, items, key, create, update) {
+  const had = parent.shown ?? new Map();
+  parent.shown = new Map(items.map((item) => [key(item), had.get(key(item)) ?? create(item)]));
+  for (const [name, node] of had) if (!parent.shown.has(name)) node.remove();
+  let next = parent.firstChild;
+  for (const item of items) {
+    const node = parent.shown.get(key(item));
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
+    update(node, item);
+  }
+}
+
+const sides = (left = "span") => make("p", "sides", make(left), make("span", "note"));
+const bar = (...parts) => make("div", "bar", ...parts.map((name) => make("i", name)));
+
+function draw(bar, of, ...parts) {
+  parts.forEach((part, index) => {
+    const { style, className } = bar.children[index];
+    style[className === "mark" ? "left" : "width"] = `${of > 0 ? Math.min(100, (100 * part) / of) : 0}%`;
+  });
+}
+
+// A line with a bar for each [name, text, of, busy, over, mark].
+function bars(parent, rows) {
+  const create = () => make("div", "use", sides(), bar("busy", "over", "mark"));
+  fill(parent, rows, (it) => it[0], create, (node, [name, text, of, busy, over = 0, mark = -1]) => {
+    put(node.firstChild.firstChild, name);
+    put(node.firstChild.lastChild, text);
+    draw(node.lastChild, of, busy, over, mark);
+  });
+}
+
+const number = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: 1 });
+const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+const percent = (part) => `${Math.round(100 * part)} %`;
+const gib = (kb) => `${number(kb / 1048576)} GiB`;
+const words = (code) => code.toLowerCase().replaceAll("_", " ");
+const clock = () => new Date(farm.at * 1000).toLocaleTimeString("en-GB");
+const list = (...parts) => parts.filter(Boolean).join(", ");
+
+function span(seconds) {
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+// Commands stand between backticks.
+const sentence = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part));
+
+function progress(bar, note, it, ...states) {
+  draw(bar, it.frames, it.done, it.running, it.dead);
+  const others = states.map((state) => it[state] && `${number(it[state])} ${state}`);
+  put(note, list(`${number(it.done)} of ${number(it.frames)}`, ...others));
+}
+
+function showTotals() {
+  const sum = (field) => farm.allocations.reduce((total, it) => total + it[field], 0);
+  const totals = [
+    ["Cores booked", `${number(sum("booked"))} of ${number(sum("cores") - sum("down"))}`],
+    ["Running", number(farm.running)],
+    ["Waiting", number(farm.waiting)],
+    ["Dead", number(farm.dead), farm.dead ? "bad" : ""],
+    ["Hosts up", `${number(sum("hosts") - sum("hosts_down"))} of ${number(sum("hosts"))}`, sum("hosts_down") ? "warn" : ""],
+    ["Bookings", `${number(farm.bookings_per_second)} /s`],
+  ];
+  const create = (it) => make("div", "", make("dt", "", it[0]), make("dd"));
+  fill($("#totals"), totals, (it) => it[0], create, (node, it) => put(node.lastChild, it[1], it[2]));
+  put($("#read"), clock());
+}
+
+function newJob(it) {
+  const frames = make("td", "", bar("done", "busy", "dead"), make("p", "note"));
+  const numbers = [1, 2, 3].map(() => make("td", "number"));
+  const node = make("tr", "", make("td", "", make("button", "job", it.name)), frames, ...numbers, make("td", "", make("p", "why")));
+  node.addEventListener("click", () => openJob(it.id, it.name));
+  return node;
+}
+
+function showJob(node, it) {
+  const [, frames, priority, cores, waits, why] = node.children;
+  progress(frames.firstChild, frames.lastChild, it, "running", "waiting", "dead");
+  put(priority, it.priority);
+  put(cores, it.cores ? number(it.cores) : "");
+  put(waits, it.waiting_seconds === null ? "" : span(it.waiting_seconds));
+  const look = it.dead || it.why === "dead" ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
+  put(why.firstChild, it.why_text.replaceAll("`", ""), `why ${look}`);
+}
+
+function showJobs() {
+  const wanted = $("#filter").value.trim().toLowerCase().split(/\s+/);
+  const text = (it) => `${it.show} ${it.name} ${it.user} ${it.why_text} ${words(it.why)}`.toLowerCase();
+  const shown = farm.jobs.filter((it) => wanted.every((word) => text(it).includes(word)));
+  const all = farm.jobs_total > farm.jobs.length ? `the ${farm.jobs.length} of ${number(farm.jobs_total)} that wait longest` : shown.length;
+  put($("#jobs-note"), shown.length < farm.jobs.length ? `${shown.length} of ${farm.jobs.length}` : all);
+  fill($("#jobs tbody"), shown, (it) => it.id, newJob, showJob);
+}
+
+function hostWords(it) {
+  const state = it.state === "UP" ? (it.silent ? "silent" : it.lock === "OPEN" ? "up" : it.lock) : it.state;
+  const gpus = it.gpus && `${it.gpus - it.idle_gpus} of ${count(it.gpus, "GPU")}`;
+  const memory = `${gib(it.idle_memory_kb)} of ${gib(it.memory_kb)} free`;
+  return `${it.name}: ${list(words(state), `${number(it.booked)} of ${count(it.cores, "core")} booked`, gpus, count(it.frames, "frame"), memory)}; `
+    + `tags ${it.tags.join(" ")}`;
+}
+
+function newCell() {
+  const cell = make("button", "cell");
+  cell.tabIndex = -1;
+  for (const event of ["focus", "pointerenter"]) cell.addEventListener(event, () => put($("#host"), cell.ariaLabel));
+  return cell;
+}
+
+function showCell(cell, it) {
+  const down = it.silent || it.state !== "UP";
+  const held = farm.holds.some((hold) => hold.host === it.name);
+  cell.style.setProperty("--use", `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
+  cell.className = `cell ${down ? "down" : it.lock === "OPEN" ? "" : "locked"} ${held ? "held" : ""}`;
+  cell.ariaLabel = hostWords(it);
+}
+
+function showHosts() {
+  const total = farm.allocations.reduce((sum, it) => sum + it.hosts, 0);
+  put($("#hosts-note"), total > farm.grid.length ? `the first ${number(farm.grid.length)} of ${number(total)}` : "");
+  $("#hosts").className = farm.grid.length > 120 ? "many" : "";
+  const create = () => make("div", "part", sides(), make("div", "cells"));
+  fill($("#hosts"), farm.allocations.filter((it) => it.hosts), (it) => it.name, create, (node, it) => {
+    const apart = [it.hosts_locked && `${it.hosts_locked} locked`, it.hosts_down && `${it.hosts_down} not up`];
+    put(node.firstChild.firstChild, it.name);
+    put(node.firstChild.lastChild, list(`${number(it.booked)} of ${number(it.cores - it.down)} cores`, count(it.hosts, "host"), ...apart));
+    fill(node.lastChild, farm.grid.filter((host) => host.allocation === it.name), (host) => host.name, newCell, showCell);
+  });
+  if (!$("#hosts .cell[tabindex='0']") && $("#hosts .cell")) $("#hosts .cell").tabIndex = 0;
+}
+
+function subscription(it) {
+  const parts = it.due === null || it.share === null ? "" : `has ${percent(it.share)}, due ${percent(it.due)}`;
+  const text = list(`${number(it.used)} of ${number(it.size)} (${number(it.burst)})`, parts);
+  const most = Math.max(it.burst, it.size, it.used);
+  return [it.allocation, text, most, Math.min(it.used, it.size), Math.max(0, it.used - it.size), it.size];
+}
+
+function showShows() {
+  fill($("#shows"), farm.shows, (it) => it.name, () => make("div", "part", sides("strong"), make("div", "note")), (node, it) => {
+    const off = list(!it.active && "not active", !it.managed && "not managed", !it.booking && "booking is off", it.paused && "paused");
+    const frames = [`${number(it.running)} running`, `${number(it.waiting)} waiting`];
+    put(node.firstChild.firstChild, it.name);
+    put(node.firstChild.lastChild, list(off, count(it.jobs, "job"), ...frames), off ? "note warn" : "note");
+    bars(node.lastChild, it.subscriptions.map(subscription));
+  });
+}
+
+function showFleet() {
+  const found = Object.entries(farm.waiting_by_verdict).filter((it) => it[1]).sort((one, other) => other[1] - one[1]);
+  bars($("#verdicts"), found.map(([verdict, frames]) => [words(verdict), number(frames), found[0][1], frames]));
+  const { leader, workers } = farm.fleet;
+  const tick = leader.tick_age_seconds === null ? "no tick yet" : `last tick ${span(leader.tick_age_seconds)} ago`;
+  const leads = `${leader.instance ?? "A beat without presence"} leads${leader.hostname ? ` on ${leader.hostname}` : ""}`;
+  put($("#leader"), leader.fence === null ? "No beat leads: is one alive?" : list(leads, `fence ${leader.fence}`, tick), leader.fence === null ? "bad" : "");
+  const rows = workers.map((it) => [it.instance, `${it.state}, ${it.in_flight} of ${it.capacity} in hand`, it.capacity, it.in_flight]);
+  bars($("#workers"), rows.length ? rows : [["No worker is alive.", "", 0, 0]]);
+}
+
+function showExplanation(told) {
+  const seen = farm.jobs.find((it) => it.id === job);
+  put($("#job-title"), told.job);
+  put($("#job-note"), seen ? list(seen.show, seen.user, `priority ${seen.priority}`) : words(told.state));
+  const create = () => make("div", "part", sides("strong"), bar("done", "busy", "dead"), make("ul"));
+  fill($("#layers"), told.layers, (it) => it.id, create, (node, it) => {
+    const [head, frames, reasons] = node.children;
+    put(head.firstChild, it.layer);
+    progress(frames, head.lastChild, it, "running", "waiting", "depend", "dead");
+    reasons.replaceChildren(...it.reasons.map((reason) => make("li", "", ...sentence(reason.text))));
+  });
+  $("#standing").replaceChildren(...told.standing.map((line) => make("li", "", ...sentence(line))));
+}
+
+async function explain() {
+  const asked = job;
+  const told = await ask(`farm/data?job=${encodeURIComponent(asked)}`).catch((error) => error);
+  if (asked !== job) return; // closed, or another was opened, meanwhile
+  if (told instanceof Error) put($("#job-note"), told.message);
+  else showExplanation(told);
+}
+
+function openJob(id, name) {
+  job = id;
+  put($("#job-title"), name);
+  put($("#job-note"), "…");
+  fill($("#layers"), []);
+  $("#standing").replaceChildren();
+  $("#job").showModal();
+  explain();
+}
+
+async function ask(address) {
+  const here = location.origin + location.pathname; // without a password, with which nothing may be fetched
+  let answer;
+  try {
+    answer = await fetch(new URL(address, here), { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(WAIT_MS) });
+  } catch {
+    throw new Error("Flower does not answer, or not in time.");
+  }
+  if (answer.type === "opaqueredirect" || answer.status === 401) throw new Error("Flower asks who you are again: reload this page.");
+  const told = await answer.json().catch(() => ({ error: `Flower answers with status ${answer.status}, and its log says why` }));
+  if (!answer.ok) throw new Error(`${told.error}.`);
+  return told;
+}
+
+async function watch() {
+  let problem = "";
+  try {
+    farm = await ask("farm/data");
+    for (const part of [showTotals, showJobs, showHosts, showShows, showFleet]) part();
+    if (job !== null) await explain();
+  } catch (error) {
+    problem = `${error.message} ${farm ? `What you see is of ${clock()}. ` : ""}The page tries again by itself.`;
+  }
+  $("#banner").hidden = !problem;
+  put($("#banner"), problem);
+  document.body.className = problem ? "stale" : "";
+  setTimeout(watch, EVERY_MS);
+}
+
+// The arrow keys go to the nearest neighbour that lies that way.
+function rove(within, selector) {
+  const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  within.addEventListener("keydown", (event) => {
+    const [right, down] = ways[event.key] ?? [0, 0];
+    if (!(right || down) || !event.target.matches(selector)) return;
+    event.preventDefault();
+    const here = event.target.getBoundingClientRect();
+    const distance = (node) => {
+      const { left, top } = node.getBoundingClientRect();
+      const [x, y] = [left - here.left, top - here.top];
+      const along = x * right + y * down;
+      return along > 1 ? along + 20 * Math.abs(x * down + y * right) : Infinity;
+    };
+    const [nearest] = [...within.querySelectorAll(selector)].map((node) => [distance(node), node]).sort((one, other) => one[0] - other[0]);
+    if (nearest[0] < Infinity) nearest[1].focus();
+  });
+}
+
+rove($("#hosts"), ".cell");
+rove($("#jobs tbody"), ".job");
+$("#hosts").addEventListener("focusin", (event) => {
+  for (const cell of document.querySelectorAll("#hosts .cell")) cell.tabIndex = cell === event.target ? 0 : -1;
+});
+$("#filter").addEventListener("input", () => farm && showJobs());
+$("#job").addEventListener("close", () => { job = null; });
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target === $("#filter") || $("#job").open) return;
+  event.preventDefault();
+  $("#filter").focus();
+});
+watch();

@@ -1,0 +1,173 @@
+"""The farm page in a real browser: what it shows of a farm at work, whom it asks, and what it survives."""
+
+from __future__ import annotations
+
+import base64
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.simulated_host import Behaviour
+from tests.browser import Browser
+from tests.polling import eventually, tail_of
+
+from .fleets import FleetOnTest, fleet_on
+
+HELD = Behaviour(run_seconds=(300.0, 300.0))
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def status(address: str, password: str = "") -> int:
+    """The HTTP status of an address, redirections as they are; 0 while nobody listens."""
+    request = urllib.request.Request(address)  # noqa: S310 - of our own Flower
+    if password:
+        request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
+    try:
+        with urllib.request.build_opener(NoRedirect).open(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
+    except OSError:
+        return 0
+
+
+@contextmanager
+def flower(fleet: FleetOnTest, *options: str, **environment: str) -> Iterator[str]:
+    """A Flower of the fleet's, stopped afterwards; its address."""
+    port = free_port()
+    process = fleet.fleet.flower(port, *options, **environment)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        eventually(lambda: status(f"{address}/farm"), 60, "Flower's answer", told=tail_of(process.log))
+        yield address
+    finally:
+        fleet.fleet.stop("flower")
+
+
+@pytest.fixture
+def fleet(settings, engine, redis_client, tmp_path) -> Iterator[FleetOnTest]:
+    with engine.begin() as connection:
+        Farm(connection).default_show()
+    with fleet_on(settings, engine, redis_client, tmp_path, hosts=3, cores=2, behaviour=HELD) as fleet:
+        yield fleet
+
+
+def job_of(fleet: FleetOnTest, *layers: LayerSpec, name: str) -> str:
+    """A job of a show of its own that may use 4 cores; its id."""
+    with fleet.engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show(f"show-{name}")
+        farm.subscription(show, farm.default_alloc(), size=4, burst=4)
+        return farm.job(layers=layers, show=show, name=name, os=None).id
+
+
+def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
+    # given a job of which as much runs as its show may have
+    wide = LayerSpec(frames=6, name="render")
+    paused = job_of(fleet, LayerSpec(frames=2, name=EVIL), name="paused-job")
+    with fleet.engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": paused})
+    job_of(fleet, wide, name="lively-job")
+    fleet.wait_for("four frames on hosts", lambda: len(fleet.farm.running()) == 4)
+    with flower(fleet) as address, Browser() as browser:
+        browser.open(f"{address}/farm")
+
+        def row(job: str) -> str:
+            return next((it for it in browser.texts("#jobs tbody tr") if job in it), "")
+
+        # then the page has it, why the rest waits, the hosts by use, the show and who works
+        seen = eventually(lambda: "4 running" in row("lively-job") and row("lively-job"), 30, "the job")
+        assert "0 of 6, 4 running, 2 waiting" in seen
+        eventually(lambda: "subscription" in row("lively-job"), 30, "why", told=lambda: row("lively-job"))
+        assert "the job is paused" in row("paused-job")
+        assert "4 of 6" in browser.text("#totals")
+        use = "[...document.querySelectorAll('#hosts .cell')].map((it) => it.style.getPropertyValue('--use'))"
+        assert sorted(int(it.strip("%")) for it in browser.script(use)) in ([0, 100, 100], [50, 50, 100])
+        assert "4 of 4 (4)" in next(it for it in browser.texts("#shows .part") if it.startswith("show-lively"))
+        eventually(lambda: " leads on " in browser.text("#leader"), 30, "the leader")
+        assert "worker1" in browser.text("#workers")
+        # when frames end, then it says so, by itself
+        for frame, host in list(fleet.farm.running().items())[:2]:
+            fleet.farm.finish(host, frame)
+        eventually(lambda: "2 of 6, 4 running" in row("lively-job"), 60, "progress", told=lambda: row("lively-job"))
+        # when a host is locked, then its cell is
+        fleet.farm.crash(fleet.farm.specs[0].name)
+        lock = text("UPDATE host SET str_lock_state = 'LOCKED' WHERE str_name = :name")
+        with fleet.engine.begin() as connection:
+            connection.execute(lock, {"name": fleet.farm.specs[1].name})
+        eventually(lambda: browser.script("document.querySelectorAll('#hosts .locked').length") == 1, 30, "the lock")
+        # when somebody goes to a host and to a job with the keyboard
+        browser.script("document.querySelector('#hosts .cell').focus()")
+        browser.press("ArrowRight", 39)
+        assert browser.text("#host").startswith(f"{fleet.farm.specs[1].name}: locked, ")
+        browser.press("/")
+        for letter in "paused-job":
+            browser.press(letter)
+        eventually(lambda: len(browser.texts("#jobs tbody tr")) == 1, 10, "the filter")
+        browser.script("document.querySelector('.job').focus()")
+        browser.press("Enter", 13)
+        # then they see the explanation, in which what people wrote is text
+        told = "opencue-sched job unpause paused-job"
+        eventually(lambda: browser.text("#layers code") == told, 30, "explanation", told=lambda: browser.text("#job"))
+        assert browser.text("#layers strong") == EVIL
+        browser.press("Escape", 27)
+        assert browser.script("document.querySelector('#job').open") is False
+        # and nothing came from elsewhere, and nothing broke the page's policy
+        assert {it for it in browser.requested() if not it.startswith((address, "about:", "data:"))} == set()
+        assert browser.complaints() == []
+
+
+def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
+    job_of(fleet, LayerSpec(frames=2), name="some-job")
+    with flower(fleet) as address, Browser(width=800, height=900) as browser:
+        browser.open(f"{address}/farm")
+        eventually(lambda: browser.texts(".job") == ["some-job"], 30, "the job")
+        # given no wider page than the window
+        assert browser.script("document.documentElement.scrollWidth") <= 800
+        # when the database lets nobody in
+        name, elsewhere = fleet.engine.url.database, fleet.engine.url.set(database="postgres")
+        away = "ALTER DATABASE {} ALLOW_CONNECTIONS {}"
+        with create_engine(elsewhere, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
+            connection.execute(text(away.format(name, "false")))
+            ours = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name")
+            connection.execute(ours, {"name": "opencue-sched-page"})
+            try:
+                # then a banner says which store, and of when the rest is, and no password
+                said = eventually(lambda: browser.text("#banner"), 60, "the banner")
+                assert said.startswith("PostgreSQL at ")
+                assert "What you see is of " in said
+                assert browser.texts(".job") == ["some-job"]
+                assert (fleet.engine.url.password or "no password") not in said
+            finally:
+                connection.execute(text(away.format(name, "true")))
+        # and when it is back, so is the page
+        eventually(lambda: not browser.text("#banner"), 60, "the end of the banner")
+
+
+def test_who_may_not_see_flower_may_not_see_the_farm(fleet):
+    paths = ("/farm", "/farm.css", "/farm.js", "/farm/data", "/farm/data?job=x")
+    with flower(fleet, FLOWER_BASIC_AUTH="artist:secret") as address, Browser() as browser:
+        assert {path: status(address + path) for path in paths} == dict.fromkeys(paths, 401)
+        assert {path: status(address + path, "artist:wrong") for path in paths} == dict.fromkeys(paths, 401)
+        assert status(f"{address}/farm/data?job=nobody", "artist:secret") == 404
+        # and who may, sees it, also with the password in the address
+        browser.open(f"{address.replace('//', '//artist:secret@')}/farm")
+        eventually(lambda: "3 of 3" in browser.text("#totals"), 30, "the farm", told=lambda: browser.text("body"))
+    sign_in = ("--auth=.*@studio.example", "--auth_provider=flower.views.auth.GithubLoginHandler")
+    with flower(fleet, *sign_in, "--url_prefix=cue") as address:
+        assert {path: status(f"{address}/cue{path}") for path in ("/workers", *paths)} == dict.fromkeys(
+            ("/workers", *paths), 302
+        )

@@ -1,0 +1,50 @@
+"""What viewers of the farm page ask of the stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from pydantic import SecretStr
+
+from opencue_sched.page.handlers import MOST_READS, FarmReader
+from tests.farm import Farm, LayerSpec
+from tests.polling import eventually
+
+
+def test_viewers_share_one_read_a_second_and_get_the_next_one_after_it(engine, redis_client, settings):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(name="node1", cores=8, idle_cores=2, lock="LOCKED")
+        farm.host(name="node2", state="DOWN")
+        farm.job(layers=[LayerSpec(frames=3)], name="a-job")
+    reader = FarmReader(settings)
+
+    async def watch() -> None:
+        # when many ask at once, and one a moment later, then all have the same answer
+        answers = await asyncio.gather(*(reader.answer() for _ in range(50)), reader.answer())
+        first = answers[0]
+        assert all(answer is first for answer in answers)
+        assert await reader.answer() is first
+        assert first.status == 200
+        told = json.loads(first.body)
+        assert [job["name"] for job in told["jobs"]] == ["a-job"]
+        figures = [(it["name"], it["state"], it["lock"], it["cores"], it["booked"]) for it in told["grid"]]
+        assert figures == [("node1", "UP", "LOCKED", 8, 6), ("node2", "DOWN", "OPEN", 8, 0)]
+        # and each job has an answer of its own, up to so many at a time
+        asked = await asyncio.gather(*(reader.answer(f"job {number}") for number in range(MOST_READS + 5)))
+        assert {answer.status for answer in asked} == {404, 503}
+        assert sum(answer.status == 503 for answer in asked) >= 5
+
+    asyncio.run(watch())
+    before = asyncio.run(reader.answer())
+    eventually(lambda: asyncio.run(reader.answer()) is not before, 10, "the next read")
+
+
+def test_a_redis_that_is_away_is_an_answer_without_its_password(engine, settings):
+    away = settings.model_copy(update={"redis_url": SecretStr("redis://:secret@127.0.0.1:1/0")})
+    reader = FarmReader(away)
+    answer = asyncio.run(reader.answer())
+    assert answer.status == 503
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in json.loads(answer.body)["error"]
+    assert b"secret" not in answer.body
