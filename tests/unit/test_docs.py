@@ -12,6 +12,7 @@ import pytest
 from opencue_sched.cli import cli
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import BEGIN, END, table
+from tests import metrics_table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
@@ -22,6 +23,20 @@ def test_the_settings_table_is_the_codes():
     assert guide.partition(BEGIN)[2].partition(END)[0].strip() == table(), (
         "run: python -m opencue_sched.settings docs/operator-guide.md"
     )
+
+
+def test_the_metrics_tables_are_the_codes():
+    document = metrics_table.PATH.read_text()
+    assert all(table in document for table in metrics_table.tables()), "run: python -m tests.metrics_table"
+    assert metrics_table.with_tables(document) == document
+
+
+def test_every_metric_that_a_document_names_exists():
+    declared = set(re.findall(r"`(\w+)[`{]", "".join(metrics_table.tables())))
+    declared |= {name + suffix for name in declared for suffix in ("_bucket", "_sum", "_count")}
+    for document in (path for path in DOCUMENTS if path.parent.name != "adr"):
+        named = set(re.findall(r"`((?:scheduler|cuebot_redis)_[a-z_]+)[`{]", document.read_text()))
+        assert named <= declared, document.name
 
 
 def test_every_setting_that_policies_name_exists():
