@@ -29,6 +29,7 @@ from opencue_sched.cli.output import (
     json_row,
     memory_text,
     show_json,
+    show_report,
     show_rows,
     show_thing,
 )
@@ -143,22 +144,24 @@ def info(name: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="HOST...")
-def lock(names: tuple[str, ...]) -> None:
+@json_option
+def lock(names: tuple[str, ...], as_json: bool) -> None:
     """Lock hosts: nothing more is booked on them; what runs goes on.
 
     Example: opencue-sched host lock render01 render02
     """
-    _set_lock(names, LockState.LOCKED, [LockState.OPEN, LockState.NIMBY_LOCKED], "locked")
+    _set_lock(names, LockState.LOCKED, [LockState.OPEN, LockState.NIMBY_LOCKED], "locked", as_json=as_json)
 
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="HOST...")
-def unlock(names: tuple[str, ...]) -> None:
+@json_option
+def unlock(names: tuple[str, ...], as_json: bool) -> None:
     """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.
 
     Example: opencue-sched host unlock render01
     """
-    _set_lock(names, LockState.OPEN, [LockState.LOCKED], "open")
+    _set_lock(names, LockState.OPEN, [LockState.LOCKED], "open", as_json=as_json)
 
 
 @command.group()
@@ -172,7 +175,8 @@ def tags() -> None:
 @tags.command()
 @click.argument("name", metavar="HOST")
 @click.argument("words", nargs=-1, required=True, metavar="TAG...")
-def add(name: str, words: tuple[str, ...]) -> None:
+@json_option
+def add(name: str, words: tuple[str, ...], as_json: bool) -> None:
     """Give a host manual tags.
 
     Example: opencue-sched host tags add render01 bigmem ssd
@@ -183,13 +187,14 @@ def add(name: str, words: tuple[str, ...]) -> None:
         changed = hosts.add_tags(connection, host.id, wanted)
         tags_now = _tags(connection, host)
     notify_hosts_changed([host.id] if changed else [])
-    output.done(f"{host.name} has the tags {tags_now}")
+    _say_tags(host, tags_now, as_json=as_json)
 
 
 @tags.command()
 @click.argument("name", metavar="HOST")
 @click.argument("words", nargs=-1, required=True, metavar="TAG...")
-def remove(name: str, words: tuple[str, ...]) -> None:
+@json_option
+def remove(name: str, words: tuple[str, ...], as_json: bool) -> None:
     """Take manual tags from a host.
 
     Example: opencue-sched host tags remove render01 bigmem
@@ -202,14 +207,15 @@ def remove(name: str, words: tuple[str, ...]) -> None:
             raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
         tags_now = _tags(connection, host)
     notify_hosts_changed([host.id] if changed else [])
-    output.done(f"{host.name} has the tags {tags_now}" + ("" if changed else " (it had none of those)"))
+    _say_tags(host, tags_now, "" if changed else " (it had none of those)", as_json=as_json)
 
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="HOST...")
 @click.argument("alloc", metavar="ALLOC")
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
-def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
+@json_option
+def move(names: tuple[str, ...], alloc: str, force: bool, as_json: bool) -> None:
     """Put hosts into another allocation.
 
     Example: opencue-sched host move render01 render02 local.desktop
@@ -224,12 +230,14 @@ def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
             raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
         hosts.move_hosts(connection, ids, target.id)
     notify_hosts_changed(ids)
-    output.done(f"{', '.join(host.name for host in chosen)} in {target.name} now")
+    moved = [host.name for host in chosen]
+    output.done(f"{', '.join(moved)} in {target.name} now", as_json=as_json, hosts=moved, allocation=target.name)
 
 
 @command.command()
 @click.argument("name", metavar="HOST")
-def delete(name: str) -> None:
+@json_option
+def delete(name: str, as_json: bool) -> None:
     """Delete a host that is down and runs nothing. It comes back when its RQD reports again.
 
     Example: opencue-sched host delete render01
@@ -244,10 +252,10 @@ def delete(name: str) -> None:
             raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
         hosts.delete_host(connection, host.id)
     notify_hosts_changed([host.id])
-    output.done(f"deleted {host.name}")
+    output.done(f"deleted {host.name}", as_json=as_json, host=host.name, id=host.id)
 
 
-def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str) -> None:
+def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str, *, as_json: bool) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         chosen = choose_all(connection, Kind.HOST, names)
         changed = hosts.set_lock(
@@ -259,13 +267,21 @@ def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], wo
         )
         states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
     notify_hosts_changed(changed)
-    for host in chosen:
-        click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
+    show_report(
+        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
+        [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
+        as_json=as_json,
+    )
 
 
-def _tags(connection: Connection, host: NamedRow) -> str:
+def _tags(connection: Connection, host: NamedRow) -> list[str]:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return " ".join(row.tags) or "none"
+    return list(row.tags)
+
+
+def _say_tags(host: NamedRow, tags_now: list[str], note: str = "", *, as_json: bool) -> None:
+    text = f"{host.name} has the tags {' '.join(tags_now) or 'none'}{note}"
+    output.done(text, as_json=as_json, host=host.name, id=host.id, tags=tags_now)
 
 
 def _thread_mode(number: int) -> str:

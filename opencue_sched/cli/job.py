@@ -40,6 +40,7 @@ from opencue_sched.cli.output import (
     json_row,
     memory_text,
     show_json,
+    show_report,
     show_rows,
     show_thing,
 )
@@ -465,87 +466,98 @@ def info(name: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-def pause(names: tuple[str, ...]) -> None:
+@json_option
+def pause(names: tuple[str, ...], as_json: bool) -> None:
     """Pause jobs: nothing more of them is booked; what runs goes on.
 
     Example: opencue-sched job pause demo-sh010-alice_comp_v001
     """
-    _set_paused(names, paused=True)
+    _set_paused(names, paused=True, as_json=as_json)
 
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-def unpause(names: tuple[str, ...]) -> None:
+@json_option
+def unpause(names: tuple[str, ...], as_json: bool) -> None:
     """Let paused jobs go on.
 
     Example: opencue-sched job unpause demo-sh010-alice_comp_v001
     """
-    _set_paused(names, paused=False)
+    _set_paused(names, paused=False, as_json=as_json)
 
 
 @command.command(context_settings=NEGATIVE_NUMBERS)
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
-def priority(names: tuple[str, ...], value: int) -> None:
+@json_option
+def priority(names: tuple[str, ...], value: int, as_json: bool) -> None:
     """Set the priority of jobs; higher goes first.
 
     Example: opencue-sched job priority demo-sh010-alice_comp_v001 80
     """
-    _set_resource(names, "int_priority", value, f"has priority {value}")
+    _set_resource(names, "int_priority", value, f"has priority {value}", as_json=as_json)
 
 
 @command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.argument("value", type=core_cap, metavar="CORES")
-def max_cores(names: tuple[str, ...], value: int) -> None:
+@json_option
+def max_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
     """Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on.
 
     Example: opencue-sched job max-cores demo-sh010-alice_comp_v001 200
     """
-    _set_resource(names, "int_max_cores", value, f"may use {_cap(cores(value), 'cores')}")
+    _set_resource(names, "int_max_cores", value, f"may use {_cap(cores(value), 'cores')}", as_json=as_json)
 
 
 @command.command("min-cores")
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.argument("value", type=core_count, metavar="CORES")
-def min_cores(names: tuple[str, ...], value: int) -> None:
+@json_option
+def min_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
     """Set the cores jobs should get at least.
 
     Example: opencue-sched job min-cores demo-sh010-alice_comp_v001 10
     """
-    _set_resource(names, "int_min_cores", value, f"should get {cores(value)} cores at least")
+    _set_resource(names, "int_min_cores", value, f"should get {cores(value)} cores at least", as_json=as_json)
 
 
 @command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.argument("value", type=click.IntRange(UNLIMITED, INT_MAX), metavar="GPUS")
-def max_gpus(names: tuple[str, ...], value: int) -> None:
+@json_option
+def max_gpus(names: tuple[str, ...], value: int, as_json: bool) -> None:
     """Set the most GPUs jobs may use; 0 or -1 is no cap.
 
     Example: opencue-sched job max-gpus demo-sh010-alice_comp_v001 4
     """
-    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPUs')}")
+    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPUs')}", as_json=as_json)
 
 
 def _cap(value: float | None, noun: str) -> str:
     return f"any number of {noun}" if value is None or value <= 0 else f"{value:g} {noun}"
 
 
-def _set_paused(names: Sequence[str], *, paused: bool) -> None:
+def _set_paused(names: Sequence[str], *, paused: bool, as_json: bool) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         chosen = choose_all(connection, Kind.JOB, names)
         changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
-    for job in chosen:
-        word = "paused" if paused else "not paused"
-        click.echo(f"{job.name} is {word} now" if job.id in changed else f"{job.name} was {word} or is finished")
+    word = "paused" if paused else "not paused"
+    show_report(
+        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished" for it in chosen],
+        [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
+        as_json=as_json,
+    )
 
 
-def _set_resource(names: Sequence[str], column: str, value: int, words: str) -> None:
+def _set_resource(names: Sequence[str], column: str, value: int, words: str, *, as_json: bool) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         chosen: list[NamedRow] = choose_all(connection, Kind.JOB, names)
         jobs.set_resource(connection, [job.id for job in chosen], column, value)
-    for job in chosen:
-        click.echo(f"{job.name} {words}")
+    key = column.removeprefix("int_")
+    said = cores(value) if key.endswith("cores") else value
+    rows = [{"job": job.name, "id": job.id, key: said} for job in chosen]
+    show_report([f"{job.name} {words}" for job in chosen], rows, as_json=as_json)
 
 
 def _state(job: jobs.JobView) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import database, redis_store
-from opencue_sched.cli.output import counted, working
+from opencue_sched.cli.output import counted, done, json_option, working
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores
@@ -23,7 +23,8 @@ from opencue_sched.worker.probes import PULSE
 @click.command("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
-def migrate_command(down: bool, yes: bool) -> None:
+@json_option
+def migrate_command(down: bool, yes: bool, as_json: bool) -> None:
     """Create or upgrade the database schema.
 
     On an empty database everything is created. On a database made by Cuebot (V45 or newer) only objects of our own are
@@ -33,25 +34,26 @@ def migrate_command(down: bool, yes: bool) -> None:
     """
     url = get_settings().sqlalchemy_url
     with database() as engine:
+        with engine.connect() as connection:
+            before = revision_of(connection)
         if down:
             if not yes:
                 click.confirm(_question(engine), abort=True)
             with working("removing"):
                 downgrade(url, "base")
-            click.echo("removed")
+            done("removed", as_json=as_json, before=before, revision=None)
             return
-        with engine.connect() as connection:
-            before = revision_of(connection)
         with working("migrating the schema"):
             upgrade(url)
         with engine.connect() as connection:
             after = revision_of(connection)
     if after == before:
-        click.echo(f"the schema was up to date (revision {after})")
+        text = f"the schema was up to date (revision {after})"
     elif before is None:
-        click.echo(f"the schema's objects were made (revision {after})")
+        text = f"the schema's objects were made (revision {after})"
     else:
-        click.echo(f"the schema was brought from revision {before} to {after}")
+        text = f"the schema was brought from revision {before} to {after}"
+    done(text, as_json=as_json, before=before, revision=after)
 
 
 def _question(engine: Engine) -> str:

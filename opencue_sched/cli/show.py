@@ -178,57 +178,66 @@ def create_show(name: str, managed: bool | None, min_cores: int | None, max_core
     output.done(text, as_json=as_json, show=name, id=made, managed=managed)
 
 
-def _set_show(name: str, column: str, value: bool | int, said: str) -> None:
+def _set_show(name: str, column: str, value: bool | int, said: str, *, as_json: bool) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         show = choose(connection, Kind.SHOW, name)
         changed = shows.set_show(connection, show.id, column, value)
-    output.done(said.format(show.name) + ("" if changed else " (it was)"))
+    key = column.partition("_")[2].removesuffix("_enabled")
+    set_to = {key: value if isinstance(value, bool) else output.cores(value)}
+    text = said.format(show.name) + ("" if changed else " (it was)")
+    output.done(text, as_json=as_json, show=show.name, id=show.id, **set_to, changed=changed)
 
 
 @show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
-def active(name: str, state: bool) -> None:
+@json_option
+def active(name: str, state: bool, as_json: bool) -> None:
     """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted.
 
     Example: opencue-sched show active demo off
     """
-    _set_show(name, "b_active", state, f"active of {{}} is {'on' if state else 'off'}")
+    _set_show(name, "b_active", state, f"active of {{}} is {'on' if state else 'off'}", as_json=as_json)
 
 
 @show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
-def booking(name: str, state: bool) -> None:
+@json_option
+def booking(name: str, state: bool, as_json: bool) -> None:
     """Let a show's frames be booked or not. What runs goes on.
 
     Example: opencue-sched show booking demo off
     """
-    _set_show(name, "b_booking_enabled", state, f"booking of {{}} is {'on' if state else 'off'}")
+    _set_show(name, "b_booking_enabled", state, f"booking of {{}} is {'on' if state else 'off'}", as_json=as_json)
 
 
 @show_command.command("default-min-cores")
 @click.argument("name")
 @click.argument("number", type=core_count, metavar="CORES")
-def default_min_cores(name: str, number: int) -> None:
+@json_option
+def default_min_cores(name: str, number: int, as_json: bool) -> None:
     """Set the min_cores of jobs that do not say.
 
     Example: opencue-sched show default-min-cores demo 1
     """
     said = f"jobs of {{}} have {output.cores(number)} min cores unless they say otherwise"
-    _set_show(name, "int_default_min_cores", number, said)
+    _set_show(name, "int_default_min_cores", number, said, as_json=as_json)
 
 
 @show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
 @click.argument("name")
 @click.argument("number", type=core_cap, metavar="CORES")
-def default_max_cores(name: str, number: int) -> None:
+@json_option
+def default_max_cores(name: str, number: int, as_json: bool) -> None:
     """Set the max_cores of jobs that do not say; -1 is no cap.
 
     Example: opencue-sched show default-max-cores demo 200
     """
     cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
-    _set_show(name, "int_default_max_cores", number, f"jobs of {{}} have {cap} unless they say otherwise")
+    _set_show(
+        name, "int_default_max_cores", number, f"jobs of {{}} have {cap} unless they say otherwise", as_json=as_json
+    )
 
 
 @show_command.command()
@@ -332,7 +341,8 @@ def create_allocation(name: str, tag: str | None, facility: str | None, new_faci
 @alloc_command.command("tag")
 @click.argument("name")
 @click.argument("tag")
-def tag_allocation(name: str, tag: str) -> None:
+@json_option
+def tag_allocation(name: str, tag: str, as_json: bool) -> None:
     """Give an allocation and its hosts another tag.
 
     Example: opencue-sched alloc tag local.desktop workstation
@@ -342,7 +352,8 @@ def tag_allocation(name: str, tag: str) -> None:
         alloc = choose(connection, Kind.ALLOCATION, name)
         hosts = shows.set_allocation_tag(connection, alloc.id, tag)
     notify_hosts_changed(hosts)
-    output.done(f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}")
+    text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
+    output.done(text, as_json=as_json, allocation=alloc.name, id=alloc.id, tag=tag, hosts=len(hosts))
 
 
 # ``opencue-sched subscription``.
@@ -404,7 +415,8 @@ def create_subscription(show: str, alloc: str, size: int, burst: str | None, as_
 @click.argument("show")
 @click.argument("alloc")
 @click.argument("number", type=core_count, metavar="CORES")
-def set_size(show: str, alloc: str, number: int) -> None:
+@json_option
+def set_size(show: str, alloc: str, number: int, as_json: bool) -> None:
     """Set what a show is promised of an allocation.
 
     Example: opencue-sched subscription size demo local.general 200
@@ -412,7 +424,9 @@ def set_size(show: str, alloc: str, number: int) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         found = _subscription(connection, show, alloc)
         shows.set_subscription(connection, found.id, size=number)
-    output.done(f"size of {found.show} in {found.allocation} is {output.cores(number)} cores")
+    cores = output.cores(number)
+    text = f"size of {found.show} in {found.allocation} is {cores} cores"
+    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, size=cores)
     _note_burst(number, found.burst_centicores)
 
 
@@ -420,7 +434,8 @@ def set_size(show: str, alloc: str, number: int) -> None:
 @click.argument("show")
 @click.argument("alloc")
 @click.argument("number", metavar="CORES|PERCENT%")
-def set_burst(show: str, alloc: str, number: str) -> None:
+@json_option
+def set_burst(show: str, alloc: str, number: str, as_json: bool) -> None:
     """Set the most a show may use of an allocation, in cores or as a percentage of its size.
 
     Example: opencue-sched subscription burst demo local.general 150%
@@ -429,7 +444,9 @@ def set_burst(show: str, alloc: str, number: str) -> None:
         found = _subscription(connection, show, alloc)
         most = _burst(number, found.size_centicores)
         shows.set_subscription(connection, found.id, burst=most)
-    output.done(f"burst of {found.show} in {found.allocation} is {output.cores(most)} cores")
+    cores = output.cores(most)
+    text = f"burst of {found.show} in {found.allocation} is {cores} cores"
+    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, burst=cores)
     _note_burst(found.size_centicores, most)
     if most < found.used_centicores:
         used = output.cores(found.used_centicores)
@@ -440,7 +457,8 @@ def set_burst(show: str, alloc: str, number: str) -> None:
 @click.argument("show")
 @click.argument("alloc")
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
-def delete_subscription(show: str, alloc: str, force: bool) -> None:
+@json_option
+def delete_subscription(show: str, alloc: str, force: bool, as_json: bool) -> None:
     """Take an allocation away from a show.
 
     Example: opencue-sched subscription delete demo local.general
@@ -451,7 +469,8 @@ def delete_subscription(show: str, alloc: str, force: bool) -> None:
             running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
             raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
         shows.delete_subscription(connection, found.id)
-    output.done(f"{found.show} may not use {found.allocation} any more")
+    text = f"{found.show} may not use {found.allocation} any more"
+    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id)
 
 
 def _subscription(connection: Connection, show: str, alloc: str) -> Row[Any]:
@@ -525,7 +544,8 @@ def create_limit(name: str, most: int, as_json: bool) -> None:
 @limit_command.command("set")
 @click.argument("name")
 @click.argument("most", type=_FRAMES, metavar="MAX")
-def set_limit(name: str, most: int) -> None:
+@json_option
+def set_limit(name: str, most: int, as_json: bool) -> None:
     """Change how many frames may run under a limit. What runs above it goes on.
 
     Example: opencue-sched limit set arnold 25
@@ -533,13 +553,15 @@ def set_limit(name: str, most: int) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         limit_id, name = choose(connection, Kind.LIMIT, name)
         shows.set_limit(connection, limit_id, most)
-    output.done(f"{counted(most, 'frame')} may run under {name}")
+    text = f"{counted(most, 'frame')} may run under {name}"
+    output.done(text, as_json=as_json, limit=name, id=limit_id, max=most)
 
 
 @limit_command.command("delete")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
-def delete_limit(name: str, force: bool) -> None:
+@json_option
+def delete_limit(name: str, force: bool, as_json: bool) -> None:
     """Delete a limit.
 
     Example: opencue-sched limit delete arnold
@@ -550,4 +572,4 @@ def delete_limit(name: str, force: bool) -> None:
         if jobs and not force:
             raise CommandRefused(f"{name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
         shows.delete_limit(connection, limit_id)
-    output.done(f"deleted limit {name}")
+    output.done(f"deleted limit {name}", as_json=as_json, limit=name, id=limit_id)
