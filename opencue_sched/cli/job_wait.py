@@ -202,7 +202,7 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
             table.add_column(justify="right", min_width=least, no_wrap=True)
         for layer in job:
             done, running, dead, left = _words(layer)
-            bar = ProgressBar(total=max(1, layer.total), completed=layer.succeeded + layer.eaten)
+            bar = ProgressBar(total=max(1, layer.total), completed=layer.succeeded + layer.eaten, complete_style="cyan")
             table.add_row(
                 Text(layer.layer),
                 bar,

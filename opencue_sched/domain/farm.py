@@ -197,7 +197,7 @@ def exit_meaning(status: int) -> str:
     """What a frame's exit status says of its end: OpenCue's own ones, a shell's, and 128 with a signal."""
     if status in _EXIT_MEANINGS:
         return _EXIT_MEANINGS[status]
-    return signal_words(status - 128) or "its command failed; its log may say why"
+    return signal_words(status - 128) or "its command failed"
 
 
 def signal_words(number: int) -> str:

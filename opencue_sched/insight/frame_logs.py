@@ -28,7 +28,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE_ENDS = re.compile(r"\r\n?")
 # Controls but for tab and newline, and what turns the direction of writing.
 _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# RQD of Python and of Rust: what follows is RQD's own account of the run, not the frame's output.
+# RQD of Python and of Rust: before the one and after the other is RQD's own account of the run, not the frame's output.
+_HEADER = re.compile(r"\nenv +[^\n]*\n=+\n")
 _FOOTER = re.compile(r"\n=+\n(?:RenderQ Job Complete|Render Frame Completed)\s*\n")
 _SIGNAL = re.compile(r"^exitSignal +(\d+)$", re.MULTILINE)
 _KILL_MESSAGE = re.compile(r"^killMessage +(.+)$", re.MULTILINE)
@@ -120,5 +121,6 @@ def _read_end(path: str) -> str | None:
 
 def _cut(end: str) -> tuple[str, str]:
     """The output, and RQD's account of the run."""
-    found = _FOOTER.search(end)
-    return (end, "") if found is None else (end[: found.start()], end[found.end() :])
+    head, foot = _HEADER.search(end), _FOOTER.search(end)
+    output = end[head.end() if head else 0 : foot.start() + 1 if foot else None]
+    return output, end[foot.end() :] if foot else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from tests.polling import eventually
 Build = Callable[[Callable[[Farm], Any]], Any]
 
 NAME = "show-sh010-artist_comp"
+HEADER = "=====\nRenderQ JobSpec\nenv                  HOME=/\nenv                  zframe=0003-render\n=====\n"
 FOOTER = "\n=====\nRenderQ Job Complete\n\nexitStatus          1\nexitSignal          11\nmaxrss 5\n=====\n"
 FOOTER_OF_RUST = (
     "\n=====\nRender Frame Completed\nexitStatus          1\nexitSignal          9\n"
     "killMessage         too much memory\n=====\n"
 )
-"""What RQD of Python and of Rust write at the end of a log."""
+"""What RQD of Python and of Rust write around the output of a frame."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def test_a_terminal_gets_no_controls_and_a_pipe_gets_all(
 
 def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli, logged: Logged) -> None:
     logged.write("0002-render", "loading\n\x1b[2Jno texture wood.tx\n" + FOOTER)
-    logged.write("0003-render", "rendering\n" + FOOTER_OF_RUST)
+    logged.write("0003-render", HEADER + "rendering\n=====\n" + FOOTER_OF_RUST)
     logged.set(1, "DEAD", 139)
     logged.set(2, "DEAD", 1)
     logged.set(4, "DEAD", 299, None)
@@ -186,6 +188,7 @@ def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli,
     assert "    | no texture wood.tx\n" in ran.out.replace("^[[2J", "")
     assert "\x1b" not in ran.out
     assert "RenderQ" not in ran.out
+    assert re.search(r"0003-render.rqlog\n    \| rendering\n    \| =====\n(?!    \|)", ran.out)
     assert "exit status 1: killed by signal 9 (SIGKILL); RQD says: too much memory" in ran.out
     assert "2 frames, at last 0002-comp on render01, exit status 299: it was taken back" in ran.out
     assert f"log {logged.path('0002-comp')} (not visible here)" in ran.out
