@@ -75,7 +75,8 @@ log = structlog.get_logger(__name__)
 
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
-CONTENDED_SLEEP_SECONDS = 0.5
+CONTENDED_SLEEP_SECONDS = 0.1
+"""Another pass has a layer, mostly for as long as it plans and commits a few frames."""
 SHORTEST_SLEEP_SECONDS = 0.05
 NOT_READY_SLEEP_SECONDS = 1.0
 STORE_TROUBLE_SLEEP_SECONDS = 2.0
