@@ -6,17 +6,19 @@ redis and what plans bookings are imported where they are used: commands that on
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS, UNLIMITED, centicores_of, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
+from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
+_ASK_AGAIN_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class UnknownName(InvalidInput):
@@ -59,6 +64,20 @@ def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
         with engine.connect() as connection:
             facts = check_schema(connection)
         yield engine, facts
+
+
+def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:
+    """The answer of a command that goes on for long: a PostgreSQL that is away is told once, and asked again."""
+    told = False
+    while True:
+        try:
+            with engine.connect() as connection:
+                return ask(connection)
+        except OperationalError as error:
+            if not told:
+                click.echo(f"note: {describe_failure(error, get_settings())}; still waiting", err=True)
+            told = True
+            time.sleep(_ASK_AGAIN_SECONDS)
 
 
 def notify_hosts_changed(host_ids: Sequence[str]) -> None:

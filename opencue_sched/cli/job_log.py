@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.inputs import CommandRefused, choose, farm, layer_ids
+from opencue_sched.cli.inputs import CommandRefused, choose, farm, layer_ids, patiently
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.domain.farm import FrameState, JobState, exit_meaning
 from opencue_sched.domain.frames import log_path
@@ -108,7 +108,7 @@ class _Log:
 
 def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
     """Copy until the frame's run ends. The state is read first, so that all that a run wrote is copied."""
-    ran, patience = False, time.monotonic() + _PATIENCE_SECONDS
+    ran, frame_id, patience = False, row.id, time.monotonic() + _PATIENCE_SECONDS
     while True:
         runs = row.state in (FrameState.RUNNING, FrameState.SETUP)
         ended = (ran and not runs) or row.state not in (*_TO_RUN, FrameState.RUNNING, FrameState.SETUP)
@@ -121,8 +121,7 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
             patience = time.monotonic() + _PATIENCE_SECONDS
         ran = runs
         time.sleep(_LOOK_SECONDS)
-        with engine.connect() as connection:
-            found = jobs.frames_of(connection, job.id, named=row.id)
+        found = patiently(engine, lambda connection: jobs.frames_of(connection, job.id, named=frame_id))
         if not found:
             raise CommandRefused(f"{row.name} of {job.name} was removed")
         row = found[0]

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import choose_all, farm
+from opencue_sched.cli.inputs import choose_all, farm, patiently
 from opencue_sched.cli.output import counted, duration_text, json_option, show_json
 from opencue_sched.domain.farm import JobState
-from opencue_sched.insight.stores import describe_failure
-from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import LayerProgress
 from opencue_sched.store.shows import Kind, NamedRow
@@ -89,9 +86,10 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False)
     """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL."""
     ended: dict[str, Ended] = {}
     stuck: set[str] = set()
+    ids = [job.id for job in chosen]
     with _display(quiet) as show:
         while True:
-            layers = _look(engine, [job.id for job in chosen])
+            layers = patiently(engine, lambda connection: jobs.progress_of(connection, ids))
             by_job: Mapping[str, list[LayerProgress]] = {
                 job: list(of_job) for job, of_job in groupby(layers, key=lambda layer: layer.job_id)
             }
@@ -114,19 +112,6 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False)
     if not quiet:
         click.echo("\n".join(job.words() for job in result))
     return result
-
-
-def _look(engine: Engine, job_ids: Sequence[str]) -> Sequence[LayerProgress]:
-    told = False
-    while True:
-        try:
-            with engine.connect() as connection:
-                return jobs.progress_of(connection, job_ids)
-        except OperationalError as error:
-            if not told:
-                click.echo(f"note: {describe_failure(error, get_settings())}; still waiting", err=True)
-            told = True
-            time.sleep(_LOOK_SECONDS)
 
 
 def _outcome(layers: Sequence[LayerProgress]) -> str | None:

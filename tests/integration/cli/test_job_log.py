@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.store import jobs
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
@@ -127,12 +128,12 @@ def test_frames_tell_their_logs(cli: Cli, logged: Logged) -> None:
 
 @pytest.mark.parametrize(("state", "status", "ends"), [("SUCCEEDED", 0, 0), ("DEAD", 139, 1)])
 def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state: str, status: int, ends: int) -> None:
-    """RQD writes on while it is followed, and the log of the run before was moved away."""
+    """RQD writes on while it is followed, the log of the run before was moved away, and PostgreSQL fails once."""
     logged.write("0001-render", "one\n")
     looked: list[str] = []
 
     def render() -> None:
-        eventually(lambda: len(looked) > 1)  # what was there is copied
+        eventually(lambda: len(looked) > 2)  # what was there is copied
         logged.write("0001-render", "two\n", "a")
         logged.path("0001-render").rename(logged.directory / "moved")
         logged.write("0001-render", "three\n")
@@ -141,9 +142,10 @@ def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state:
     frames_of = jobs.frames_of
 
     def look(*args: Any, **words: Any) -> Any:
-        found = frames_of(*args, **words)
-        looked.append(found[0].state)
-        return found
+        looked.append("look")
+        if len(looked) == 3:
+            raise OperationalError("SELECT", {}, Exception("server closed the connection"))
+        return frames_of(*args, **words)
 
     writer = threading.Thread(target=render)
     with pytest.MonkeyPatch.context() as patch:
@@ -155,6 +157,7 @@ def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state:
     assert ran.out.startswith("one\n")
     assert ran.out.endswith("three\n")
     assert f"0001-render is {state}" in ran.err
+    assert ran.err.count("still waiting") == 1
     assert ("SIGSEGV" in ran.err) == (status == 139)
 
 
