@@ -36,6 +36,7 @@ from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_lines
 from opencue_sched.insight.farm import farm_view
+from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
@@ -46,19 +47,15 @@ _LOOK_AT_SIZE_SECONDS = 0.5
 _REST_OF_KEY_SECONDS = 0.05
 _KEYS = {
     "\x1b[A": "up",
-    "\x1bOA": "up",
     "k": "up",
     "\x1b[B": "down",
-    "\x1bOB": "down",
     "j": "down",
     "\x1b[5~": "page up",
     "\x1b[6~": "page down",
     "\r": "enter",
     "\n": "enter",
-    "e": "enter",
     "\x1b": "escape",
     "\x7f": "backspace",
-    "\x08": "backspace",
 }
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}
@@ -169,6 +166,7 @@ class Reader(threading.Thread):
         try:
             with self._engine.connect() as connection:
                 found = explain_job(connection, chosen.explained, self._settings, self._facts, verdicts, skipped)
+                found = replace(found, deaths=tuple(deaths_of(connection, chosen.explained)))
         except NoResultFound:
             return Read(view, ["the job is gone"], chosen.explained)
         return Read(view, explanation_lines(found, found.layers), chosen.explained)

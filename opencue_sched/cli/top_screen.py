@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -173,34 +174,30 @@ def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str =
     room = max(0, screen.left - 4)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
     screen.add("")
-    _table(screen, SHOW_COLUMNS, rows[:fit], [_style_of_show(it.show) for it in rows], more=len(rows) - fit)
+    styles = ["" if it.show.running or it.show.waiting else "dim" for it in rows]
+    _table(screen, SHOW_COLUMNS, rows[:fit], styles, more=len(rows) - fit)
     screen.add("")
     ids = [it.id for it in jobs]
     at = ids.index(chosen.selected) if chosen.selected in ids else -1
     start = max(0, at - max(1, screen.left - 1) + 1)
     styles = ["reverse" if number == at else _style_of_job(it) for number, it in enumerate(jobs)]
-    end = start + max(0, screen.left - 1)
-    _table(screen, JOB_COLUMNS, jobs[start:end], styles[start:end])
+    shown = jobs[start : start + max(0, screen.left - 1)]
+    _table(screen, JOB_COLUMNS, shown, styles[start:], more=view.jobs_total - len(shown))
     if not jobs:
         asked = [f"{what} {text!r}" for what, text in (("show", chosen.show), ("name", chosen.job)) if text]
         screen.add("no pending job" + (f" with {' and '.join(asked)}" if asked else ""), "dim")
 
 
 def _header(screen: Screen, view: FarmView, problem: str) -> None:
-    hosts = sum(it.hosts for it in view.allocations)
-    off = [
-        f"{count} {word}"
-        for word, count in (
-            ("down", sum(it.hosts_down for it in view.allocations)),
-            ("locked", sum(it.hosts_locked for it in view.allocations)),
-        )
-        if count
-    ]
+    hosts, down, locked = (
+        sum(getattr(it, name) for it in view.allocations) for name in ("hosts", "hosts_down", "hosts_locked")
+    )
+    off = ", ".join(f"{count} {word}" for count, word in ((down, "down"), (locked, "locked")) if count)
     clock = datetime.fromtimestamp(view.at).astimezone().strftime("%H:%M:%S")
     parts = (
         view.facility or "farm",
         clock,
-        counted(hosts, "host") + (f" ({', '.join(off)})" if off else ""),
+        counted(hosts, "host") + (f" ({off})" if off else ""),
         f"frames: {view.running} running, {view.waiting} waiting, {view.dead} dead",
         f"{view.bookings_per_second:g} booked/s",
     )
@@ -250,19 +247,15 @@ def _fleet(screen: Screen, view: FarmView) -> None:
         screen.add("no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red")
     if not workers:
         screen.add("no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red")
-    parts = []
-    if leader["fence"] is not None:
-        age = leader["tick_age_seconds"]
-        parts.append(f"leader {leader['instance'] or '?'}" + ("" if age is None else f" (ticked {age:.0f}s ago)"))
-    if workers:
-        states = (
-            f"{it['instance']} {it['in_flight']}/{it['capacity']}"
-            + ("" if it["state"] == "working" else f" {it['state']}")
-            for it in workers
-        )
-        parts.append(f"{counted(len(workers), 'worker')}: {', '.join(states)}")
-    if parts:
-        screen.add("  ".join(parts))
+    age = leader["tick_age_seconds"]
+    ticked = "" if age is None else f" (ticked {age:.0f}s ago)"
+    parts = [f"leader {leader['instance'] or '?'}{ticked}"] if leader["fence"] is not None else []
+    states = [
+        f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state'].replace('working', '')}".rstrip()
+        for it in workers
+    ]
+    parts += [f"{counted(len(workers), 'worker')}: {', '.join(states)}"] if workers else []
+    screen.add("  ".join(parts))
 
 
 def _holds(screen: Screen, view: FarmView) -> None:
@@ -292,18 +285,15 @@ def _cut(text: str, width: int) -> str:
 
 
 def _explanation(screen: Screen, read: Read, chosen: Chosen) -> None:
-    job = next((it for it in read.view.jobs if it.id == chosen.explained), None) if read.view else None
-    screen.add("")
-    if job is not None:
-        about = f"show {job.show}, {job.user}, priority {job.priority}"
-        screen.add(f"{job.name} ({about})", "bold")
+    for job in (it for it in (read.view.jobs if read.view else ()) if it.id == chosen.explained):
+        screen.add("")
+        screen.add(f"{job.name} (show {job.show}, {job.user}, priority {job.priority})", "bold")
         screen.add("")
     if read.of_job != chosen.explained:
         screen.add("asking ...", "dim")
         return
-    wrapped = [
-        line for text in read.explanation for line in textwrap.wrap(text, screen.width, subsequent_indent="    ")
-    ]
+    wrap = partial(textwrap.wrap, width=screen.width, subsequent_indent="    ")
+    wrapped = [line for text in read.explanation for line in wrap(text)]
     for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
         screen.add(line)
 
@@ -313,10 +303,9 @@ def _help(chosen: Chosen) -> str:
         return f" {chosen.typing} with in its name: {chosen.typed}_   enter: filter   esc: as before"
     if chosen.explained is not None:
         return " esc back  up/down scroll  q quit"
-    filters = "".join(f"={text}" if text else "" for text in (chosen.show,))
-    job = f"={chosen.job}" if chosen.job else ""
-    clear = "  esc all" if chosen.show or chosen.job else ""
-    return f" q quit  s sort: {chosen.sort}  f show{filters}  / job{job}{clear}  up/down choose  enter explain"
+    show, job = (f"={text}" if text else "" for text in (chosen.show, chosen.job))
+    clear = "  esc all" if show or job else ""
+    return f" q quit  s sort: {chosen.sort}  f show{show}  / job{job}{clear}  up/down choose  enter explain"
 
 
 def _state_of(show: ShowUse) -> str:
@@ -328,10 +317,6 @@ def _state_of(show: ShowUse) -> str:
         (not show.subscriptions, "no subscription"),
     )
     return ", ".join(word for holds, word in words if holds)
-
-
-def _style_of_show(show: ShowUse) -> str:
-    return "" if show.running or show.waiting else "dim"
 
 
 def _reason(job: JobUse) -> str:

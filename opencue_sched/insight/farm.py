@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
 
 import redis
 from sqlalchemy import Engine, Row
@@ -26,6 +26,8 @@ from opencue_sched.store import farm_figures as figures
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
+
+T = TypeVar("T")
 
 MOST_JOBS = 200
 MOST_SHOWS = 200
@@ -229,7 +231,7 @@ def farm_view(
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
     fleet = fleet_view(client, settings, PersistentFences(engine))
     verdicts = _fetched_verdicts(client, settings, [row.id for row in jobs if row.waiting])
-    host_groups = tuple(_host_group(row) for row in groups if row.hosts)
+    host_groups = tuple(_filled(HostGroup, row) for row in groups if row.hosts)
     shown = _shows(shows, [it for it in subscriptions if facility in (None, it.facility)])
     now = time.time()
     return FarmView(
@@ -244,14 +246,11 @@ def farm_view(
         hosts=host_groups,
         shows=tuple(shown[:most_shows]),
         shows_total=len(shown),
-        folders=tuple(map(_folder, folders)),
+        folders=tuple(_filled(FolderUse, it) for it in folders),
         limits=_limits(limits.values())[:most_shows],
         jobs=tuple(_job(row, verdicts, now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
-        holds=tuple(
-            HoldView(it.host, it.show, it.job, it.layer, round(it.held_seconds, 1), _rounded(it.free_in_seconds))
-            for it in holds
-        ),
+        holds=tuple(_filled(HoldView, it) for it in holds),
         holds_total=holds[0].holds if holds else 0,
         fleet=fleet,
     )
@@ -288,21 +287,10 @@ def _fetched_verdicts(client: redis.Redis, settings: Settings, job_ids: Sequence
     return VerdictLog(cast(redis.Redis, _Fetched(hashes)), namespace)
 
 
-def _host_group(row: Row[Any]) -> HostGroup:
-    return HostGroup(
-        row.facility,
-        row.allocation,
-        row.state,
-        row.lock_state,
-        bool(row.silent),
-        row.hosts,
-        row.centicores / CENTICORES_PER_CORE,
-        row.idle_centicores / CENTICORES_PER_CORE,
-        row.memory_kb,
-        row.idle_memory_kb,
-        row.gpus,
-        row.idle_gpus,
-    )
+def _filled(kind: type[T], row: Any, **more: Any) -> T:
+    """A dataclass whose fields are ``more``, and else the row's columns of their names."""
+    names = {it.name for it in fields(cast(Any, kind))} - more.keys()
+    return kind(**{name: getattr(row, name) for name in names}, **more)
 
 
 def _allocations(rows: Iterable[Row[Any]], groups: Iterable[HostGroup]) -> tuple[AllocationUse, ...]:
@@ -342,47 +330,32 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
         sizes[it.alloc_id] += max(0, it.size_centicores) if it.show_id in busy else 0
     for it in subscriptions:
         of_show[it.show_id].append(
-            SubscriptionUse(
-                facility=it.facility,
-                allocation=it.allocation,
+            _filled(
+                SubscriptionUse,
+                it,
                 size=it.size_centicores / CENTICORES_PER_CORE,
                 burst=it.burst_centicores / CENTICORES_PER_CORE,
                 used=it.used_centicores / CENTICORES_PER_CORE,
-                used_gpus=it.used_gpus,
                 share=_part(it.used_centicores, used[it.alloc_id]),
                 due=_part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
             )
         )
     found = [
-        ShowUse(
-            name=it.name,
-            active=it.active,
-            managed=it.managed,
+        _filled(
+            ShowUse,
+            it,
             booking=it.booking and it.dispatch,
-            paused=it.paused,
             jobs=it.pending_jobs,
             running=it.running_frames,
             waiting=it.waiting_frames,
             dead=it.dead_frames,
             cores=it.centicores / CENTICORES_PER_CORE,
-            gpus=it.gpus,
             subscriptions=tuple(of_show[it.id]),
         )
         for it in shows
         if it.active or it.pending_jobs or it.centicores
     ]
     return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
-
-
-def _folder(row: Row[Any]) -> FolderUse:
-    return FolderUse(
-        row.show,
-        row.name,
-        row.centicores / CENTICORES_PER_CORE,
-        row.max_centicores / CENTICORES_PER_CORE if row.max_centicores > 0 else None,
-        row.gpus,
-        row.max_gpus if row.max_gpus > 0 else None,
-    )
 
 
 def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
@@ -393,27 +366,7 @@ def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
 
 def _job(row: Row[Any], verdicts: VerdictLog, now: float) -> JobUse:
     why = _why(row, verdicts, now)
-    return JobUse(
-        id=row.id,
-        name=row.name,
-        show=row.show,
-        facility=row.facility,
-        user=row.user,
-        priority=row.priority,
-        paused=row.paused,
-        frames=row.frames,
-        waiting=row.waiting,
-        running=row.running,
-        depend=row.depend,
-        dead=row.dead,
-        done=row.succeeded + row.eaten,
-        cores=row.centicores / CENTICORES_PER_CORE,
-        gpus=row.gpus,
-        age_seconds=round(row.age_seconds, 1),
-        waiting_seconds=_rounded(row.waiting_seconds),
-        why=str(why.code),
-        why_text=why.text,
-    )
+    return _filled(JobUse, row, why=str(why.code), why_text=why.text)
 
 
 def _why(row: Row[Any], verdicts: VerdictLog, now: float) -> WaitReason:
@@ -441,7 +394,3 @@ def _of_verdict(recorded: RecordedVerdict | None, now: float) -> WaitReason:
 
 def _part(number: float, of: float) -> float | None:
     return round(number / of, 4) if of > 0 else None
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(max(0.0, seconds), 1)

@@ -15,10 +15,11 @@ _HOSTS = text(
     """
     SELECT facility.str_name AS facility, alloc.str_name AS allocation, host_stat.str_state AS state,
            host.str_lock_state AS lock_state,
-           host_stat.ts_ping < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second' AS silent,
+           coalesce(host_stat.ts_ping < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second',
+                    false) AS silent,
            count(host.pk_host) AS hosts,
-           CAST(coalesce(sum(host.int_cores), 0) AS bigint) AS centicores,
-           CAST(coalesce(sum(host.int_cores_idle), 0) AS bigint) AS idle_centicores,
+           CAST(coalesce(sum(host.int_cores), 0) AS double precision) / 100 AS cores,
+           CAST(coalesce(sum(host.int_cores_idle), 0) AS double precision) / 100 AS idle_cores,
            CAST(coalesce(sum(host.int_mem), 0) AS bigint) AS memory_kb,
            CAST(coalesce(sum(host.int_mem_idle), 0) AS bigint) AS idle_memory_kb,
            CAST(coalesce(sum(host.int_gpus), 0) AS bigint) AS gpus,
@@ -36,9 +37,10 @@ _HOSTS = text(
 # the others. A layer waits as long as the frame of it that goes first, which an index finds.
 _JOBS = text(
     """
-    SELECT live.*, CAST(coalesce(used.cores, 0) AS bigint) AS centicores,
+    SELECT live.*, CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
            CAST(coalesce(used.gpus, 0) AS bigint) AS gpus,
-           CAST(extract(epoch FROM clock_timestamp() - first.eligible) AS double precision) AS waiting_seconds,
+           CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
+               AS waiting_seconds,
            quarantine.reason AS quarantined
       FROM (
           SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, facility.str_name AS facility,
@@ -47,7 +49,7 @@ _JOBS = text(
                  show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking, show.b_paused AS show_paused,
                  resource.int_priority AS priority, int_frame_count AS frames, stat.int_waiting_count AS waiting,
                  stat.int_running_count AS running, stat.int_depend_count AS depend, stat.int_dead_count AS dead,
-                 stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
+                 stat.int_succeeded_count + stat.int_eaten_count AS done,
                  CAST(extract(epoch FROM clock_timestamp() - job.ts_started) AS double precision) AS age_seconds,
                  count(*) OVER () AS jobs
             FROM job
@@ -99,8 +101,10 @@ _HOLDS = text(
 # A folder without a cap of either kind holds nothing up. Those that are nearest to theirs come first.
 _FOLDERS = text(
     """
-    SELECT show.str_name AS show, folder.str_name AS name, caps.int_max_cores AS max_centicores,
-           caps.int_max_gpus AS max_gpus, CAST(coalesce(used.cores, 0) AS bigint) AS centicores,
+    SELECT show.str_name AS show, folder.str_name AS name,
+           CAST(nullif(greatest(caps.int_max_cores, 0), 0) AS double precision) / 100 AS max_cores,
+           nullif(greatest(caps.int_max_gpus, 0), 0) AS max_gpus,
+           CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
            CAST(coalesce(used.gpus, 0) AS bigint) AS gpus
       FROM folder_resource caps
       JOIN folder ON folder.pk_folder = caps.pk_folder
@@ -150,7 +154,7 @@ def holds(connection: Connection, facility: str | None, *, most: int) -> Sequenc
 
 
 def capped_folders(connection: Connection, *, most: int | None) -> Sequence[Row[Any]]:
-    """Up to ``most`` of the folders with a cap of cores or GPUs (0 or less: no cap of that kind), the fullest first."""
+    """Up to ``most`` of the folders with a cap of cores or GPUs (None: no cap of that kind), the fullest first."""
     return connection.execute(_FOLDERS, {"most": most}).all()
 
 
