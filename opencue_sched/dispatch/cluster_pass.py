@@ -143,8 +143,8 @@ class Dispatcher:
         def end(reports: Sequence[PassReport]) -> None:
             nonlocal ended
             ended = True
-            self._drop(claims)
             self._end(claims, reports)
+            self._drop(claims)
 
         try:
             return self.runner.run(
