@@ -37,6 +37,7 @@ _COMMANDS = {
     "layer": ("layer", "List layers of a job, and change what their frames need."),
     "limit": ("show", "List, create and change limits (licences)."),
     "migrate": ("services", "Create or upgrade the database schema."),
+    "proc": ("proc", "List what runs, and kill it."),
     "report-service": ("services", "Run the service that RQDs report to."),
     "show": ("show", "List, create and change shows."),
     "submit": ("submit", "Submit a job file."),

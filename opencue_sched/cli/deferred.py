@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import CommandRefused, redis_store
+from opencue_sched.cli.inputs import CommandRefused, current_user, redis_store
 from opencue_sched.cli.output import counted, working
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.insight.silent import silent_hosts
@@ -60,6 +61,12 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
             yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
         finally:
             channels.close()
+
+
+def who_and_why(verb: str, reason: str | None) -> str:
+    """Of a change, for the logs of RQDs and ours."""
+    user = current_user() or "a user without a name"
+    return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
 def settle(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
@@ -34,6 +35,7 @@ from opencue_sched.cli.output import (
     show_thing,
 )
 from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode
+from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.shows import Kind, NamedRow
 
@@ -63,7 +65,7 @@ _COLUMNS = (
     Column("booted"),
     Column("tags", "Tags", show=" ".join, wraps=True),
 )
-_PROC_COLUMNS = (
+PROC_COLUMNS = (
     Column("id"),
     Column("job", "Job", importance=NAME),
     Column("frame"),
@@ -77,6 +79,13 @@ _PROC_COLUMNS = (
     Column("", "Runtime", "dispatched", age_text),
     Column("local"),
 )
+_CALLS = {
+    ("reboot", False): "RebootIdle",
+    ("reboot", True): "RebootNow",
+    ("down", False): "ShutdownRqdIdle",
+    ("down", True): "ShutdownRqdNow",
+}
+_DONE = {"reboot": "reboots", "down": "is locked, its RQD ends"}
 _TAG_ORIGIN = {
     TagType.ALLOC.value: "comes with its allocation",
     TagType.HOSTNAME.value: "is its name",
@@ -132,14 +141,14 @@ def info(name: str, as_json: bool) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         (host,) = hosts.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
-        running = hosts.procs_of(connection, host.id)
+        running = hosts.list_procs(connection, host_id=host.id)
     if as_json:
-        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, _PROC_COLUMNS) for proc in running]})
+        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, PROC_COLUMNS) for proc in running]})
         return
     show_thing(host, _COLUMNS)
     if running:
         click.echo()
-        show_rows(running, _PROC_COLUMNS)
+        show_rows(running, PROC_COLUMNS)
 
 
 @command.command()
@@ -235,6 +244,36 @@ def move(names: tuple[str, ...], alloc: str, force: bool, as_json: bool) -> None
 
 
 @command.command()
+@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
+@click.option("--yes", is_flag=True, help="Do not ask before --now.")
+@json_option
+def reboot(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
+    """Have hosts reboot when they are idle. Until they have, nothing is booked on them.
+
+    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
+
+    Example: opencue-sched host reboot render01 render02
+    """
+    _power(names, "reboot", now=now, yes=yes, as_json=as_json)
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
+@click.option("--yes", is_flag=True, help="Do not ask before --now.")
+@json_option
+def down(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
+    """Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.
+
+    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
+
+    Example: opencue-sched host down render01 --now
+    """
+    _power(names, "down", now=now, yes=yes, as_json=as_json)
+
+
+@command.command()
 @click.argument("name", metavar="HOST")
 @json_option
 def delete(name: str, as_json: bool) -> None:
@@ -253,6 +292,57 @@ def delete(name: str, as_json: bool) -> None:
         hosts.delete_host(connection, host.id)
     notify_hosts_changed([host.id])
     output.done(f"deleted {host.name}", as_json=as_json, host=host.name, id=host.id)
+
+
+def _power(names: Sequence[str], verb: str, *, now: bool, yes: bool, as_json: bool) -> None:
+    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
+
+    settings = get_settings()
+    told: list[str] = []
+    failed: dict[str, str] = {}
+    with farm() as (engine, _), RqdChannels(settings.rqd) as channels:
+        with engine.connect() as connection:
+            ids = [host.id for host in choose_all(connection, Kind.HOST, names)]
+            chosen = hosts.list_hosts(connection, host_ids=ids)
+        running = sum(host.frames for host in chosen)
+        if now and running and not yes:
+            named = ", ".join(host.host for host in chosen)
+            frames = output.counted(running, "running frame")
+            click.confirm(f"Kill {frames} on {named}, to run again elsewhere?", abort=True)
+        for host in chosen:
+            if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
+                failed[host.host] = f"its RQD ({channels.address(host.host)}) does not answer; nothing is changed"
+                continue
+            # First of all nothing more is booked there. As Cuebot does it, but a host that cannot be told stays as it
+            # is: one that is called DOWN has its frames given away.
+            _prepare(engine, host, verb, now=now)
+            if why := tell(channels, host.host, _CALLS[verb, now]):
+                _prepare(engine, host, verb, now=now, back=True)
+                failed[host.host] = f"its RQD refused: {why}"
+            else:
+                told.append(host.host)
+    when = "now" if now else "when idle"
+    lines = [f"{name}: {_DONE[verb]} {when}" for name in told]
+    output.show_report(lines, {verb: told, "when": when, "failed": failed}, as_json=as_json)
+    for name, why in failed.items():
+        click.echo(f"{name}: {why}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool = False) -> None:
+    """Keep bookings off a host that is to reboot or to go down, or let it be as it was."""
+    with engine.begin() as connection:
+        if verb == "reboot":
+            aim = HardwareState.REBOOTING if now else HardwareState.REBOOT_WHEN_IDLE
+            hosts.set_state(connection, [host.id], HardwareState(host.state) if back else aim)
+        elif back:
+            source = host.lock_source or ""
+            hosts.set_lock(connection, [host.id], old=[LockState.LOCKED], new=host.lock, source=source)
+        else:
+            source = current_user() or "opencue-sched"
+            hosts.set_lock(connection, [host.id], old=list(LockState), new=LockState.LOCKED, source=source)
+    notify_hosts_changed([host.id])
 
 
 def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,7 +11,7 @@ import click
 from sqlalchemy import Connection
 
 from opencue_sched.cli import job_log, job_wait, output
-from opencue_sched.cli.deferred import control, force_option, settle
+from opencue_sched.cli.deferred import control, force_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     CommandRefused,
@@ -21,7 +20,6 @@ from opencue_sched.cli.inputs import (
     choose_all,
     core_cap,
     core_count,
-    current_user,
     farm,
     frame_range,
     layer_ids,
@@ -248,7 +246,7 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, force: bool, as_
             click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
         with control(engine) as (jobs_control, alive):
             with output.working("killing what runs, and confirming that it is dead"):
-                ended = [(job, jobs_control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
+                ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
             killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
     if as_json:
         keys = ("job", "id", "finished", "stopped", "deferred", "silent_hosts")
@@ -309,11 +307,11 @@ def _change(
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
             with output.working("changing frames, and confirming that what ran is dead"):
-                result = change(chosen, reason=_reason(verb, reason))
+                result = change(chosen, reason=who_and_why(verb, reason))
             deferred = result.deferred
             result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
             if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-                change(sorted(reaped), reason=_reason(verb, reason))  # they wait again
+                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
@@ -334,11 +332,6 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
     if not there:
         raise CommandRefused(f"{job.name} has no such frame")
     raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
-
-
-def _reason(verb: str, reason: str | None) -> str:
-    user = current_user() or "a user without a name"
-    return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
 def _since(frame: jobs.FrameView) -> datetime | None:

@@ -75,6 +75,11 @@ class JobControl:
             deferred += killed.deferred
         return FramesChanged(tuple(stopped), tuple(deferred), finished)
 
+    def kill_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
+        """End what runs of frames; they wait again. What does not run is left alone."""
+        stopped = self._stop(FrameState.WAITING, reason, frame_ids=frame_ids) or _Stopped()
+        return FramesChanged((*stopped.ended, *stopped.over), tuple(stopped.deferred))
+
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again.
 

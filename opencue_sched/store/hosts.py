@@ -14,7 +14,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, MOST_KB, BadRow, Host, ThreadMode, os_names
+from opencue_sched.domain.farm import (
+    MOST_CENTICORES,
+    MOST_GPUS,
+    MOST_KB,
+    BadRow,
+    HardwareState,
+    Host,
+    ThreadMode,
+    os_names,
+)
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
@@ -171,11 +180,20 @@ _PROCS = text(
     """
     SELECT proc.pk_proc AS id, job.str_name AS job, frame.str_name AS frame, int_cores_reserved AS centicores,
            proc.int_mem_reserved AS memory_kb, proc.int_mem_used AS used_memory_kb, int_gpus_reserved AS gpus,
-           ts_dispatched AS dispatched, b_local AS local
+           ts_dispatched AS dispatched, b_local AS local, host.str_name AS host, show.str_name AS show,
+           layer.str_name AS layer, proc.pk_frame AS frame_id, proc.pk_job AS job_id, proc.ts_ping AS pinged
       FROM proc
+      JOIN host ON host.pk_host = proc.pk_host
       LEFT JOIN job ON job.pk_job = proc.pk_job
+      LEFT JOIN show ON show.pk_show = proc.pk_show
+      LEFT JOIN layer ON layer.pk_layer = proc.pk_layer
       LEFT JOIN frame ON frame.pk_frame = proc.pk_frame
-     WHERE proc.pk_host = :host ORDER BY ts_dispatched, proc.pk_proc
+     WHERE (CAST(:procs AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:procs AS varchar[])))
+       AND (CAST(:host AS varchar) IS NULL OR proc.pk_host = :host)
+       AND (CAST(:job AS varchar) IS NULL OR proc.pk_job = :job)
+       AND (CAST(:show AS varchar) IS NULL OR proc.pk_show = :show)
+       AND (CAST(:alloc AS varchar) IS NULL OR host.pk_alloc = :alloc)
+     ORDER BY ts_dispatched, proc.pk_proc LIMIT :most
     """
 )
 _SET_LOCK = text(
@@ -184,6 +202,9 @@ _SET_LOCK = text(
      WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_lock_state = ANY(CAST(:old AS varchar[]))
     RETURNING pk_host
     """
+)
+_SET_STATE = text(
+    "UPDATE host_stat SET str_state = :state WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_state <> :state"
 )
 _ADD_TAGS = text(
     """
@@ -245,9 +266,21 @@ def list_hosts(
     return connection.execute(_HOSTS, {**wanted, "most": most}).all()
 
 
-def procs_of(connection: Connection, host_id: str) -> Sequence[Row[Any]]:
-    """What runs on a host, the oldest first. ``frame`` is None while a frame is being taken off its proc."""
-    return connection.execute(_PROCS, {"host": host_id}).all()
+def list_procs(
+    connection: Connection,
+    *,
+    proc_ids: Collection[str] | None = None,
+    host_id: str | None = None,
+    job_id: str | None = None,
+    show_id: str | None = None,
+    alloc_id: str | None = None,
+    most: int = 1_000_000,
+) -> Sequence[Row[Any]]:
+    """What runs, the oldest first: of these ids, a host, job, show or allocation. ``frame`` is None while a frame is
+    being taken off its proc."""
+    procs = None if proc_ids is None else list(proc_ids)
+    wanted = {"procs": procs, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id, "most": most}
+    return connection.execute(_PROCS, wanted).all()
 
 
 def set_lock(
@@ -257,6 +290,12 @@ def set_lock(
     lock_hosts(connection, host_ids)
     wanted = {"hosts": list(host_ids), "old": list(old), "new": new, "source": source[:128]}
     return list(connection.execute(_SET_LOCK, wanted).scalars())
+
+
+def set_state(connection: Connection, host_ids: Collection[str], state: HardwareState) -> None:
+    """Set the hardware state of hosts."""
+    lock_hosts(connection, host_ids)
+    connection.execute(_SET_STATE, {"hosts": list(host_ids), "state": state.value})
 
 
 def add_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:

@@ -1,0 +1,109 @@
+"""`opencue-sched host reboot` and `host down`: RQD is told, and nothing is booked on the host meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from opencue_proto import rqd_pb2, rqd_pb2_grpc
+
+from tests.farm import Farm, LayerSpec
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+
+class Rqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
+    """An RQD that notes what it is told, and refuses when a user is logged in."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.user_logged_in = False
+
+    def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return rqd_pb2.RqdStaticReportStatusResponse()
+
+    def _note(self, name: str, context: Any, answer: Any) -> Any:
+        self.told.append(name)
+        if self.user_logged_in:
+            context.abort(grpc.StatusCode.UNKNOWN, "not supported when a user is logged in")
+        return answer
+
+    def RebootIdle(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._note("RebootIdle", context, rqd_pb2.RqdStaticRebootIdleResponse())
+
+    def RebootNow(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._note("RebootNow", context, rqd_pb2.RqdStaticRebootNowResponse())
+
+    def ShutdownRqdIdle(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._note("ShutdownRqdIdle", context, rqd_pb2.RqdStaticShutdownIdleResponse())
+
+    def ShutdownRqdNow(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("ShutdownRqdNow", context, None)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")  # as of a process that has ended
+
+
+@pytest.fixture
+def rqd(build: Build, environment: pytest.MonkeyPatch) -> Iterator[Rqd]:
+    """The RQD of render01, on which a frame runs; nobody answers on render02."""
+
+    def make(farm: Farm) -> None:
+        host = farm.host(name="render01", cores=8)
+        farm.host(name="render02", cores=8)
+        farm.run(farm.job([LayerSpec()]).frames, host)
+
+    build(make)
+    servicer = Rqd()
+    server = grpc.server(ThreadPoolExecutor(2))
+    rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    addresses = {"render01": f"127.0.0.1:{port}", "render02": "127.0.0.1:1"}
+    environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(addresses))
+    environment.setenv("OPENCUE_SCHED_RQD__TIMEOUT", "2s")
+    yield servicer
+    server.stop(0).wait()
+
+
+def host(rows: Rows, name: str = "render01") -> tuple[str, str]:
+    found = "SELECT str_lock_state, str_state FROM host JOIN host_stat USING (pk_host) WHERE str_name = :name"
+    (row,) = rows(found, name=name)
+    return row.str_lock_state, row.str_state
+
+
+@pytest.mark.parametrize(
+    ("words", "call", "after"),
+    [
+        (("reboot",), "RebootIdle", ("OPEN", "REBOOT_WHEN_IDLE")),
+        (("reboot", "--now"), "RebootNow", ("OPEN", "REBOOTING")),
+        (("down",), "ShutdownRqdIdle", ("LOCKED", "UP")),
+        (("down", "--now"), "ShutdownRqdNow", ("LOCKED", "UP")),
+    ],
+)
+def test_an_rqd_is_told_and_its_host_is_not_booked(
+    cli: Cli, rqd: Rqd, rows: Rows, words: tuple[str, ...], call: str, after: tuple[str, str]
+) -> None:
+    ran = cli("host", words[0], "render01", *words[1:], "--yes", "--json")
+    assert (ran.status, rqd.told, host(rows)) == (0, [call], after)
+    assert ran.json == {words[0]: ["render01"], "when": "now" if "--now" in words else "when idle", "failed": {}}
+
+
+def test_what_runs_is_not_killed_without_a_question(cli: Cli, rqd: Rqd, rows: Rows) -> None:
+    ran = cli("host", "reboot", "render01", "--now", given="n\n")
+    assert (ran.status, rqd.told, host(rows)) == (130, [], ("OPEN", "UP"))
+    assert "Kill 1 running frame on render01" in ran.out
+
+
+@pytest.mark.parametrize("verb", ["reboot", "down"])
+def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: Rqd, rows: Rows, verb: str) -> None:
+    rqd.user_logged_in = True
+    ran = cli("host", verb, "render01", "render02")
+    assert ran.status == 1
+    assert "render01: its RQD refused: UNKNOWN: not supported when a user is logged in" in ran.err
+    assert "render02: its RQD (127.0.0.1:1) does not answer; nothing is changed" in ran.err
+    assert [host(rows, name) for name in ("render01", "render02")] == [("OPEN", "UP")] * 2
