@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import click
@@ -25,6 +26,7 @@ _PATIENCE_SECONDS = 15.0
 """A running frame's log may be seen that much later, over a file server that caches its directories."""
 _MOST_DIGITS = 9
 _JSON_LINES = 100
+_RUNS = frozenset({FrameState.RUNNING, FrameState.SETUP})
 _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOINT})
 
 
@@ -63,11 +65,9 @@ def command(name: str, frame: str, layer: str | None, follow: bool, tail: int | 
 def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[str, ...]) -> FrameView:
     """The frame of a name, an id or a number. Raises CommandRefused unless it is one."""
     ids = layer_ids(connection, job, layers)
-    number = int(word) if word.isdecimal() and len(word) <= _MOST_DIGITS else None
-    if number is not None:
-        found = jobs.frames_of(connection, job.id, layer_ids=ids, numbers=[number], most=4)
-    else:
-        found = jobs.frames_of(connection, job.id, layer_ids=ids, named=word, most=4)
+    numbers = [int(word)] if word.isdecimal() and len(word) <= _MOST_DIGITS else None
+    named = word if numbers is None else None
+    found = jobs.frames_of(connection, job.id, layer_ids=ids, numbers=numbers, named=named, most=4)
     if not found:
         raise CommandRefused(f"{job.name} has no such frame {word!r}; `opencue-sched job frames {job.name}` lists them")
     if len(found) > 1:
@@ -110,8 +110,8 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
     """Copy until the frame's run ends. The state is read first, so that all that a run wrote is copied."""
     ran, frame_id, patience = False, row.id, time.monotonic() + _PATIENCE_SECONDS
     while True:
-        runs = row.state in (FrameState.RUNNING, FrameState.SETUP)
-        ended = (ran and not runs) or row.state not in (*_TO_RUN, FrameState.RUNNING, FrameState.SETUP)
+        runs = row.state in _RUNS
+        ended = (ran and not runs) or row.state not in _TO_RUN | _RUNS
         visible = log.copy()
         if ended or row.job_state == JobState.FINISHED:
             break
@@ -125,15 +125,11 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
         if not found:
             raise CommandRefused(f"{row.name} of {job.name} was removed")
         row = found[0]
-    click.echo(f"{row.name} is {row.state}: {_end(row)}", err=True)
+    click.echo(f"{row.name} is {row.state}: exit status {row.exit_status}, {exit_meaning(row.exit_status)}", err=True)
     if not visible:
         _say_where(row, log.path)
     if row.state != FrameState.SUCCEEDED:
         raise click.exceptions.Exit(1)
-
-
-def _end(row: FrameView) -> str:
-    return f"exit status {row.exit_status}, {exit_meaning(row.exit_status)}"
 
 
 def _say_where(row: FrameView, path: str) -> None:
@@ -146,21 +142,12 @@ def _say_where(row: FrameView, path: str) -> None:
 
 def _show_json(row: FrameView, log: _Log) -> None:
     lines = None
-    try:
-        with open_log(log.path) as file:
-            seek_tail(file, log.tail or 0)
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        pass
-    show_json(
-        {
-            **{key: getattr(row, key) for key in ("job", "name", "id", "layer", "state", "host", "exit_status")},
-            "meaning": exit_meaning(row.exit_status),
-            "log": log.path,
-            "loki_url": row.loki_url,
-            "visible": lines is not None,
-            "lines": lines,
-        }
-    )
+    with suppress(OSError), open_log(log.path) as file:
+        seek_tail(file, log.tail or 0)
+        lines = file.read().decode(errors="replace").splitlines()
+    keys = ("job", "name", "id", "layer", "state", "host", "exit_status", "loki_url")
+    facts = {key: getattr(row, key) for key in keys}
+    more = {"meaning": exit_meaning(row.exit_status), "log": log.path, "visible": lines is not None, "lines": lines}
+    show_json(facts | more)
     if lines is None:
         raise click.exceptions.Exit(NOT_VISIBLE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -67,13 +68,13 @@ class Ended:
     def words(self) -> str:
         """A line for people."""
         done = f"{self.succeeded} of {counted(self.frames, 'frame')} succeeded"
-        return {
-            "succeeded": f"{self.job}: {done}",
-            "dead": f"{self.job}: {done}, {self.dead} dead; `opencue-sched explain {self.job}` says of what",
-            "eaten": f"{self.job}: {done}, {self.eaten} eaten",
-            "killed": f"{self.job} was killed: {done}",
-            "removed": f"{self.job} was removed",
-        }[self.outcome]
+        more = {
+            "dead": f", {self.dead} dead; `opencue-sched explain {self.job}` says of what",
+            "eaten": f", {self.eaten} eaten",
+            "killed": "; it was killed",
+            "removed": "; it was removed",
+        }
+        return f"{self.job}: {done}{more.get(self.outcome, '')}"
 
 
 def exit_as(ended: Sequence[Ended]) -> None:
@@ -90,10 +91,8 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False)
     with _display(quiet) as show:
         while True:
             layers = patiently(engine, lambda connection: jobs.progress_of(connection, ids))
-            by_job: Mapping[str, list[LayerProgress]] = {
-                job: list(of_job) for job, of_job in groupby(layers, key=lambda layer: layer.job_id)
-            }
             show(layers)
+            by_job = {job: list(of_job) for job, of_job in groupby(layers, key=attrgetter("job_id"))}
             for job in chosen:
                 of_job = by_job.get(job.id, [])
                 outcome = _outcome(of_job)
@@ -177,25 +176,18 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
     shown = [layer for layer in layers if len(layers) <= room or layer.succeeded + layer.eaten < layer.total][:room]
     parts: list[Text | Table] = []
     widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
-    for _, of_job in groupby(shown, key=lambda layer: layer.job_id):
+    for _, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
         table = Table.grid(expand=True, padding=(0, 2, 0, 0))
         table.add_column(width=widest, overflow="fold")
         table.add_column(ratio=1, min_width=6)
-        for least in (7, 11, 7, 9):
+        for least in (12, 11, 7, 9):
             table.add_column(justify="right", min_width=least, no_wrap=True)
         for layer in job:
             done, running, dead, left = _words(layer)
             bar = ProgressBar(total=max(1, layer.total), completed=layer.succeeded + layer.eaten, complete_style="cyan")
-            table.add_row(
-                Text(layer.layer),
-                bar,
-                done.replace(" of ", "/").removesuffix(" done"),
-                running,
-                Text(dead, "red"),
-                left,
-            )
+            table.add_row(Text(layer.layer), bar, done, running, Text(dead, "red"), left)
         parts.append(table)
     if len(shown) < len(layers):
         parts.append(Text(f"and {counted(len(layers) - len(shown), 'more layer')}", style="dim"))
@@ -203,14 +195,14 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
 
 
 def _words(layer: LayerProgress) -> tuple[str, str, str, str]:
-    """``12 of 48 done``, ``3 running``, ``1 dead`` and ``4m left``; empty where there is nothing to say."""
+    """``12/48 done``, ``3 running``, ``1 dead`` and ``4m left``; empty where there is nothing to say."""
     left = ""
     if layer.running and layer.mean_seconds is not None:
         # Frames that run are half through, on average.
         frames = layer.total - layer.succeeded - layer.eaten - layer.dead - layer.running / 2
         left = f"{duration_text(layer.mean_seconds * frames / layer.running)} left"
     return (
-        f"{layer.succeeded + layer.eaten} of {layer.total} done",
+        f"{layer.succeeded + layer.eaten}/{layer.total} done",
         f"{layer.running} running" if layer.running else "",
         f"{layer.dead} dead" if layer.dead else "",
         left,

@@ -138,7 +138,7 @@ def test_a_job_that_goes_on_is_waited_for_paused_or_with_dead_frames(
     ran = cli("job", "wait", NAME)
     change.join()
     assert ran.status == 1
-    assert ran.out.splitlines()[0] == f"{NAME} render: 0 of 4 done"
+    assert ran.out.splitlines()[0] == f"{NAME} render: 0/4 done"
     assert ran.out.splitlines()[-1].startswith(f"{NAME}: 0 of 6 frames succeeded, 1 dead; `opencue-sched explain")
 
 
@@ -249,9 +249,9 @@ def test_a_terminal_shows_a_bar_for_each_layer(
     assert status == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "\n")
     # Of the four frames two are left: one is half through, one has not begun, and one runs at a time.
-    assert re.search(r"render +━+.* 2/4 +1 running +7m left *\n", shown)
-    assert re.search(r"0/2 +1 dead", shown)
-    assert re.search(r"render +━+ +4/4", shown)
+    assert re.search(r"render +━+.* 2/4 done +1 running +7m left *\n", shown)
+    assert re.search(r"0/2 done +1 dead", shown)
+    assert re.search(r"render +━+ +4/4 done", shown)
     assert all(len(line) <= columns for line in shown.splitlines())
     # no name is cut: the long one goes on in the lines below
     if columns < 200:
