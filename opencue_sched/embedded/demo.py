@@ -31,6 +31,7 @@ from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import AuditReport, run_audit
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.jobs import JobView, list_jobs
+from opencue_sched.worker.metrics import PORTS_TRIED
 
 _SHOW = "demo"
 _CONTACT_SHEET = "contact-sheet.png"
@@ -157,8 +158,9 @@ def _summarise(
     console.print(f"\n[bold]contact sheet[/bold]  {picture}")
     for name, url in (("farm page", f"{farm.flower_url}/farm"), ("Flower", farm.flower_url)):
         console.print(f"[bold]{name:<13}[/bold]  {url}" + ("" if options.keep else "  (was)"))
-    for url in farm.metrics_urls:
-        console.print(f"[bold]metrics[/bold]        {url}" + ("" if options.keep else "  (was)"))
+    *of_workers, of_beat = farm.metrics_urls
+    for url, whose in (*((url, "a worker's") for url in of_workers), (of_beat, "the beat's: the farm")):
+        console.print(f"[bold]metrics[/bold]        {url}  ({whose}{'' if options.keep else ', was'})")
 
 
 def _keep(farm: _Stage, console: Console) -> None:
@@ -202,6 +204,7 @@ class _Stage:
     frames_directory: Path
     flower_url: str
     metrics_urls: tuple[str, ...]
+    """Of the workers, then of the beat, whose are the farm's figures."""
 
     def command(self, *arguments: str) -> str:
         """Run ``opencue-sched ARGUMENTS`` as a user would; its output. Raises ServiceFailed with what it said."""
@@ -258,14 +261,14 @@ def _stage(options: DemoOptions, *, say: Callable[[str], None]) -> Iterator[_Sta
         stack.callback(engine.dispose)
         frames_directory = directory / "frames"
         frames_directory.mkdir()
-        metrics = tuple(free_port() for _ in range(options.workers))
+        of_workers, of_beat = [free_port() for _ in range(options.workers)], free_port()
         ready = _Stage(
             fleet=fleet,
             engine=engine,
             directory=directory,
             frames_directory=frames_directory,
             flower_url=f"http://127.0.0.1:{flower_port}",
-            metrics_urls=tuple(f"http://127.0.0.1:{port}/metrics" for port in metrics),
+            metrics_urls=tuple(f"http://127.0.0.1:{port}/metrics" for port in (*of_workers, of_beat)),
         )
         say("schema, show and subscription")
         ready.command("migrate")
@@ -275,9 +278,9 @@ def _stage(options: DemoOptions, *, say: Callable[[str], None]) -> Iterator[_Sta
         fleet.report_service()
         stack.enter_context(rqds)
         say("workers, beat and Flower")
-        for number, port in enumerate(metrics, 1):
+        for number, port in enumerate(of_workers, 1):
             fleet.worker(f"worker{number}", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
-        fleet.beat()
+        fleet.beat(OPENCUE_SCHED_QUEUE__METRICS_PORT=str(of_beat - PORTS_TRIED))
         fleet.flower(flower_port)
         yield ready
 
