@@ -7,6 +7,7 @@ asks for its password here as it does on its other pages. Nothing is written: ne
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_dict, standing
@@ -58,7 +60,7 @@ MOST_READS = 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP status, JSON, and when it was read (monotonic seconds)."""
+    """An HTTP status, JSON in gzip, and when it was read (monotonic seconds)."""
 
     status: int
     body: bytes
@@ -66,7 +68,8 @@ class Answer:
 
     @classmethod
     def of(cls, status: int, content: dict[str, Any]) -> Self:
-        return cls(status, json.dumps(content, separators=(",", ":")).encode(), time.monotonic())
+        body = json.dumps(content, separators=(",", ":")).encode()
+        return cls(status, gzip.compress(body, compresslevel=1), time.monotonic())
 
 
 class FarmReader:
@@ -110,7 +113,8 @@ class FarmReader:
             hosts = list_hosts(connection, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self._settings)
         silent = datetime.now(UTC) - timedelta(seconds=self._settings.host_cache.host_staleness_threshold)
-        return asdict(view) | {"grid": [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]}
+        grid = [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]
+        return asdict(view) | {"grid": grid, "verdicts": list(Verdict)}
 
     def _explanation(self, job_id: str) -> dict[str, Any] | None:
         with self._engine.connect() as connection:
@@ -179,6 +183,11 @@ class FarmData(_Guarded):
         answer = await self.reader.answer(self.get_query_argument("job", None))
         self.set_status(answer.status)
         self.set_header("Content-Type", "application/json")
+        self.set_header("Vary", "Accept-Encoding")
+        if "gzip" not in self.request.headers.get("Accept-Encoding", ""):
+            self.finish(gzip.decompress(answer.body))
+            return
+        self.set_header("Content-Encoding", "gzip")
         self.finish(answer.body)
 
 

@@ -90,8 +90,8 @@ def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
 
         # then the page has it, why the rest waits, the hosts by use, the show and who works
         seen = eventually(lambda: "4 running" in row("lively-job") and row("lively-job"), 30, "the job")
-        assert "0 of 6, 4 running, 2 waiting" in seen
-        eventually(lambda: "subscription" in row("lively-job"), 30, "why", told=lambda: row("lively-job"))
+        assert "0 of 6, 4 running" in seen
+        eventually(lambda: "over subscription: " in row("lively-job"), 30, "why", told=lambda: row("lively-job"))
         assert "the job is paused" in row("paused-job")
         assert "4 of 6" in browser.text("#totals")
         use = "[...document.querySelectorAll('#hosts .cell')].map((it) => it.style.getPropertyValue('--use'))"

@@ -4,6 +4,7 @@
 
 const EVERY_MS = 2000;
 const WAIT_MS = 20000;
+const TROUBLE = ["dead", "quarantined", "failed", "no_fit", "no_host", "cooled_down", "trashed"];
 const $ = (selector, of = document) => of.querySelector(selector);
 let farm = null;
 let job = null; // the id of the one whose explanation is open
@@ -48,17 +49,17 @@ function draw(bar, of, ...parts) {
   });
 }
 
-// A line with a bar for each [name, text, of, busy, over, mark].
+// A line with a bar for each [name, text, of, busy], and of subscriptions [..., over, mark].
 function bars(parent, rows) {
-  const create = () => make("div", "use", sides(), bar("busy", "over", "mark"));
-  fill(parent, rows, (it) => it[0], create, (node, [name, text, of, busy, over = 0, mark = -1]) => {
+  const create = ([, , , ...parts]) => make("div", "use", sides(), bar(...["busy", "over", "mark"].slice(0, parts.length)));
+  fill(parent, rows, (it) => it[0], create, (node, [name, text, of, ...parts]) => {
     put(node.firstChild.firstChild, name);
     put(node.firstChild.lastChild, text);
-    draw(node.lastChild, of, busy, over, mark);
+    draw(node.lastChild, of, ...parts);
   });
 }
 
-const number = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: 1 });
+const { format: number } = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 const percent = (part) => `${Math.round(100 * part)} %`;
 const gib = (kb) => `${number(kb / 1048576)} GiB`;
@@ -82,6 +83,7 @@ function progress(bar, note, it, ...states) {
 }
 
 function showTotals() {
+  const { leader, workers } = farm.fleet;
   const sum = (field) => farm.allocations.reduce((total, it) => total + it[field], 0);
   const totals = [
     ["Cores booked", `${number(sum("booked"))} of ${number(sum("cores") - sum("down"))}`],
@@ -90,6 +92,7 @@ function showTotals() {
     ["Dead", number(farm.dead), farm.dead ? "bad" : ""],
     ["Hosts up", `${number(sum("hosts") - sum("hosts_down"))} of ${number(sum("hosts"))}`, sum("hosts_down") ? "warn" : ""],
     ["Bookings", `${number(farm.bookings_per_second)} /s`],
+    ["Workers", leader.fence === null ? `${workers.length}, no leader` : workers.length, leader.fence === null || !workers.length ? "bad" : ""],
   ];
   const create = (it) => make("div", "", make("dt", "", it[0]), make("dd"));
   fill($("#totals"), totals, (it) => it[0], create, (node, it) => put(node.lastChild, it[1], it[2]));
@@ -106,17 +109,23 @@ function newJob(it) {
 
 function showJob(node, it) {
   const [, frames, priority, cores, waits, why] = node.children;
-  progress(frames.firstChild, frames.lastChild, it, "running", "waiting", "dead");
+  progress(frames.firstChild, frames.lastChild, it, "running", "dead");
   put(priority, it.priority);
   put(cores, it.cores ? number(it.cores) : "");
   put(waits, it.waiting_seconds === null ? "" : span(it.waiting_seconds));
-  const look = it.dead || it.why === "dead" ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
-  put(why.firstChild, it.why_text.replaceAll("`", ""), `why ${look}`);
+  const look = TROUBLE.includes(it.why) ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
+  put(why.firstChild, reason(it), `why ${look}`);
+}
+
+// With the verdict first, which is what a narrow column shows of it.
+function reason(it) {
+  const told = !farm.verdicts.includes(it.why) || it.why_text === words(it.why);
+  return (told ? it.why_text : `${words(it.why)}: ${it.why_text}`).replaceAll("`", "");
 }
 
 function showJobs() {
   const wanted = $("#filter").value.trim().toLowerCase().split(/\s+/);
-  const text = (it) => `${it.show} ${it.name} ${it.user} ${it.why_text} ${words(it.why)}`.toLowerCase();
+  const text = (it) => [it.show, it.name, it.user, reason(it)].join(" ").toLowerCase();
   const shown = farm.jobs.filter((it) => wanted.every((word) => text(it).includes(word)));
   const all = farm.jobs_total > farm.jobs.length ? `the ${farm.jobs.length} of ${number(farm.jobs_total)} that wait longest` : shown.length;
   put($("#jobs-note"), shown.length < farm.jobs.length ? `${shown.length} of ${farm.jobs.length}` : all);
@@ -131,19 +140,21 @@ function hostWords(it) {
     + `tags ${it.tags.join(" ")}`;
 }
 
-function newCell() {
+function newCell(it) {
   const cell = make("button", "cell");
   cell.tabIndex = -1;
-  for (const event of ["focus", "pointerenter"]) cell.addEventListener(event, () => put($("#host"), cell.ariaLabel));
+  cell.ariaLabel = it.name;
+  for (const event of ["focus", "pointerenter"]) cell.addEventListener(event, () => put($("#host"), hostWords(cell.host)));
   return cell;
 }
 
 function showCell(cell, it) {
   const down = it.silent || it.state !== "UP";
   const held = farm.holds.some((hold) => hold.host === it.name);
-  cell.style.setProperty("--use", `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
-  cell.className = `cell ${down ? "down" : it.lock === "OPEN" ? "" : "locked"} ${held ? "held" : ""}`;
-  cell.ariaLabel = hostWords(it);
+  const use = `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`;
+  if (cell.style.getPropertyValue("--use") !== use) cell.style.setProperty("--use", use);
+  put(cell, "", `cell ${down ? "down" : it.lock === "OPEN" ? "" : "locked"} ${held ? "held" : ""}`);
+  cell.host = it;
 }
 
 function showHosts() {
@@ -249,22 +260,14 @@ async function watch() {
   setTimeout(watch, EVERY_MS);
 }
 
-// The arrow keys go to the nearest neighbour that lies that way.
+// The arrow keys go to the one before and the one after.
 function rove(within, selector) {
-  const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   within.addEventListener("keydown", (event) => {
-    const [right, down] = ways[event.key] ?? [0, 0];
-    if (!(right || down) || !event.target.matches(selector)) return;
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (!step || !event.target.matches(selector)) return;
     event.preventDefault();
-    const here = event.target.getBoundingClientRect();
-    const distance = (node) => {
-      const { left, top } = node.getBoundingClientRect();
-      const [x, y] = [left - here.left, top - here.top];
-      const along = x * right + y * down;
-      return along > 1 ? along + 20 * Math.abs(x * down + y * right) : Infinity;
-    };
-    const [nearest] = [...within.querySelectorAll(selector)].map((node) => [distance(node), node]).sort((one, other) => one[0] - other[0]);
-    if (nearest[0] < Infinity) nearest[1].focus();
+    const all = [...within.querySelectorAll(selector)];
+    all[all.indexOf(event.target) + step]?.focus();
   });
 }
 
