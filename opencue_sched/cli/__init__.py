@@ -12,6 +12,7 @@ import sys
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from opencue_sched import __version__
 from opencue_sched.errors import SchedulerError, WrongConfiguration
@@ -58,6 +59,12 @@ class _Lazy(click.Group):
         command: click.Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options, without an import of every command's module."""
+        found = [CompletionItem(name, help=does) for name, (_, does) in sorted(_COMMANDS.items())]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [item for item in found if item.value.startswith(incomplete)] + options
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, does) for name, (_, does) in sorted(_COMMANDS.items())])
@@ -89,7 +96,7 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Entry point. The exit statuses are those that ``--help`` lists."""
     try:
-        status = cli(standalone_mode=False)
+        status = cli(prog_name="opencue-sched", standalone_mode=False)
         if isinstance(status, int) and status:
             sys.exit(status)  # click answers an Exit with its status instead of raising it
     except click.exceptions.Abort:

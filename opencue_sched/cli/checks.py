@@ -11,7 +11,7 @@ import click
 import redis
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
+from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, complete_job, database, farm, redis_store
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
@@ -113,7 +113,7 @@ def last_verdicts(job_id: str) -> dict[str, str]:
 
 
 @click.command("explain")
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
 @json_option
 def explain_command(name: str, layer: str | None, as_json: bool) -> None:

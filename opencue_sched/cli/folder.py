@@ -15,6 +15,8 @@ from opencue_sched.cli.inputs import (
     UnknownName,
     choose,
     choose_all,
+    complete_job,
+    complete_show,
     core_cap,
     core_count,
     farm,
@@ -65,7 +67,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.argument("show", required=False)
+@click.argument("show", required=False, shell_complete=complete_show)
 @json_option
 def list_(show: str | None, as_json: bool) -> None:
     """List folders with their caps and what is used of them. The root of each show comes first.
@@ -79,7 +81,7 @@ def list_(show: str | None, as_json: bool) -> None:
 
 
 @command.command(context_settings=NEGATIVE_NUMBERS)
-@click.argument("show")
+@click.argument("show", shell_complete=complete_show)
 @click.argument("name")
 @click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
 @_caps
@@ -102,7 +104,7 @@ def create(show: str, name: str, parent: str | None, as_json: bool, **caps: int 
 
 
 @command.command(context_settings=NEGATIVE_NUMBERS)
-@click.argument("show")
+@click.argument("show", shell_complete=complete_show)
 @click.argument("name", metavar="FOLDER")
 @_caps
 @json_option
@@ -126,7 +128,7 @@ def caps(show: str, name: str, as_json: bool, **caps: int | None) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.argument("folder")
 @json_option
 def move(names: tuple[str, ...], folder: str, as_json: bool) -> None:

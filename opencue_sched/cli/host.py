@@ -13,6 +13,8 @@ from opencue_sched.cli.inputs import (
     CommandRefused,
     choose,
     choose_all,
+    complete_allocation,
+    complete_host,
     current_user,
     farm,
     new_name,
@@ -103,7 +105,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--alloc", metavar="NAME", help="Only of this allocation.")
+@click.option("--alloc", metavar="NAME", shell_complete=complete_allocation, help="Only of this allocation.")
 @click.option("--lock", type=click.Choice([lock.value for lock in LockState], case_sensitive=False))
 @click.option("--state", type=click.Choice([state.value for state in HardwareState], case_sensitive=False))
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
@@ -132,7 +134,7 @@ def list_(
 
 
 @command.command()
-@click.argument("name", metavar="HOST")
+@click.argument("name", metavar="HOST", shell_complete=complete_host)
 @json_option
 def info(name: str, as_json: bool) -> None:
     """Show one host and what runs on it.
@@ -152,7 +154,7 @@ def info(name: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
 @json_option
 def lock(names: tuple[str, ...], as_json: bool) -> None:
     """Lock hosts: nothing more is booked on them; what runs goes on.
@@ -163,7 +165,7 @@ def lock(names: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
 @json_option
 def unlock(names: tuple[str, ...], as_json: bool) -> None:
     """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.
@@ -182,7 +184,7 @@ def tags() -> None:
 
 
 @tags.command()
-@click.argument("name", metavar="HOST")
+@click.argument("name", metavar="HOST", shell_complete=complete_host)
 @click.argument("words", nargs=-1, required=True, metavar="TAG...")
 @json_option
 def add(name: str, words: tuple[str, ...], as_json: bool) -> None:
@@ -200,7 +202,7 @@ def add(name: str, words: tuple[str, ...], as_json: bool) -> None:
 
 
 @tags.command()
-@click.argument("name", metavar="HOST")
+@click.argument("name", metavar="HOST", shell_complete=complete_host)
 @click.argument("words", nargs=-1, required=True, metavar="TAG...")
 @json_option
 def remove(name: str, words: tuple[str, ...], as_json: bool) -> None:
@@ -220,8 +222,8 @@ def remove(name: str, words: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...")
-@click.argument("alloc", metavar="ALLOC")
+@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
+@click.argument("alloc", metavar="ALLOC", shell_complete=complete_allocation)
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
 @json_option
 def move(names: tuple[str, ...], alloc: str, force: bool, as_json: bool) -> None:
@@ -244,7 +246,7 @@ def move(names: tuple[str, ...], alloc: str, force: bool, as_json: bool) -> None
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
 @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
 @click.option("--yes", is_flag=True, help="Do not ask before --now.")
 @json_option
@@ -259,7 +261,7 @@ def reboot(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
 @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
 @click.option("--yes", is_flag=True, help="Do not ask before --now.")
 @json_option
@@ -274,7 +276,7 @@ def down(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name", metavar="HOST")
+@click.argument("name", metavar="HOST", shell_complete=complete_host)
 @json_option
 def delete(name: str, as_json: bool) -> None:
     """Delete a host that is down and runs nothing. It comes back when its RQD reports again.

@@ -28,6 +28,10 @@ from opencue_sched.store.shows import Kind, NamedRow
 if TYPE_CHECKING:
     import redis
 
+_NAMES_COMPLETED = 100
+_COMPLETION_LIMITS = {"connect_seconds": 2, "statement_seconds": 1}
+"""2 is the least that libpq knows."""
+
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
 _ASK_AGAIN_SECONDS = 1.0
@@ -44,9 +48,9 @@ class CommandRefused(InvalidInput):
 
 
 @contextmanager
-def database() -> Iterator[Engine]:
-    """An engine on the configured database."""
-    engine = make_engine(get_settings(), application_name="opencue-sched cli", pool_size=2)
+def database(**limits: int) -> Iterator[Engine]:
+    """An engine on the configured database; with the time-outs of make_engine unless ``limits`` has others."""
+    engine = make_engine(get_settings(), application_name="opencue-sched cli", pool_size=2, **limits)
     try:
         yield engine
     finally:
@@ -168,6 +172,26 @@ def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> li
     if unknown:
         raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
     return [by_name[name] for name in names]
+
+
+def _completing(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completes names in a shell: a few, and none where the database does not answer at once."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            with database(**_COMPLETION_LIMITS) as engine, engine.connect() as connection:
+                return list(shows.names_beginning(connection, kind, incomplete, most=_NAMES_COMPLETED))
+        except Exception:
+            return []
+
+    return complete
+
+
+complete_allocation = _completing(Kind.ALLOCATION)
+complete_host = _completing(Kind.HOST)
+complete_job = _completing(Kind.JOB)
+complete_limit = _completing(Kind.LIMIT)
+complete_show = _completing(Kind.SHOW)
 
 
 def new_name(what: str, name: str, *, width: int) -> str:

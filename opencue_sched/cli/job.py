@@ -18,6 +18,8 @@ from opencue_sched.cli.inputs import (
     UnknownName,
     choose,
     choose_all,
+    complete_job,
+    complete_show,
     core_cap,
     core_count,
     farm,
@@ -72,7 +74,7 @@ def depends() -> None:
 
 
 @depends.command("list")
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @click.option("--all", "met", is_flag=True, help="Also what is met already.")
 @json_option
 def list_depends(name: str, met: bool, as_json: bool) -> None:
@@ -108,7 +110,7 @@ def _depend_state(depend: jobs.Depend) -> str:
 
 
 @depends.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
 @json_option
@@ -210,7 +212,7 @@ def _wanted(
 
 
 @command.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @_selecting(())
 @click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
 @json_option
@@ -226,7 +228,7 @@ def frames(name: str, most: int, as_json: bool, **selection: Any) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 @force_option
@@ -261,7 +263,7 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, force: bool, as_
 
 
 @command.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 @force_option
@@ -278,7 +280,7 @@ def retry(name: str, **options: Any) -> None:
 
 
 @command.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 @force_option
@@ -401,7 +403,7 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
 
 
 @command.command("list")
-@click.option("--show", metavar="NAME", help="Only of this show.")
+@click.option("--show", metavar="NAME", shell_complete=complete_show, help="Only of this show.")
 @click.option("--user", metavar="NAME", help="Only of this user.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
@@ -432,7 +434,7 @@ def list_(
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_job)
 @json_option
 def info(name: str, as_json: bool) -> None:
     """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
@@ -458,7 +460,7 @@ def info(name: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @json_option
 def pause(names: tuple[str, ...], as_json: bool) -> None:
     """Pause jobs: nothing more of them is booked; what runs goes on.
@@ -469,7 +471,7 @@ def pause(names: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @json_option
 def unpause(names: tuple[str, ...], as_json: bool) -> None:
     """Let paused jobs go on.
@@ -480,7 +482,7 @@ def unpause(names: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command(context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
 @json_option
 def priority(names: tuple[str, ...], value: int, as_json: bool) -> None:
@@ -492,7 +494,7 @@ def priority(names: tuple[str, ...], value: int, as_json: bool) -> None:
 
 
 @command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.argument("value", type=core_cap, metavar="CORES")
 @json_option
 def max_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
@@ -504,7 +506,7 @@ def max_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
 
 
 @command.command("min-cores")
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.argument("value", type=core_count, metavar="CORES")
 @json_option
 def min_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
@@ -516,7 +518,7 @@ def min_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
 
 
 @command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @click.argument("value", type=click.IntRange(UNLIMITED, INT_MAX), metavar="GPUS")
 @json_option
 def max_gpus(names: tuple[str, ...], value: int, as_json: bool) -> None:

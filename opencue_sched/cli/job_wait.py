@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import choose_all, farm, patiently
+from opencue_sched.cli.inputs import choose_all, complete_job, farm, patiently
 from opencue_sched.cli.output import counted, duration_text, json_option, show_json
 from opencue_sched.domain.farm import JobState
 from opencue_sched.store import jobs
@@ -33,7 +33,7 @@ _Show = Callable[[Sequence[LayerProgress]], None]
 
 
 @click.command("wait")
-@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
 @json_option
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.cli import output
 from opencue_sched.cli.checks import last_verdicts
-from opencue_sched.cli.inputs import CommandRefused, choose, choose_all, farm, layer_ids
+from opencue_sched.cli.inputs import CommandRefused, choose, choose_all, complete_job, farm, layer_ids
 from opencue_sched.cli.job import layer_columns_of
 from opencue_sched.cli.output import json_option, json_row, memory_text, show_rows
 from opencue_sched.domain.cluster import join_tags
@@ -30,7 +30,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @json_option
 def list_(name: str, as_json: bool) -> None:
     """List the layers of a job: counts, needs, limits, and the last verdict on them.
@@ -44,7 +44,7 @@ def list_(name: str, as_json: bool) -> None:
 
 
 @command.command("set")
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=complete_job)
 @click.argument("layers", nargs=-1, required=True, metavar="LAYER...")
 @click.option("--cores", type=float, metavar="CORES", help="The least; 0 is the whole host, -2 all but two.")
 @click.option("--max-cores", type=float, metavar="CORES", help="The most of a frame; 0 is no bound.")

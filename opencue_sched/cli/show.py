@@ -15,6 +15,9 @@ from opencue_sched.cli.inputs import (
     CommandRefused,
     UnknownName,
     choose,
+    complete_allocation,
+    complete_limit,
+    complete_show,
     core_cap,
     core_count,
     farm,
@@ -135,7 +138,7 @@ _list_command(
 
 
 @show_command.command("info")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @json_option
 def show_info(name: str, as_json: bool) -> None:
     """Show one show with its subscriptions.
@@ -189,7 +192,7 @@ def _set_show(name: str, column: str, value: bool | int, said: str, *, as_json: 
 
 
 @show_command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @click.argument("state", type=switch, metavar="on|off")
 @json_option
 def active(name: str, state: bool, as_json: bool) -> None:
@@ -201,7 +204,7 @@ def active(name: str, state: bool, as_json: bool) -> None:
 
 
 @show_command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @click.argument("state", type=switch, metavar="on|off")
 @json_option
 def booking(name: str, state: bool, as_json: bool) -> None:
@@ -213,7 +216,7 @@ def booking(name: str, state: bool, as_json: bool) -> None:
 
 
 @show_command.command("default-min-cores")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @click.argument("number", type=core_count, metavar="CORES")
 @json_option
 def default_min_cores(name: str, number: int, as_json: bool) -> None:
@@ -226,7 +229,7 @@ def default_min_cores(name: str, number: int, as_json: bool) -> None:
 
 
 @show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @click.argument("number", type=core_cap, metavar="CORES")
 @json_option
 def default_max_cores(name: str, number: int, as_json: bool) -> None:
@@ -241,7 +244,7 @@ def default_max_cores(name: str, number: int, as_json: bool) -> None:
 
 
 @show_command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_show)
 @click.argument("state", type=switch, metavar="on|off")
 @click.option(
     "--wait",
@@ -339,7 +342,7 @@ def create_allocation(name: str, tag: str | None, facility: str | None, new_faci
 
 
 @alloc_command.command("tag")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_allocation)
 @click.argument("tag")
 @json_option
 def tag_allocation(name: str, tag: str, as_json: bool) -> None:
@@ -370,8 +373,8 @@ def subscription_command() -> None:
 
 
 @subscription_command.command("list")
-@click.argument("show", required=False)
-@click.option("--alloc", metavar="NAME", help="Only of this allocation.")
+@click.argument("show", required=False, shell_complete=complete_show)
+@click.option("--alloc", metavar="NAME", shell_complete=complete_allocation, help="Only of this allocation.")
 @json_option
 def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> None:
     """List subscriptions, or those of one show.
@@ -389,8 +392,8 @@ def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> No
 
 
 @subscription_command.command("create")
-@click.argument("show")
-@click.argument("alloc")
+@click.argument("show", shell_complete=complete_show)
+@click.argument("alloc", shell_complete=complete_allocation)
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
 @json_option
@@ -412,8 +415,8 @@ def create_subscription(show: str, alloc: str, size: int, burst: str | None, as_
 
 
 @subscription_command.command("size")
-@click.argument("show")
-@click.argument("alloc")
+@click.argument("show", shell_complete=complete_show)
+@click.argument("alloc", shell_complete=complete_allocation)
 @click.argument("number", type=core_count, metavar="CORES")
 @json_option
 def set_size(show: str, alloc: str, number: int, as_json: bool) -> None:
@@ -431,8 +434,8 @@ def set_size(show: str, alloc: str, number: int, as_json: bool) -> None:
 
 
 @subscription_command.command("burst")
-@click.argument("show")
-@click.argument("alloc")
+@click.argument("show", shell_complete=complete_show)
+@click.argument("alloc", shell_complete=complete_allocation)
 @click.argument("number", metavar="CORES|PERCENT%")
 @json_option
 def set_burst(show: str, alloc: str, number: str, as_json: bool) -> None:
@@ -454,8 +457,8 @@ def set_burst(show: str, alloc: str, number: str, as_json: bool) -> None:
 
 
 @subscription_command.command("delete")
-@click.argument("show")
-@click.argument("alloc")
+@click.argument("show", shell_complete=complete_show)
+@click.argument("alloc", shell_complete=complete_allocation)
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
 @json_option
 def delete_subscription(show: str, alloc: str, force: bool, as_json: bool) -> None:
@@ -542,7 +545,7 @@ def create_limit(name: str, most: int, as_json: bool) -> None:
 
 
 @limit_command.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_limit)
 @click.argument("most", type=_FRAMES, metavar="MAX")
 @json_option
 def set_limit(name: str, most: int, as_json: bool) -> None:
@@ -558,7 +561,7 @@ def set_limit(name: str, most: int, as_json: bool) -> None:
 
 
 @limit_command.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_limit)
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
 @json_option
 def delete_limit(name: str, force: bool, as_json: bool) -> None:

@@ -33,7 +33,14 @@ DEAD_CONNECTION = {
 both end after 6 s. A server, or a proxy, that acknowledges and answers nothing is not found out by TCP."""
 
 
-def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: int | None = None) -> Engine:
+def make_engine(
+    settings: Settings,
+    *,
+    application_name: str = OURS,
+    pool_size: int | None = None,
+    connect_seconds: int = CONNECT_SECONDS,
+    statement_seconds: int = STATEMENT_SECONDS,
+) -> Engine:
     """An engine whose connections have a connect time-out, a statement time-out and keep-alives.
 
     READ COMMITTED is the default isolation; a caller that needs another says so per connection. ``application_name``
@@ -50,9 +57,9 @@ def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: 
         pool_recycle=3600,
         pool_timeout=CONNECT_SECONDS,
         connect_args={
-            "connect_timeout": CONNECT_SECONDS,
+            "connect_timeout": connect_seconds,
             "application_name": application_name,
-            "options": f"-c statement_timeout={STATEMENT_SECONDS}s -c timezone=UTC",
+            "options": f"-c statement_timeout={statement_seconds}s -c timezone=UTC",
             **DEAD_CONNECTION,
         },
     )

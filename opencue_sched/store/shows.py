@@ -319,6 +319,16 @@ def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str
     return list(connection.execute(text(statement), {"text": name, "most": NAMES_COMPARED}).scalars())
 
 
+def names_beginning(connection: Connection, kind: Kind, beginning: str, *, most: int) -> Sequence[str]:
+    """The first names that begin so, in order; of jobs, those of live ones."""
+    only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
+    statement = f"""
+        SELECT str_name FROM {_TABLES.get(kind, kind.value)}
+         WHERE starts_with(str_name, :beginning) {only} ORDER BY str_name LIMIT :most
+        """  # noqa: S608 - only our own constants
+    return list(connection.execute(text(statement), {"beginning": beginning, "most": most}).scalars())
+
+
 # Whose work a cap stands over: the shows to look at again when it has changed.
 
 _SHOWS_UNDER_CAP = text(
