@@ -354,7 +354,7 @@ ONE_LAYER = Scenario(
         Work("one", "show", 1600, seconds=(600, 600), tag="one"),
         Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=7),
     ),
-    seconds=14,
+    seconds=18,
     judge=judge_one_layer,
     control=Control("whole rounds off", "fill time, one layer to fifty", queue={"whole_rounds": "false"}),
 )
@@ -433,7 +433,8 @@ _HEAVY = 2
 def judge_frame_memory(record: Record) -> list[Bound]:
     return [
         Bound("heavy frames done", record.counters.get("heavy frames done", 0), _HEAVY),
-        Bound("utilisation", record.utilisation(10.0, record.seconds), LEAST_USE),
+        # Three frames of four are 0.75 of a host.
+        Bound("utilisation", record.utilisation(10.0, record.seconds), 0.85),
     ]
 
 
