@@ -26,6 +26,7 @@ import redis
 import structlog
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
@@ -182,10 +183,13 @@ def _watch(reader: Reader, chosen: Chosen) -> None:
     console = Console(highlight=False)
     with _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         reader.start()
+        shown: list[Text] = []
         try:
             while True:
                 lines = draw(reader.latest, chosen, width=console.width, height=console.height)
-                live.update(Group(*lines), refresh=True)
+                if lines != shown:
+                    live.update(Group(*lines), refresh=True)
+                    shown = lines
                 ready, _, _ = select.select([keyboard, reader.wakes], [], [], _LOOK_AT_SIZE_SECONDS)
                 if reader.wakes in ready:
                     os.read(reader.wakes, 1024)

@@ -117,7 +117,8 @@ class Screen:
 
     def add(self, text: str | Text, style: str = "") -> None:
         """A line, cut to the width."""
-        line = Text(text, style=style) if isinstance(text, str) else text
+        line = Text(text) if isinstance(text, str) else text
+        line.stylize(style)  # as a span: texts that differ by their own style alone are equal
         line.no_wrap = True
         line.truncate(self.width, overflow="ellipsis")
         self.lines.append(line)

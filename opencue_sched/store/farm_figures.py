@@ -123,7 +123,7 @@ _BOOKINGS = text(
     """
     SELECT greatest(
         (SELECT count(*) FROM frame_history
-          WHERE int_ts_started >= extract(epoch FROM now()) - CAST(:seconds AS double precision)),
+          WHERE int_ts_started >= CAST(extract(epoch FROM now()) - :seconds AS bigint)),
         (SELECT count(*) FROM proc
           WHERE ts_dispatched >= now() - CAST(:seconds AS double precision) * interval '1 second'))
     """

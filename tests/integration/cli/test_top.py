@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import Engine
 
+from opencue_sched.cli.top_screen import Chosen, Read, draw, moved
 from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.insight.farm import farm_view
+from opencue_sched.settings import Settings
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.integration.cli.conftest import Cli
 from tests.polling import eventually
@@ -154,6 +158,17 @@ def test_a_store_that_goes_away_is_said_and_comes_back(environment: pytest.Monke
             eventually(lambda: "does not answer" not in terminal.text(), 20, "Redis again", told=terminal.text)
             assert "harbour-sh010" in terminal.text()
             assert process.poll() is None
+
+
+def test_a_job_that_is_selected_is_drawn_otherwise(
+    settings: Settings, engine: Engine, redis_client: redis.Redis
+) -> None:
+    view = farm_view(engine, redis_client, settings)
+    first = moved(view, Chosen(), 1)
+    for before, after in ((Chosen(), first), (first, moved(view, first, 1))):
+        drawn = [draw(Read(view), chosen, width=100, height=30) for chosen in (before, after)]
+        assert [line.plain for line in drawn[0]] == [line.plain for line in drawn[1]]
+        assert drawn[0] != drawn[1]
 
 
 def test_once_prints_everything_for_people_and_for_scripts(cli: Cli) -> None:
