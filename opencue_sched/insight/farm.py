@@ -170,6 +170,7 @@ class HoldView:
     """A host that drains for a wide frame of a layer. ``free_in_seconds``: None where nobody knows."""
 
     host: str
+    facility: str
     show: str
     job: str
     layer: str

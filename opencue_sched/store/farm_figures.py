@@ -83,7 +83,8 @@ _JOBS = text(
 )
 _HOLDS = text(
     """
-    SELECT host.str_name AS host, job.str_name AS job, layer.str_name AS layer, show.str_name AS show,
+    SELECT host.str_name AS host, facility.str_name AS facility, job.str_name AS job,
+           layer.str_name AS layer, show.str_name AS show,
            CAST(extract(epoch FROM clock_timestamp() - hold.granted_at) AS double precision) AS held_seconds,
            CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
            count(*) OVER () AS holds

@@ -158,7 +158,9 @@ show_frames = _gauge_of_use(
     *("show_name", "state"),
 )
 show_cores = _gauge_of_use("scheduler_show_cores", "Cores that a show uses, in all facilities.", "show_name")
-draining_hosts = _gauge_of_use("scheduler_draining_hosts", "Hosts that drain for a show's wide frames.", "show_name")
+draining_hosts = _gauge_of_use(
+    "scheduler_draining_hosts", "Hosts that drain for a show's wide frames.", "facility", "show_name"
+)
 _SUBSCRIPTION = ("facility", "allocation", "show_name")
 subscription_cores = _gauge_of_use(
     "scheduler_subscription_cores", "Cores that a show uses of an allocation.", *_SUBSCRIPTION
@@ -246,8 +248,8 @@ def _use_of_shows(view: FarmView) -> Iterable[Sample]:
         for state, frames in (("running", it.running), ("waiting", it.waiting), ("dead", it.dead)):
             yield show_frames, (name, state), frames
     for hold in view.holds:
-        yield draining_hosts, (hold.show if hold.show in own else OTHER,), 1
-    yield draining_hosts, (OTHER,), view.holds_total - len(view.holds)
+        yield draining_hosts, (hold.facility, hold.show if hold.show in own else OTHER), 1
+    yield draining_hosts, (OTHER, OTHER), view.holds_total - len(view.holds)
 
 
 def _use_of_subscriptions(view: FarmView) -> Iterable[Sample]:

@@ -736,7 +736,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
         ("second", "dead"): 1,
     }
     assert series("scheduler_show_cores") == {("main",): 4}
-    assert series("scheduler_draining_hosts") == {("second",): 1}
+    assert series("scheduler_draining_hosts") == {("local", "second"): 1}
     assert series("scheduler_subscription_cores") == {(*place, "main"): 4}
     assert series("scheduler_subscription_size_cores") == {(*place, "main"): 30, (*place, "second"): 10}
     assert series("scheduler_subscription_burst_cores") == {(*place, "main"): 40, (*place, "second"): 10}
