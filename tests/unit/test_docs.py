@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 from opencue_sched.cli import cli
@@ -15,6 +17,7 @@ from opencue_sched.settings import BEGIN, END, table
 from tests import metrics_table
 
 ROOT = Path(__file__).resolve().parents[2]
+TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
 
 
@@ -65,6 +68,32 @@ def test_every_command_named_exists(document):
     code = "\n".join([*re.findall(r"```.*?```", text, re.S), *re.findall(r"`[^`\n]+`", text)])
     for name in re.findall(r"(?:^|`|\s)opencue-sched ([a-z][a-z-]+)", code):
         assert name in cli.list_commands(None), f"{document.name}: opencue-sched {name}"
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words of every opencue-sched command in code, in a block or in a line, without what only a shell reads."""
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, re.S)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    written = [line for line in lines if line.startswith("opencue-sched ")]
+    return [shlex.split(re.split(r" (?:\||&&|<|>) |;", line)[0], comments=True)[1:] for line in written]
+
+
+@pytest.mark.parametrize("document", [*TASKS, ROOT / "docs" / "cueadmin.md"], ids=lambda path: path.name)
+def test_every_command_of_a_task_is_taken_as_it_is_written(document):
+    found = commands_in(document.read_text())
+    assert found
+    for words in found:
+        command, rest = cli, words
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            inner = command.get_command(click.Context(command), rest[0])
+            assert inner is not None, f"{document.name}: {words}"
+            command, rest = inner, rest[1:]
+        given, left, _ = command.make_parser(click.Context(command, resilient_parsing=True)).parse_args(list(rest))
+        assert not left, f"{document.name}: {words}"
+        if rest and document in TASKS:
+            missing = [part.name for part in command.params if part.required and not given.get(part.name)]
+            assert not missing, f"{document.name}: {words}"
 
 
 def test_workers_are_started_by_names_that_differ_on_one_host():
