@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
 import redis
 
-from opencue_sched.cli.inputs import checked_redis
+from opencue_sched.cli.inputs import checked_redis, with_names
 from opencue_sched.cli.output import (
     HIGH,
     NAME,
@@ -36,19 +37,30 @@ _COLUMNS = (
     Column("failures", "Failures", lambda it: int(it.fields.get("failures", "0"))),
     Column("posted", "Posted", lambda it: _moment(it.fields.get("created")), lambda moment: _ago(moment)),
     Column("modified", "Last worked on", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
-    Column("show", "Show", lambda it: getattr(_cluster(it), "show_id", None)),
+    Column("show_id", read=lambda it: getattr(_cluster(it), "show_id", None)),
+    Column("facility_id", read=lambda it: getattr(_cluster(it), "facility_id", None)),
     Column(
         "tags", "Tags", lambda it: " ".join(cluster.tags) if (cluster := _cluster(it)) else "unreadable", wraps=True
     ),
-    Column("facility", read=lambda it: getattr(_cluster(it), "facility_id", None)),
 )
 _PERMIT_COLUMNS = (
-    Column("layer", "Layer", "uuid", importance=NAME),
+    Column("layer_id", read="uuid"),
     Column("state", "State", lambda it: it.fields.get("state")),
     Column("cluster", "Cluster", lambda it: it.fields.get("owner") or None, importance=HIGH),
     Column("fence", "Fence", lambda it: int(it.fields.get("fence", "0"))),
     Column("taken", "Taken", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
 )
+
+
+def _named(found: Sequence[Listing], *, permits: bool) -> tuple[Column, ...]:
+    """The columns of these, with those of names: of a posting's show and facility, or of a permit's layer."""
+    ids = [it.uuid if permits else getattr(_cluster(it), key, "") for it in found for key in ("show_id", "facility_id")]
+    names = dict(zip(ids, with_names(ids), strict=True))
+    if permits:
+        return (Column("layer", "Layer", lambda it: names[it.uuid], importance=NAME), *_PERMIT_COLUMNS)
+    show = Column("show", "Show", lambda it: names[getattr(_cluster(it), "show_id", "")] or None, importance=HIGH)
+    facility = Column("facility", "Facility", lambda it: names[getattr(_cluster(it), "facility_id", "")] or None)
+    return (_COLUMNS[0], show, *_COLUMNS[1:], facility)
 
 
 @click.group("board")
@@ -84,7 +96,7 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
             for listing in board.listings(which)
             if state in (None, listing.fields.get("state"))
         ]
-    show_rows(found, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json)
+    show_rows(found, _named(found, permits=permits), as_json=as_json)
 
 
 @command.command()
@@ -97,7 +109,7 @@ def show(cluster: str, as_json: bool) -> None:
     """
     with checked_redis() as client:
         _, listing = _found(client, cluster)
-    row = json_row(listing, _COLUMNS) | {
+    row = json_row(listing, _named([listing], permits=False)) | {
         "error": listing.fields.get("error", ""),
         "fence": int(listing.fields.get("fence", "0")),
     }

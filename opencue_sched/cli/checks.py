@@ -11,7 +11,16 @@ import click
 import redis
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, complete_job, database, farm, redis_store
+from opencue_sched.cli.inputs import (
+    UnknownName,
+    checked_redis,
+    choose,
+    complete_job,
+    database,
+    farm,
+    redis_store,
+    with_names,
+)
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
@@ -63,7 +72,8 @@ def audit_command(as_json: bool) -> None:
     """
     with farm() as (engine, _), redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
-    show_report(report.lines(), report.as_dict(), as_json=as_json)
+    lines = [] if as_json else with_names(report.lines())
+    show_report(lines, report.as_dict(), as_json=as_json)
     if report.failed:
         raise click.exceptions.Exit(1)
     if report.undecided:

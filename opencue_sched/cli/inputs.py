@@ -6,6 +6,7 @@ redis and what plans bookings are imported where they are used: commands that on
 from __future__ import annotations
 
 import getpass
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS, UNLIMITED, centicores_of, near
 from opencue_sched.domain.frames import FrameRange
@@ -28,8 +29,9 @@ from opencue_sched.store.shows import Kind, NamedRow
 if TYPE_CHECKING:
     import redis
 
+_ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _NAMES_COMPLETED = 100
-_COMPLETION_LIMITS = {"connect_seconds": 2, "statement_seconds": 1}
+_SHORT_LIMITS = {"connect_seconds": 2, "statement_seconds": 1}
 """2 is the least that libpq knows."""
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
@@ -174,12 +176,25 @@ def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> li
     return [by_name[name] for name in names]
 
 
-def _completing(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def with_names(lines: Sequence[str]) -> list[str]:
+    """Lines with names instead of ids. They stay as they are where the database does not answer."""
+    ids = {found for line in lines for found in _ID.findall(line)}
+    if not ids:
+        return list(lines)
+    try:
+        with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
+            names = shows.names_by_id(connection, ids)
+    except SQLAlchemyError:
+        return list(lines)
+    return [_ID.sub(lambda found: names.get(found[0], found[0]), line) for line in lines]
+
+
+def completing(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Completes names in a shell: a few, and none where the database does not answer at once."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
         try:
-            with database(**_COMPLETION_LIMITS) as engine, engine.connect() as connection:
+            with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
                 return list(shows.names_beginning(connection, kind, incomplete, most=_NAMES_COMPLETED))
         except Exception:
             return []
@@ -187,11 +202,11 @@ def _completing(kind: Kind) -> Callable[[click.Context, click.Parameter, str], l
     return complete
 
 
-complete_allocation = _completing(Kind.ALLOCATION)
-complete_host = _completing(Kind.HOST)
-complete_job = _completing(Kind.JOB)
-complete_limit = _completing(Kind.LIMIT)
-complete_show = _completing(Kind.SHOW)
+complete_allocation = completing(Kind.ALLOCATION)
+complete_host = completing(Kind.HOST)
+complete_job = completing(Kind.JOB)
+complete_limit = completing(Kind.LIMIT)
+complete_show = completing(Kind.SHOW)
 
 
 def new_name(what: str, name: str, *, width: int) -> str:

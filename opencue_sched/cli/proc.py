@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from opencue_sched.cli import output
 from opencue_sched.cli.deferred import control, force_option, settle, who_and_why
 from opencue_sched.cli.host import PROC_COLUMNS
-from opencue_sched.cli.inputs import CommandRefused, choose, farm
+from opencue_sched.cli.inputs import CommandRefused, choose, completing, farm
 from opencue_sched.cli.output import HIGH, LOW, Column, counted, first, json_option, show_rows
 from opencue_sched.store import hosts
 from opencue_sched.store.shows import Kind, NamedRow
@@ -29,7 +29,11 @@ _FILTERS = {"host": Kind.HOST, "job": Kind.JOB, "show": Kind.SHOW, "alloc": Kind
 
 def _filters(function: Any) -> Any:
     for name in reversed(_FILTERS):
-        function = click.option(f"--{name}", metavar="NAME", help=f"Only of this {_FILTERS[name]}.")(function)
+        kind = _FILTERS[name]
+        option = click.option(
+            f"--{name}", metavar="NAME", help=f"Only of this {kind}.", shell_complete=completing(kind)
+        )
+        function = option(function)
     return function
 
 

@@ -268,7 +268,7 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
     settings = get_settings()
     with farm() as (engine, facts), redis_store() as client:
         with engine.connect() as connection:
-            show_id = choose(connection, Kind.SHOW, name).id
+            show_id, name = choose(connection, Kind.SHOW, name)
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         age = settings.accounting.in_flight_age
         if wait is None:

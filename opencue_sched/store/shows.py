@@ -329,6 +329,29 @@ def names_beginning(connection: Connection, kind: Kind, beginning: str, *, most:
     return list(connection.execute(text(statement), {"beginning": beginning, "most": most}).scalars())
 
 
+_NAMES_BY_ID = text(
+    """
+    SELECT pk_show, str_name FROM show WHERE pk_show = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_facility, str_name FROM facility WHERE pk_facility = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_alloc, str_name FROM alloc WHERE pk_alloc = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_folder, str_name FROM folder WHERE pk_folder = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_limit_record, str_name FROM limit_record WHERE pk_limit_record = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_job, str_name FROM job WHERE pk_job = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_layer, layer.str_name || ' of ' || job.str_name
+      FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(CAST(:ids AS varchar[]))
+    UNION ALL SELECT pk_proc, frame.str_name || ' of ' || job.str_name || ' on ' || host.str_name
+      FROM proc JOIN frame USING (pk_frame) JOIN job ON job.pk_job = proc.pk_job JOIN host USING (pk_host)
+     WHERE pk_proc = ANY(CAST(:ids AS varchar[]))
+    """
+)
+
+
+def names_by_id(connection: Connection, ids: Collection[str]) -> dict[str, str]:
+    """What people call shows, facilities, allocations, folders, limits, jobs, layers and procs. Unknown ids are left
+    out. ``render of JOB`` is a layer, ``0001-render of JOB on HOST`` a proc."""
+    return {row[0]: row[1] for row in connection.execute(_NAMES_BY_ID, {"ids": sorted(set(ids))})}
+
+
 # Whose work a cap stands over: the shows to look at again when it has changed.
 
 _SHOWS_UNDER_CAP = text(

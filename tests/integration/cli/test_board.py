@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import redis
 
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.insight.explain import cluster_postings
+from opencue_sched.settings import Settings
+from tests.farm import Farm, JobIds, LayerSpec, ShowIds
 
 from .conftest import Cli
 
@@ -30,3 +38,46 @@ def test_the_permits_of_layers_are_listed_with_the_cluster_whose_pass_has_them(
     assert heading == ["Layer", "State", "Cluster", "Fence", "Taken"]
     assert [row[:3] for row in rows] == [["layer-a", "claimed", "alloc-1"], ["layer-b", "claimed", "alloc-1"]]
     assert cli("board", "list", "--json").json == []
+
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+
+def test_shows_facilities_and_layers_have_their_names(
+    cli: Cli, redis_client: redis.Redis, settings: Settings, build: Build
+) -> None:
+    def make(farm: Farm) -> tuple[ShowIds, str, JobIds]:
+        show = farm.show("demo")
+        return show, farm.facility("cloud"), farm.job([LayerSpec(name="render")], name="demo-sh-user_a", show=show)
+
+    show, facility_id, job = build(make)
+    cluster_postings(redis_client, settings).enqueue([Cluster(facility_id, show.id, ClusterKind.MANUAL, ("gpu",))])
+    LayerPermits(redis_client, "cue", claim_ttl=60).take({"alloc-1|pass": {job.layers[0].id: 100}})
+    (posting,) = cli("board", "list", "--json").json
+    assert (posting["show"], posting["facility"]) == ("demo", "cloud")
+    assert (posting["show_id"], posting["facility_id"]) == (show.id, facility_id)
+    (permit,) = cli("board", "list", "--permits", "--json").json
+    assert (permit["layer"], permit["layer_id"]) == ("render of demo-sh-user_a", job.layers[0].id)
+    assert cli("board", "show", posting["cluster"]).out.count("demo") == 1
+
+
+def test_ids_are_shown_where_the_database_does_not_answer(
+    cli: Cli, redis_client: redis.Redis, settings: Settings, environment: pytest.MonkeyPatch
+) -> None:
+    show_id, facility_id = "a" * 8 + "-aaaa-aaaa-aaaa-" + "a" * 12, "b" * 8 + "-bbbb-bbbb-bbbb-" + "b" * 12
+    cluster_postings(redis_client, settings).enqueue([Cluster(facility_id, show_id, ClusterKind.MANUAL, ("gpu",))])
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    (posting,) = cli("board", "list", "--json").json
+    assert (posting["show"], posting["facility"]) == (show_id, facility_id)
+
+
+def test_the_audit_names_the_frame_of_a_proc_that_is_not_in_the_ledger(cli: Cli, build: Build) -> None:
+    def make(farm: Farm) -> str:
+        host, job = farm.host(name="render01"), farm.job([LayerSpec(name="render", frames=1)], name="demo-sh-user_a")
+        return farm.run(job.frames[:1], host)[0]
+
+    proc_id = build(make)
+    ran = cli("audit")
+    assert "proc 0001-render of demo-sh-user_a on render01 is not in the ledger" in ran.out
+    assert proc_id not in ran.out
+    assert f"proc {proc_id} is not in the ledger" in cli("audit", "--json").out
