@@ -120,7 +120,8 @@ def _notes(connection: Connection, job_id: str) -> list[str]:
 
 def _needs(layer: jobs.LayerView) -> str:
     """``8 cores, 16.0G, 1 GPU, tags general | gpu, limits arnold, time-out 90 min``."""
-    cores = f"{layer.cores_min / CENTICORES_PER_CORE:g} cores"
+    number = layer.cores_min / CENTICORES_PER_CORE
+    cores = f"{number:g} core{'' if number == 1 else 's'}"
     if layer.cores_max > 0:
         cores += f" ({layer.cores_max / CENTICORES_PER_CORE:g} at most)"
     said = [cores, memory_text(layer.memory_kb)]

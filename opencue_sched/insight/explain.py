@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import redis
@@ -193,10 +194,12 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]
     of_layers: dict[str, list[str]] = {}
+    of_needs: dict[Any, list[WaitReason]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
-        found = [] if notes else list(_of_hosts(layer, job, hosts, subscriptions, settings, known_tags))
-        said = [reason.text for reason in found if reason.code in _LASTING]
+        if not notes and _NEEDS(layer) not in of_needs:
+            of_needs[_NEEDS(layer)] = list(_of_hosts(layer, job, hosts, subscriptions, settings, known_tags))
+        said = [reason.text for reason in of_needs.get(_NEEDS(layer), ()) if reason.code in _LASTING]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
@@ -349,28 +352,32 @@ def _of_hosts(
         found = listed(sorted({host.os for host in ready}))
         yield WaitReason("os", f"the job wants the OS {job.os}; hosts with the tag {words} have {found}")
     else:
-        yield from _too_small(layer, job, ready, [host for host in subscribed if unfit[host.id]], unfit, words)
+        others = {host.id: f"no subscription in {host.allocation}" for host in here} | unfit
+        fitting = [host for host in here if not job.os or job.os in os_names(host.os)]
+        yield from _too_small(layer, fitting, others, words)
+
+
+_SIZE = attrgetter("centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
+_NEEDS = attrgetter("tags", "threadable", "cores_min", "cores_max", "memory_kb", "gpus", "gpu_memory_kb")
 
 
 def _too_small(
-    layer: jobs.LayerView,
-    job: Row[Any],
-    ready: Sequence[Row[Any]],
-    others: Sequence[Row[Any]],
-    unfit: Mapping[str, str],
-    words: str,
+    layer: jobs.LayerView, hosts: Sequence[Row[Any]], unfit: Mapping[str, str], words: str
 ) -> Iterator[WaitReason]:
-    """No host that is ``ready`` could take a frame even with nothing on it: what the nearest one lacks, and which of
-    the ``others`` could if it were not ``unfit``."""
+    """No host that is not ``unfit`` (why, by id) could take a frame even with nothing on it: what the nearest one
+    lacks, and which of the others could."""
+    of_size: dict[Any, list[tuple[float, str]]] = {}
     lacks = {}
-    for host in ready:
-        if not job.os or job.os in os_names(host.os):
-            lacks[host.name] = _lacks(layer, host)
+    for host in hosts:
+        if _SIZE(host) not in of_size:
+            of_size[_SIZE(host)] = _lacks(layer, host)
+        if not unfit[host.id]:
+            lacks[host.name] = of_size[_SIZE(host)]
             if not lacks[host.name]:
                 return
     # The fewest kinds of things first, then the least of them.
     name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
-    could = sorted(f"{host.name} ({unfit[host.id]})" for host in others if not _lacks(layer, host))
+    could = sorted(f"{host.name} ({unfit[host.id]})" for host in hosts if unfit[host.id] and not of_size[_SIZE(host)])
     text = f"no host with the tag {words} is large enough for a frame; the nearest, {name}, "
     text += f"{listed([lack for _, lack in lacks[name]])}"
     yield WaitReason(Verdict.NO_FIT, text + (f"; {listed(could)} would do" if could else ""))

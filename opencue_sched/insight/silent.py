@@ -60,13 +60,13 @@ def silent_hosts(connection: Connection, settings: Settings, facts: SchemaFacts,
 
 
 def _fate(state: str, silent_for: float, down_after: float, *, deaf: bool) -> tuple[float | None, str]:
-    again = "they wait again when the reaper, which looks every 30 s, finds it DOWN and has looked for it in vain"
+    again = "they wait again once the reaper, which looks every 30 s, has looked for it in vain"
     if state == HardwareState.DOWN:
         return 0.0, again
     if state == HardwareState.UP:
         due = max(0.0, down_after - silent_for)
         many = ", as most hosts are silent" if deaf else ""
-        return due, f"{again}; it is DOWN {f'in {span(due)}' if due else 'then'}, after {span(down_after)}{many}"
+        return due, f"it is DOWN {f'in {span(due)}' if due else 'by then'}, after {span(down_after)}{many}; {again}"
     dead = f"or are dead after {span(GIVE_UP_SECONDS)} of silence"
     return None, f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 

@@ -97,6 +97,12 @@ def test_a_host_that_would_do_but_is_down_is_named(cli: Cli, demo: ShowIds, buil
     assert ran.err.endswith("the nearest, large, has 16 of 32 cores; huge (down) would do\n")
 
 
+def test_a_host_that_would_do_but_for_a_subscription_is_named(cli: Cli, demo: ShowIds, build: Build) -> None:
+    build(lambda farm: farm.host(name="desk", cores=64, alloc=farm.alloc("desk"), tags=["general"], alloc_tag=False))
+    ran = cli("submit", "-", given=job_file(layer={"cores": 32}))
+    assert ran.err.endswith("has 16 of 32 cores; desk (no subscription in local.desk) would do\n")
+
+
 def test_a_frame_that_does_not_thread_on_hosts_for_threads(cli: Cli, demo: ShowIds, build: Build) -> None:
     build(lambda farm: farm.host(name="threads", thread_mode=1, tags=["wide"]))
     ran = cli("submit", "-", given=job_file(layer={"tags": "wide", "threadable": False}))
