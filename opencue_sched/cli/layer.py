@@ -90,7 +90,7 @@ def set_(
             ]
             _check(found)
         with engine.connect() as connection:
-            notes = _notes(connection, job.id)
+            notes = _notes(connection, job.id, found)
     if as_json:
         rows = [json_row(row, layer_columns_of({})) for row in found]
         output.show_json({"job": job.name, "layers": rows, "notes": notes})
@@ -110,9 +110,19 @@ def _check(layers: list[jobs.LayerView]) -> None:
             raise CommandRefused(f"layer {layer.name}: less than one core cannot thread; say --no-threadable")
 
 
-def _notes(connection: Connection, job_id: str) -> list[str]:
+def _notes(connection: Connection, job_id: str, layers: list[jobs.LayerView]) -> list[str]:
     (job,) = jobs.list_jobs(connection, job_id=job_id)
     notes = unserved(connection, job_id, get_settings())
+    for layer in layers:
+        for what, asked, most in (
+            ("cores", layer.cores_min / CENTICORES_PER_CORE, job.max_centicores / CENTICORES_PER_CORE),
+            ("gpus", layer.gpus, job.max_gpus),
+        ):
+            if 0 < most < asked:
+                hint = f"`opencue-sched job max-{what}` raises that"
+                notes.append(
+                    f"layer {layer.name}: a frame takes more {what} than the {most:g} the job may have; {hint}"
+                )
     if job.state == JobState.FINISHED:
         notes.append("the job is finished; `opencue-sched job retry` makes it run again")
     return notes

@@ -82,6 +82,13 @@ def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) 
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
 
 
+def test_a_frame_that_takes_more_than_the_job_may_have_is_noted(cli: Cli, job: JobIds) -> None:
+    ran = cli("layer", "set", NAME, "comp", "--cores", "51", "--json")
+    assert "layer comp: a frame takes more cores than the 50 the job may have; `opencue-sched job max-cores`" in str(
+        ran.json["notes"]
+    )
+
+
 def test_a_finished_job_says_that_it_is(cli: Cli, job: JobIds, engine: Engine) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE job SET str_state = 'FINISHED'")
