@@ -37,6 +37,7 @@ LONGEST_FIRST = (
     "test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out",
     "test_fleets_of_different_facilities_do_not_disturb_each_other",
     "test_real_rqd.py",
+    "test_farm_page.py",
     "test_a_worker_killed_in_mid_pass_is_followed_by_another",
     "test_fleet.py",
     "test_no_accident_strands_a_cluster_beyond_three_seconds",

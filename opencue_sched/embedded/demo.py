@@ -78,6 +78,7 @@ def _render(farm: _Stage, options: DemoOptions, console: Console) -> _Outcome:
     job_file.write_text(json.dumps(_job(farm, options)), encoding="utf-8")
     submitted = json.loads(farm.command("submit", str(job_file), "--json"))
     console.print(f"[cyan]·[/cyan] submitted {submitted['name']}: {options.frames} frames and a contact sheet")
+    console.print(f"[cyan]·[/cyan] watch it in a browser: {farm.flower_url}/farm")
 
     def check() -> None:
         if ended := farm.fleet.ended():
