@@ -157,6 +157,7 @@ class PresenceStep(bootsteps.StartStopStep):
         _workload = membership.workload
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
+        PULSE.store_answers = _redis_answers
 
         def beat() -> None:
             PULSE.beat()
@@ -186,6 +187,15 @@ class PresenceStep(bootsteps.StartStopStep):
     def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
         """Celery's ``stats`` has what its steps return here."""
         return fleet_figures()
+
+
+def _redis_answers() -> bool:
+    from opencue_sched.worker.runtime import runtime
+
+    try:
+        return bool(runtime().client.ping())
+    except RedisError:
+        return False
 
 
 def sleep_unless_stopped(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 A process whose loop is stuck looks alive from outside: its port is open and its presence may be young. So the loop
 itself leaves a mark at each round, and the probes judge its age. A store that is away fails no /livez, for a restart
-would not bring it back.
+would not bring it back: a loop that waits for a Redis which hangs is stuck, but not by its own fault.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ STALLED_SECONDS = 60.0
 
 
 class Pulse:
-    """Whether the loop that this process is for goes round, as its probes are told. Thread-safe."""
+    """Whether the loop that this process is for goes round, as its probes are told. Thread-safe.
+
+    ``store_answers`` is asked when it does not: whether the store that the loop reads from answers a new call.
+    """
 
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self._clock = clock
         self._beaten_at: float | None = None
+        self.store_answers: Callable[[], bool] = lambda: True
 
     def beat(self) -> None:
         """The loop has come round."""
@@ -37,7 +41,9 @@ class Pulse:
         if beaten_at is None:
             return "not running yet, or waiting for its stores" if ready else ""
         silent = self._clock() - beaten_at
-        return f"the loop has not come round for {silent:.0f} s" if silent > STALLED_SECONDS else ""
+        if silent <= STALLED_SECONDS or not (ready or self.store_answers()):
+            return ""
+        return f"the loop has not come round for {silent:.0f} s"
 
 
 PULSE = Pulse()

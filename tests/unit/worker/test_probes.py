@@ -9,6 +9,7 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.worker import consumer, metrics, runtime
@@ -79,6 +80,16 @@ def test_one_that_waits_for_its_broker_is_alive(
     assert ask("/readyz")[0] == 503
 
 
+def test_one_that_is_stuck_in_a_call_to_a_store_that_hangs_is_alive(
+    ask: Callable[[str], tuple[int, str]], pulse: Pulse, clock: Clock
+) -> None:
+    pulse.store_answers = lambda: False
+    pulse.beat()
+    clock.now += STALLED_SECONDS + 1
+    assert ask("/livez")[0] == 200
+    assert ask("/readyz")[0] == 503
+
+
 def test_the_metrics_are_where_they_were(ask: Callable[[str], tuple[int, str]]) -> None:
     status, text = ask("/metrics")
     assert status == 200
@@ -99,12 +110,18 @@ def test_the_port_of_the_metrics_answers_probes(served: str) -> None:
         assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
+def _hang() -> bool:
+    raise RedisTimeoutError("Timeout reading from socket")
+
+
 def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     # given a consumer with the step that refreshes the presence
     pulse = Pulse(clock)
     monkeypatch.setattr(consumer, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
-    monkeypatch.setattr(runtime, "runtime", lambda: SimpleNamespace(membership=membership, show_store=lambda: None))
+    client = SimpleNamespace(ping=lambda: True)
+    made = SimpleNamespace(membership=membership, show_store=lambda: None, client=client)
+    monkeypatch.setattr(runtime, "runtime", lambda: made)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
     parent = SimpleNamespace(timer=timer)
@@ -115,6 +132,8 @@ def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.Monkey
     assert pulse.problem(ready=True) == ""
     clock.now += STALLED_SECONDS + 1
     assert pulse.problem(ready=False) != ""
+    client.ping = _hang
+    assert pulse.problem(ready=False) == ""
     timers[0]()
     assert pulse.problem(ready=True) == ""
     step.stop(parent)
