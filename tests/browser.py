@@ -38,10 +38,15 @@ class Browser:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._loop = asyncio.new_event_loop()
         self._number = 0
-        self._socket = self._loop.run_until_complete(self._connect())
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
-        self.resize(width, height)
+        self._socket: WebSocketClientConnection | None = None
+        try:
+            self._socket = self._loop.run_until_complete(self._connect())
+            for domain in ("Page", "Runtime", "Network", "Log"):
+                self.call(f"{domain}.enable")
+            self.resize(width, height)
+        except BaseException:
+            self.close()
+            raise
 
     async def _connect(self) -> WebSocketClientConnection:
         told = Path(self._profile.name) / "DevToolsActivePort"
@@ -55,6 +60,7 @@ class Browser:
         return self._loop.run_until_complete(asyncio.wait_for(self._call(method, parameters), ANSWER_SECONDS))
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
+        assert self._socket is not None
         self._number += 1
         await self._socket.write_message(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
@@ -117,7 +123,8 @@ class Browser:
         return (Path(self._profile.name) / "log").read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         self._process.terminate()
         try:
             self._process.wait(20)

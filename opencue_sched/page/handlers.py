@@ -184,11 +184,10 @@ class FarmData(_Guarded):
         self.set_status(answer.status)
         self.set_header("Content-Type", "application/json")
         self.set_header("Vary", "Accept-Encoding")
-        if "gzip" not in self.request.headers.get("Accept-Encoding", ""):
-            self.finish(gzip.decompress(answer.body))
-            return
-        self.set_header("Content-Encoding", "gzip")
-        self.finish(answer.body)
+        packed = "gzip" in self.request.headers.get("Accept-Encoding", "")
+        if packed:
+            self.set_header("Content-Encoding", "gzip")
+        self.finish(answer.body if packed else gzip.decompress(answer.body))
 
 
 def add_to_flower(settings: Settings) -> None:
