@@ -303,21 +303,23 @@ def _change(
         with engine.connect() as connection:
             job = choose(connection, Kind.JOB, name)
             wanted = _wanted(connection, job, **selection)
-            chosen = [frame.id for frame in jobs.frames_of(connection, job.id, **wanted)]
+            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
             if not chosen:
                 _refuse_nothing(connection, job, wanted)
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
             with output.working("changing frames, and confirming that what ran is dead"):
-                result = change(chosen, reason=who_and_why(verb, reason))
+                result = change(list(chosen), reason=who_and_why(verb, reason))
             deferred = result.deferred
             result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
             if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
                 change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+    changed = set(result.changed)
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
         job=job.name,
+        frames=[frame for it, frame in chosen.items() if it in changed],
         changed=result.changed,
         deferred=result.deferred,
         silent_hosts=silent,

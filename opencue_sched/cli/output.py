@@ -221,7 +221,9 @@ def show_fields(fields: Mapping[str, str]) -> None:
 
 def show_thing(thing: Any, columns: Sequence[Column], **more: str) -> None:
     """Print all the columns' values of one thing, a line each, and ``more``."""
-    titles = {it: it.title or it.key.removesuffix("_kb").replace("_", " ").title() for it in columns}
+    titles = {
+        it: it.title or it.key.removesuffix("_kb").replace("_", " ").title().replace("Gpu", "GPU") for it in columns
+    }
     show_fields({title: column.cell(column.value(thing)) for column, title in titles.items()} | more)
 
 

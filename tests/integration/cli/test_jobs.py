@@ -237,6 +237,7 @@ def test_running_frames_are_killed_before_they_are_retried(
 ) -> None:
     ran = cli("job", "retry", NAME, "--layer", "render", "--frames", "1", "--state", "RUNNING", "--json")
     assert (ran.status, ran.json["changed"]) == (0, [rendering.job.frames[0]])
+    assert ran.json["frames"] == ["0001-render"]
     assert set(re.findall(r"^\[\w+ *\] (\w+)", ran.err, re.M)) <= COUNTERS_ARE_EMPTY
     assert rqd.host("render01").frame_ids == {rendering.job.frames[1]}
     assert (states()["0001-render"], states()["0002-render"]) == ("WAITING", "RUNNING")
