@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -35,20 +34,19 @@ from opencue_sched.cli.output import (
 )
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
-from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.farm import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
-    cluster_postings,
     explain_job,
     explanation_dict,
     explanation_lines,
     most_telling,
+    passes_over,
     verdict_words,
 )
 from opencue_sched.insight.fleet import fleet_view
-from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
@@ -105,11 +103,9 @@ def doctor_command(as_json: bool) -> None:
 
 def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
     """The verdicts of a job's layers, and the clusters that no pass looks at; none, and a note, without Redis."""
-    settings = get_settings()
     try:
         with redis_store() as client:
-            verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job_id)
-            return verdicts, cluster_postings(client, settings).skipped()
+            return passes_over(client, get_settings(), job_id)
     except redis.RedisError as error:
         click.echo(f"note: Redis does not answer ({error}), so the last verdicts are not known", err=True)
         return {}, ()
@@ -139,8 +135,7 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     """
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id))
-        explanation = replace(explanation, deaths=tuple(deaths_of(connection, job.id)))
+        explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), with_logs=True)
     chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]

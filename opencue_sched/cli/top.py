@@ -33,11 +33,9 @@ from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from opencue_sched.cli.inputs import checked_redis, farm
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.cli.top_screen import ANY_HEIGHT, SORTS, Chosen, Read, Screen, draw, farm_lines, moved
-from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_lines
+from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import farm_view
-from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
@@ -162,12 +160,11 @@ class Reader(threading.Thread):
         view = farm_view(self._engine, self._client, self._settings, show=chosen.show or None, job=chosen.job or None)
         if chosen.explained is None:
             return Read(view)
-        verdicts = VerdictLog(self._client, self._settings.coordination.namespace).of_job(chosen.explained)
-        skipped = cluster_postings(self._client, self._settings).skipped()
+        passes = passes_over(self._client, self._settings, chosen.explained)
         try:
             with self._engine.connect() as connection:
-                found = explain_job(connection, chosen.explained, self._settings, self._facts, verdicts, skipped)
-                found = replace(found, deaths=tuple(deaths_of(connection, chosen.explained)))
+                job = chosen.explained
+                found = explain_job(connection, job, self._settings, self._facts, *passes, with_logs=True)
         except NoResultFound:
             return Read(view, ["the job is gone"], chosen.explained)
         return Read(view, explanation_lines(found, found.layers), chosen.explained)

@@ -76,7 +76,7 @@ JOB_COLUMNS = (
     Column("priority", "PRI"),
     Column("user", "USER", importance=LOW),
     Column("show", "SHOW", importance=LOW),
-    Column("why", "WHY", lambda job: _reason(job), importance=_ABOVE_ALL, wraps=True),
+    Column("why_text", "WHY", importance=_ABOVE_ALL, wraps=True),
 )
 
 
@@ -318,12 +318,6 @@ def _state_of(show: ShowUse) -> str:
         (not show.subscriptions, "no subscription"),
     )
     return ", ".join(word for holds, word in words if holds)
-
-
-def _reason(job: JobUse) -> str:
-    """With the verdict first, which is what a narrow terminal shows of it."""
-    told = job.why not in list(Verdict) or job.why_text == _words(job.why)
-    return job.why_text if told else f"{_words(job.why)}: {job.why_text}"
 
 
 def _style_of_job(job: JobUse) -> str:

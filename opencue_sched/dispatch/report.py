@@ -188,16 +188,15 @@ class VerdictLog:
 
     def of_job(self, job_id: str) -> dict[str, tuple[RecordedVerdict, ...]]:
         """The verdicts of each layer of a job, the newest first. Raises RedisError."""
-        fields = cast("Mapping[str, str]", self._client.hgetall(self.key(job_id)))
-        found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
-        for name, text in fields.items():
-            layer_id, _, cluster = name.partition(_SEPARATOR)
-            recorded = _decoded(job_id, layer_id, cluster, text)
-            if recorded is not None:
-                found[layer_id].append(recorded)
-        return {
-            layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()
-        }
+        return self.of_jobs([job_id])[job_id]
+
+    def of_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, tuple[RecordedVerdict, ...]]]:
+        """The verdicts of jobs, by their ids and as of_job has them, in one round trip. Raises RedisError."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hgetall(self.key(job_id))
+            found = zip(job_ids, pipeline.execute(), strict=True)
+            return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
 
     def left_waiting(self) -> dict[str, dict[str, int]]:
         """Frames that the last pass over each cluster (by key, whatever shard) left waiting, by verdict. Raises
@@ -211,11 +210,11 @@ class VerdictLog:
         entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
         self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
 
-    def waiting(self, *, believed_seconds: float) -> WaitingFrames:
+    def waiting(self, *, believed_seconds: float, forget: bool = False) -> WaitingFrames:
         """Frames that the last passes left waiting, or did not look at, by verdict, in all clusters of the namespace.
         Raises RedisError.
 
-        A cluster without a pass for ``believed_seconds`` has no work any more, and is forgotten.
+        A cluster without a pass for ``believed_seconds`` has no work any more; with ``forget`` its entry is deleted.
         """
         fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
         oldest = self._clock() - believed_seconds
@@ -229,12 +228,22 @@ class VerdictLog:
             else:
                 believed[cluster] = left[1]
                 distinct += left[2]
-        if gone:
+        if gone and forget:
             self._client.hdel(self.waiting_key, *gone)
         frames = Counter[str]()
         for left_waiting in _of_clusters(believed).values():
             frames.update(left_waiting)
         return WaitingFrames(frames, distinct)
+
+
+def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:
+    found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
+    for name, text in fields.items():
+        layer_id, _, cluster = name.partition(_SEPARATOR)
+        recorded = _decoded(job_id, layer_id, cluster, text)
+        if recorded is not None:
+            found[layer_id].append(recorded)
+    return {layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()}
 
 
 def _of_clusters(by_posting: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

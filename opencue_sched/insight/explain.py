@@ -20,8 +20,8 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.names import BoardKeys, cluster_board
 from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
-from opencue_sched.dispatch.report import RecordedVerdict
-from opencue_sched.domain.cluster import Verdict, normalise_tags
+from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
+from opencue_sched.domain.cluster import LayerVerdict, Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
@@ -34,12 +34,12 @@ from opencue_sched.domain.farm import (
     os_names,
 )
 from opencue_sched.domain.frames import Need, Search, least_cores
-from opencue_sched.insight.frame_logs import Deaths
+from opencue_sched.insight.frame_logs import Deaths, deaths_of
 from opencue_sched.insight.rank import JobRank, rank_of, rank_words
 from opencue_sched.insight.silent import SilentHost, silent_hosts, span
 from opencue_sched.settings import Settings
+from opencue_sched.store import farm_figures, jobs, pending
 from opencue_sched.store import insight as figures
-from opencue_sched.store import jobs, pending
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.schema import SchemaFacts
 
@@ -102,9 +102,11 @@ def explain_job(
     facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     skipped: Sequence[SkippedCluster] = (),
+    *,
+    with_logs: bool = False,
 ) -> Explanation:
-    """Explain a job. ``verdicts`` are those of its layers (VerdictLog.of_job), ``skipped`` the clusters that no pass
-    looks at now; both are empty when Redis does not answer."""
+    """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over; both are empty when Redis does not answer.
+    ``with_logs``: say of what dead frames died, which reads their logs."""
     job = figures.situation(connection, job_id)
     subscriptions = pending.fetch_subscriptions(connection, job.show_id)
     whole = (
@@ -123,7 +125,7 @@ def explain_job(
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    drains = figures.draining_hosts(connection, job_id)
+    drains = farm_figures.holds(connection, job_id=job_id)
     rank = rank_of(connection, job_id, settings.queue)
     behind = list(_behind(rank, settings)) if rank is not None else []
     explained = []
@@ -141,7 +143,16 @@ def explain_job(
         reasons += _of_states(layer, depends, job.name)
         explained.append(LayerExplanation(layer, tuple(reasons), newest[layer.id]))
     silent = silent_hosts(connection, settings, facts, job_id)
-    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank, silent=silent)
+    deaths = tuple(deaths_of(connection, job_id)) if with_logs else ()
+    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank, deaths, silent)
+
+
+def passes_over(
+    client: redis.Redis, settings: Settings, job_id: str
+) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
+    """What passes said of the layers of a job, and the clusters that no pass looks at now. Raises RedisError."""
+    verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job_id)
+    return verdicts, cluster_postings(client, settings).skipped()
 
 
 def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
@@ -167,10 +178,14 @@ def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
 
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:
     """``capacity: a frame needs ... (4 s ago)``."""
-    verdict = recorded.verdict
-    detail = f": {verdict.detail}" if verdict.detail else ""
-    placed = f", {verdict.frames} placed" if verdict.frames else ""
-    return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({span(now - recorded.at)} ago)"
+    placed = f", {recorded.verdict.frames} placed" if recorded.verdict.frames else ""
+    return f"{verdict_text(recorded.verdict)}{placed} ({span(now - recorded.at)} ago)"
+
+
+def verdict_text(verdict: LayerVerdict) -> str:
+    """``capacity: a frame needs ...``."""
+    words = verdict.verdict.value.replace("_", " ")
+    return f"{words}: {verdict.detail}" if verdict.detail else words
 
 
 _LASTING = frozenset(
@@ -411,8 +426,8 @@ def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
     """The hosts that drain for a frame of the layer."""
     for host in hosts:
         free = "when it is free is not known"
-        if host.free_in is not None:
-            free = f"expected free {f'in {span(host.free_in)}' if host.free_in > 0 else 'now'}"
+        if host.free_in_seconds is not None:
+            free = f"expected free {f'in {span(host.free_in_seconds)}' if host.free_in_seconds > 0 else 'now'}"
         yield WaitReason(Verdict.DRAINING, f"host {host.host} drains for a frame of it, {free}", decides=False)
 
 
@@ -476,7 +491,7 @@ def explanation_lines(
         for death in deaths if every_reason else deaths[:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    return [*lines, *(host.words for host in explanation.silent), *standing(explanation)]
+    return [*lines, *(host.words for host in explanation.silent), *_rank_lines(explanation)]
 
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
@@ -489,8 +504,8 @@ def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
     }
 
 
-def standing(explanation: Explanation) -> list[str]:
-    """How the job stands among others, where only other work is in its way."""
+def _rank_lines(explanation: Explanation) -> list[str]:
+    """The place of the job among others, where only other work is in its way."""
     return rank_words(explanation.rank) if explanation.rank is not None and explanation.competes else []
 
 
@@ -502,6 +517,7 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
         "state": explanation.state,
         "reasons": [asdict(reason) for reason in explanation.reasons],
         "rank": explanation.rank and asdict(explanation.rank),
+        "rank_words": _rank_lines(explanation),
         "silent_hosts": [asdict(host) for host in explanation.silent],
         "layers": [
             {

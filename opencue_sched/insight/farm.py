@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, TypeVar, cast
 
 import redis
@@ -19,15 +20,17 @@ from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState
-from opencue_sched.insight.explain import OLD_VERDICT_SECONDS, WaitReason, most_telling, switch_reasons
+from opencue_sched.insight.explain import OLD_VERDICT_SECONDS, WaitReason, most_telling, switch_reasons, verdict_text
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_figures as figures
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.folders import list_folders
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 T = TypeVar("T")
+LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 
 MOST_JOBS = 200
 MOST_SHOWS = 200
@@ -225,13 +228,14 @@ def farm_view(
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
         shows = list_shows(connection)
         subscriptions = list_subscriptions(connection)
-        folders = figures.capped_folders(connection, most=most_shows)
+        folders = list_folders(connection, capped=True)
         limits = fetch_limits(connection)
         jobs = figures.live_jobs(connection, facility, show=show, part=job, most=most_jobs)
         holds = figures.holds(connection, facility, most=MOST_HOLDS)
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
     fleet = fleet_view(client, settings, PersistentFences(engine))
-    verdicts = _fetched_verdicts(client, settings, [row.id for row in jobs if row.waiting])
+    log = VerdictLog(client, settings.coordination.namespace)
+    verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
     host_groups = tuple(_filled(HostGroup, row) for row in groups if row.hosts)
     shown = _shows(shows, [it for it in subscriptions if facility in (None, it.facility)])
     now = time.time()
@@ -242,14 +246,14 @@ def farm_view(
         waiting=sum(it.waiting for it in shown),
         dead=sum(it.dead for it in shown),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
-        waiting_by_verdict=dict(verdicts.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
+        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
         allocations=_allocations(groups, host_groups),
         hosts=host_groups,
         shows=tuple(shown[:most_shows]),
         shows_total=len(shown),
-        folders=tuple(_filled(FolderUse, it) for it in folders),
+        folders=_folders(folders)[:most_shows],
         limits=_limits(limits.values())[:most_shows],
-        jobs=tuple(_job(row, verdicts, now) for row in jobs),
+        jobs=tuple(_job(row, verdicts.get(row.id, {}), now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
         holds=tuple(_filled(HoldView, it) for it in holds),
         holds_total=holds[0].holds if holds else 0,
@@ -261,31 +265,6 @@ def believed_seconds(settings: Settings) -> float:
     """How long to believe what a pass left waiting: each cluster with work has a pass at least once in the longest
     sleep of a cluster."""
     return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
-
-
-class _Fetched:
-    """Hashes of Redis that were read together, for a VerdictLog that only reads."""
-
-    def __init__(self, hashes: Mapping[str, Mapping[str, str]]) -> None:
-        self._hashes = hashes
-
-    def hgetall(self, key: str) -> Mapping[str, str]:
-        return self._hashes[key]
-
-    def hdel(self, key: str, *fields: str) -> None:
-        """Clusters without work any more are forgotten by the leading beat."""
-
-
-def _fetched_verdicts(client: redis.Redis, settings: Settings, job_ids: Sequence[str]) -> VerdictLog:
-    """What the log has of these jobs and of what waits, in one round trip."""
-    namespace = settings.coordination.namespace
-    stored = VerdictLog(client, namespace)
-    keys = [stored.waiting_key, *map(stored.key, job_ids)]
-    with client.pipeline(transaction=False) as pipeline:
-        for key in keys:
-            pipeline.hgetall(key)
-        hashes = dict(zip(keys, pipeline.execute(), strict=True))
-    return VerdictLog(cast(redis.Redis, _Fetched(hashes)), namespace)
 
 
 def _filled(kind: type[T], row: Any, **more: Any) -> T:
@@ -359,25 +338,45 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
     return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
 
 
+def _folders(rows: Iterable[Row[Any]]) -> tuple[FolderUse, ...]:
+    """The fullest first."""
+    found = (
+        FolderUse(
+            it.show,
+            it.name,
+            it.used_centicores / CENTICORES_PER_CORE,
+            it.max_centicores / CENTICORES_PER_CORE if it.max_centicores > 0 else None,
+            it.used_gpus,
+            it.max_gpus if it.max_gpus > 0 else None,
+        )
+        for it in rows
+    )
+
+    def used(it: FolderUse) -> float:
+        return max(it.cores / (it.max_cores or inf), it.gpus / (it.max_gpus or inf))
+
+    return tuple(sorted(found, key=lambda it: (-used(it), it.show, it.name)))
+
+
 def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
     """The fullest first."""
     found = (LimitUse(it.name, it.running, it.max_value) for it in rows)
     return tuple(sorted(found, key=lambda it: (-it.running / max(1, it.most), it.name)))
 
 
-def _job(row: Row[Any], verdicts: VerdictLog, now: float) -> JobUse:
+def _job(row: Row[Any], verdicts: LayerVerdicts, now: float) -> JobUse:
     why = _why(row, verdicts, now)
     return _filled(JobUse, row, why=str(why.code), why_text=why.text)
 
 
-def _why(row: Row[Any], verdicts: VerdictLog, now: float) -> WaitReason:
+def _why(row: Row[Any], verdicts: LayerVerdicts, now: float) -> WaitReason:
     """What keeps the job from going on. `explain` says more, and of each layer."""
     if switched := next(switch_reasons(row), None):
         return switched
     if row.quarantined is not None:
-        return WaitReason(Verdict.QUARANTINED, f"booking it failed: {row.quarantined}")
+        return WaitReason(Verdict.QUARANTINED, f"in quarantine, because booking it failed: {row.quarantined}")
     if row.waiting:
-        newest = filter(None, map(most_telling, verdicts.of_job(row.id).values()))
+        newest = filter(None, map(most_telling, verdicts.values()))
         return _of_verdict(max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None), now)
     if row.running:
         return WaitReason("running", "everything that may run does")
@@ -389,8 +388,7 @@ def _why(row: Row[Any], verdicts: VerdictLog, now: float) -> WaitReason:
 def _of_verdict(recorded: RecordedVerdict | None, now: float) -> WaitReason:
     if recorded is None or now - recorded.at > OLD_VERDICT_SECONDS:
         return WaitReason("not_seen", "no pass has looked at it lately")
-    verdict = recorded.verdict
-    return WaitReason(verdict.verdict, verdict.detail or verdict.verdict.value.replace("_", " "))
+    return WaitReason(recorded.verdict.verdict, verdict_text(recorded.verdict))
 
 
 def _part(number: float, of: float) -> float | None:

@@ -27,11 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.dispatch.report import VerdictLog
-from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import cluster_postings, explain_job, explanation_dict, standing
+from opencue_sched.insight.explain import explain_job, explanation_dict, passes_over
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
@@ -59,7 +57,7 @@ MOST_READS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """An HTTP status, JSON in gzip, and when it was read (monotonic seconds)."""
 
     status: int
@@ -78,10 +76,10 @@ class FarmReader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
-        self._answers: dict[str | None, asyncio.Future[Answer]] = {}
+        self._answers: dict[str | None, asyncio.Future[PageAnswer]] = {}
         self._facts: SchemaFacts | None = None
 
-    async def answer(self, job_id: str | None = None) -> Answer:
+    async def answer(self, job_id: str | None = None) -> PageAnswer:
         """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
 
         503 while a store is away, with what a person can do; 404 where there is no such job.
@@ -91,21 +89,21 @@ class FarmReader:
         self._answers = {key: it for key, it in answers if not it.done() or now - it.result().at < KEPT_SECONDS}
         if job_id not in self._answers:
             if len(self._answers) >= MOST_READS:
-                return Answer.of(503, {"error": "too many people ask for too much at once"})
+                return PageAnswer.of(503, {"error": "too many people ask for too much at once"})
             loop = asyncio.get_running_loop()
             self._answers[job_id] = loop.run_in_executor(self._thread, self._read, job_id)
         return await asyncio.shield(self._answers[job_id])
 
-    def _read(self, job_id: str | None) -> Answer:
+    def _read(self, job_id: str | None) -> PageAnswer:
         """In the thread. What fails is an answer too; the next read tries again."""
         try:
             found = self._farm() if job_id is None else self._explanation(job_id)
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
-            return Answer.of(503, {"error": describe_failure(error, self._settings)})
+            return PageAnswer.of(503, {"error": describe_failure(error, self._settings)})
         except Exception:
             log.exception("farm_page_not_read", job=job_id)
-            return Answer.of(500, {"error": "the farm cannot be read; Flower's log says why"})
-        return Answer.of(404, {"error": "there is no such job"}) if found is None else Answer.of(200, found)
+            return PageAnswer.of(500, {"error": "the farm cannot be read; Flower's log says why"})
+        return PageAnswer.of(404, {"error": "there is no such job"}) if found is None else PageAnswer.of(200, found)
 
     def _farm(self) -> dict[str, Any]:
         with self._engine.connect() as connection:
@@ -114,7 +112,7 @@ class FarmReader:
         view = farm_view(self._engine, self._redis, self._settings)
         silent = datetime.now(UTC) - timedelta(seconds=self._settings.host_cache.host_staleness_threshold)
         grid = [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]
-        return asdict(view) | {"grid": grid, "verdicts": list(Verdict)}
+        return asdict(view) | {"grid": grid}
 
     def _explanation(self, job_id: str) -> dict[str, Any] | None:
         with self._engine.connect() as connection:
@@ -122,10 +120,9 @@ class FarmReader:
             job = find_row(connection, Kind.JOB, job_id)
             if job is None:
                 return None
-            verdicts = VerdictLog(self._redis, self._settings.coordination.namespace).of_job(job.id)
-            skipped = cluster_postings(self._redis, self._settings).skipped()
-            explanation = explain_job(connection, job.id, self._settings, facts, verdicts, skipped)
-        return explanation_dict(explanation, explanation.layers) | {"standing": standing(explanation)}
+            passes = passes_over(self._redis, self._settings, job.id)
+            explanation = explain_job(connection, job.id, self._settings, facts, *passes)
+        return explanation_dict(explanation, explanation.layers)
 
     def _checked(self, connection: Connection) -> SchemaFacts:
         if self._facts is None:

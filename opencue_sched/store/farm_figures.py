@@ -1,4 +1,4 @@
-"""What a farm looks like at a moment: hosts, jobs, folders, holds and bookings, each in one statement.
+"""What a farm looks like at a moment: hosts, jobs, holds and bookings, each in one statement.
 
 Reads only; what may grow with the farm is summed or bounded here. Cores in centicores, memory in KB, ages in seconds.
 ``facility`` is a name; None is every facility.
@@ -83,7 +83,7 @@ _JOBS = text(
 )
 _HOLDS = text(
     """
-    SELECT host.str_name AS host, facility.str_name AS facility, job.str_name AS job,
+    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility, job.str_name AS job,
            layer.str_name AS layer, show.str_name AS show,
            CAST(extract(epoch FROM clock_timestamp() - hold.granted_at) AS double precision) AS held_seconds,
            CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
@@ -96,27 +96,8 @@ _HOLDS = text(
       JOIN layer ON layer.pk_layer = hold.pk_layer
       JOIN show ON show.pk_show = job.pk_show
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-     ORDER BY hold.granted_at, host.str_name LIMIT :most
-    """
-)
-# A folder without a cap of either kind holds nothing up. Those that are nearest to theirs come first.
-_FOLDERS = text(
-    """
-    SELECT show.str_name AS show, folder.str_name AS name,
-           CAST(nullif(greatest(caps.int_max_cores, 0), 0) AS double precision) / 100 AS max_cores,
-           nullif(greatest(caps.int_max_gpus, 0), 0) AS max_gpus,
-           CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
-           CAST(coalesce(used.gpus, 0) AS bigint) AS gpus
-      FROM folder_resource caps
-      JOIN folder ON folder.pk_folder = caps.pk_folder
-      JOIN show ON show.pk_show = folder.pk_show
-      LEFT JOIN (SELECT job.pk_folder, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
-                   FROM proc JOIN job ON job.pk_job = proc.pk_job GROUP BY job.pk_folder) used
-             ON used.pk_folder = caps.pk_folder
-     WHERE (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.cores > 0)
-     ORDER BY greatest(CAST(used.cores AS float8) / nullif(greatest(caps.int_max_cores, 0), 0),
-                       CAST(used.gpus AS float8) / nullif(greatest(caps.int_max_gpus, 0), 0)) DESC NULLS LAST, 1, 2
-     LIMIT CAST(:most AS bigint)
+       AND (CAST(:job AS varchar) IS NULL OR hold.pk_job = :job)
+     ORDER BY hold.free_at NULLS LAST, host.str_name LIMIT :most
     """
 )
 # Where history is off or drained late, the procs that still run are the least there were.
@@ -148,15 +129,12 @@ def live_jobs(
     return connection.execute(_JOBS, wanted).all()
 
 
-def holds(connection: Connection, facility: str | None, *, most: int) -> Sequence[Row[Any]]:
-    """Up to ``most`` of the ``holds`` on hosts that drain for a wide frame, the oldest first. ``free_in_seconds`` is
-    None where nobody knows."""
-    return connection.execute(_HOLDS, {"facility": facility, "most": most}).all()
-
-
-def capped_folders(connection: Connection, *, most: int | None) -> Sequence[Row[Any]]:
-    """Up to ``most`` of the folders with a cap of cores or GPUs (None: no cap of that kind), the fullest first."""
-    return connection.execute(_FOLDERS, {"most": most}).all()
+def holds(
+    connection: Connection, facility: str | None = None, *, job_id: str | None = None, most: int = 1000
+) -> Sequence[Row[Any]]:
+    """Up to ``most`` of the ``holds`` on hosts that drain for a wide frame, or for one of this job, the first to be
+    free first. ``free_in_seconds`` is None where nobody knows."""
+    return connection.execute(_HOLDS, {"facility": facility, "job": job_id, "most": most}).all()
 
 
 def bookings(connection: Connection, *, seconds: float) -> int:

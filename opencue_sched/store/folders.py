@@ -36,7 +36,9 @@ _FOLDERS = text(
                         count(*) AS procs
                    FROM proc JOIN job ON job.pk_job = proc.pk_job GROUP BY job.pk_folder) used
              ON used.pk_folder = folder.pk_folder
-     WHERE CAST(:show AS varchar) IS NULL OR folder.pk_show = :show
+     WHERE (CAST(:show AS varchar) IS NULL OR folder.pk_show = :show)
+       AND (NOT CAST(:capped AS boolean)
+            OR (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.procs > 0))
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
     """
 )
@@ -95,9 +97,10 @@ _MOVE = (
 _SHOWS_OF = text("SELECT DISTINCT pk_show FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 
 
-def list_folders(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
-    """The folders of all shows, or of one, the root first, with their caps and live use."""
-    return connection.execute(_FOLDERS, {"show": show_id}).all()
+def list_folders(connection: Connection, show_id: str | None = None, *, capped: bool = False) -> Sequence[Row[Any]]:
+    """The folders of all shows, or of one, the root first, with their caps and live use; ``capped``: only those of
+    active shows, or in use, that have a cap."""
+    return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
 
 
 def insert_folder(connection: Connection, name: str, parent: Row[Any]) -> str | None:

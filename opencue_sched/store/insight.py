@@ -83,16 +83,6 @@ _SHARES = text(
      ORDER BY allocation
     """  # noqa: S608 - only our own constant
 )
-_DRAINING = text(
-    """
-    SELECT hold.pk_layer AS layer_id, host.str_name AS host,
-           CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in,
-           CAST(extract(epoch FROM hold.until - clock_timestamp()) AS double precision) AS ends_in
-      FROM opencue_sched_hold hold JOIN host ON host.pk_host = hold.pk_host
-     WHERE hold.pk_job = :job AND hold.until > clock_timestamp()
-     ORDER BY hold.free_at NULLS LAST, host.str_name
-    """
-)
 _SILENT = text(
     """
     SELECT host.str_name AS host, host_stat.str_state AS state, bool_or(show.b_scheduler_managed) AS managed,
@@ -147,12 +137,6 @@ def shares(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
     """The subscriptions of the job's show in its facility: ``allocation``, ``size_centicores``, ``burst_centicores``,
     ``used`` whole cores, and its ``place`` among all managed ``shows`` there, by what they use of their size."""
     return connection.execute(_SHARES, {"job": job_id}).all()
-
-
-def draining_hosts(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
-    """The hosts that drain for frames of the job, by ``layer_id``; seconds until the ``host`` is expected ``free_in``
-    (None: nobody knows) and until the hold ``ends_in`` unless it is renewed. The first to be free comes first."""
-    return connection.execute(_DRAINING, {"job": job_id}).all()
 
 
 def silent_runs(connection: Connection, job_id: str, *, staleness: float) -> Sequence[Row[Any]]:

@@ -351,7 +351,7 @@ class FleetCensus:
         RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
-        waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings))
+        waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings), forget=True)
         for verdict in Verdict:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
         waiting_frames_distinct.set(waiting.distinct)

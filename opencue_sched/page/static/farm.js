@@ -117,11 +117,7 @@ function showJob(node, it) {
   put(why.firstChild, reason(it), `why ${look}`);
 }
 
-// With the verdict first, which is what a narrow column shows of it.
-function reason(it) {
-  const told = !farm.verdicts.includes(it.why) || it.why_text === words(it.why);
-  return (told ? it.why_text : `${words(it.why)}: ${it.why_text}`).replaceAll("`", "");
-}
+const reason = (it) => it.why_text.replaceAll("`", "");
 
 function showJobs() {
   const wanted = $("#filter").value.trim().toLowerCase().split(/\s+/);
@@ -210,7 +206,7 @@ function showExplanation(told) {
     progress(frames, head.lastChild, it, "running", "waiting", "depend", "dead");
     reasons.replaceChildren(...it.reasons.map((reason) => make("li", "", ...sentence(reason.text))));
   });
-  $("#standing").replaceChildren(...told.standing.map((line) => make("li", "", ...sentence(line))));
+  $("#rank").replaceChildren(...told.rank_words.map((line) => make("li", "", ...sentence(line))));
 }
 
 async function explain() {
@@ -226,7 +222,7 @@ function openJob(id, name) {
   put($("#job-title"), name);
   put($("#job-note"), "…");
   fill($("#layers"), []);
-  $("#standing").replaceChildren();
+  $("#rank").replaceChildren();
   $("#job").showModal();
   explain();
 }

@@ -52,9 +52,9 @@ def test_every_call_that_is_not_served_says_so_with_a_remedy(service: ReportServ
             assert re.search(r"run: opencue-sched \w|needs a Cuebot$|served by the RQD of each host", text), call
 
 
-def test_a_request_with_something_in_it_gets_the_command_that_does_the_same(service: ReportService) -> None:
+def test_a_request_with_something_in_it_gets_the_command_for_such_things(service: ReportService) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
-        with pytest.raises(grpc.RpcError, match=r"run: opencue-sched job kill JOB\.\.\."):
+        with pytest.raises(grpc.RpcError, match="run: opencue-sched job --help"):
             job_pb2_grpc.JobInterfaceStub(channel).Kill(job_pb2.JobKillRequest(username="alice"), timeout=10)
         with pytest.raises(grpc.RpcError, match="run: opencue-sched show --help"):
             show_pb2_grpc.ShowInterfaceStub(channel).FindShow(show_pb2.ShowFindShowRequest(name="demo"), timeout=10)
@@ -81,19 +81,11 @@ def remedies() -> list[str]:
 
 
 @pytest.mark.parametrize("remedy", remedies())
-def test_a_remedy_is_a_command_with_its_arguments_in_their_order(remedy: str) -> None:
-    words = remedy.split()
-    command: click.Command = cli
-    while isinstance(command, click.Group) and words != ["--help"]:
-        found = command.get_command(click.Context(command), words[0])
-        assert found is not None, remedy
-        command, words = found, words[1:]
-    if words == ["--help"]:
-        return
-    options = {word for word in words if word.startswith("--")}
-    assert options <= {name for part in command.params for name in part.opts}, remedy
-    named = [word for at, word in enumerate(words) if word not in options and words[at - 1] not in options]
-    arguments = [part for part in command.params if isinstance(part, click.Argument)]
-    assert len([part for part in arguments if part.required]) <= len(named) <= len(arguments), remedy
-    pairs = zip(named, arguments, strict=False)
-    assert all(word.endswith("...") == (argument.nargs == -1) for word, argument in pairs), remedy
+def test_a_remedy_is_a_command_that_there_is(remedy: str) -> None:
+    *words, option = remedy.split()
+    command: click.Command | None = cli
+    for word in words:
+        assert isinstance(command, click.Group), remedy
+        command = command.get_command(click.Context(command), word)
+    assert command is not None, remedy
+    assert option == "--help"

@@ -124,7 +124,7 @@ def test_every_job_has_the_reason_for_which_it_waits(
     why = {it.id: it.why for it in view.jobs}
     named = (paused, quarantined, judged, unseen, behind, dead)
     assert [why[it.id] for it in named] == ["paused", "quarantined", "capacity", "not_seen", "depend", "dead"]
-    assert {it.id: it.why_text for it in view.jobs}[judged.id] == "no host has 1 core idle"
+    assert {it.id: it.why_text for it in view.jobs}[judged.id] == "capacity: no host has 1 core idle"
     assert json.loads(json.dumps(asdict(view)))["waiting_by_verdict"] == {"capacity": 3}
 
 
