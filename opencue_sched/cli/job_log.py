@@ -26,6 +26,8 @@ _PATIENCE_SECONDS = 15.0
 """A running frame's log may be seen that much later, over a file server that caches its directories."""
 _MOST_DIGITS = 9
 _JSON_LINES = 100
+_JSON_BYTES = 1 << 22
+"""The most of a log that JSON has, however many lines are asked for."""
 _RUNS = frozenset({FrameState.RUNNING, FrameState.SETUP})
 _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOINT})
 
@@ -41,7 +43,8 @@ def command(name: str, frame: str, layer: str | None, follow: bool, tail: int | 
     """Show the log of a frame: FRAME is its name (0007-render), or its number.
 
     A terminal gets it without colours and control characters. With -f, a frame that waits is waited for. A log that
-    RQD wrote where this machine does not see it: the path and the host are told. JSON has the last 100 lines.
+    RQD wrote where this machine does not see it: the path and the host are told. JSON has the last
+    100 lines, or as many as --tail says of the last 4 MiB.
 
     Exit status: 0 shown, with -f if the frame succeeded; 1 with -f if it did not; 3 the log is not visible here.
 
@@ -143,8 +146,8 @@ def _say_where(row: FrameView, path: str) -> None:
 def _show_json(row: FrameView, log: _Log) -> None:
     lines = None
     with suppress(OSError), open_log(log.path) as file:
-        seek_tail(file, log.tail or 0)
-        lines = file.read().decode(errors="replace").splitlines()
+        seek_tail(file, log.tail or 0, most_bytes=_JSON_BYTES)
+        lines = file.read(_JSON_BYTES).decode(errors="replace").splitlines()
     keys = ("job", "name", "id", "layer", "state", "host", "exit_status", "loki_url")
     facts = {key: getattr(row, key) for key in keys}
     more = {"meaning": exit_meaning(row.exit_status), "log": log.path, "visible": lines is not None, "lines": lines}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import shutil
@@ -10,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.machinery import ModuleSpec, PathFinder
@@ -265,25 +264,13 @@ def watch(show: Callable[[int], None]) -> NoReturn:
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal")
     from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False)
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Console(file=sys.stdout).screen() as screen:
         while True:
-            page = _Page()
-            with redirect_stdout(page):
-                click.secho(f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}", dim=True)
-                show(console.height - _LINES_AROUND)
-            live.update(Text.from_ansi(page.getvalue(), overflow="fold"), refresh=True)
+            click.clear()
+            click.secho(f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}", dim=True)
+            show(screen.console.height - _LINES_AROUND)
             time.sleep(_WATCH_SECONDS)
-
-
-class _Page(io.StringIO):
-    """What is printed for a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -40,7 +40,7 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
 
-LEAST_INTERVAL_SECONDS = 0.5
+INTERVAL = click.FloatRange(0.5, 3600, clamp=True)
 LATE_SECONDS = 5.0
 _LOOK_AT_SIZE_SECONDS = 0.5
 _REST_OF_KEY_SECONDS = 0.05
@@ -62,7 +62,7 @@ _STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}
 
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the farm once and end.")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks at the farm.")
+@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
 @click.option("--job", default="", metavar="PART", help="Only jobs with this in their name.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="wait", show_default=True, help="Order of the jobs.")
@@ -83,7 +83,7 @@ def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_
     settings = get_settings()
     with farm() as (engine, facts), checked_redis() as client:
         if live:
-            _watch(Reader(engine, facts, client, settings, max(interval, LEAST_INTERVAL_SECONDS), chosen), chosen)
+            _watch(Reader(engine, facts, client, settings, interval, chosen), chosen)
             return
         view = farm_view(engine, client, settings, show=show or None, job=job or None)
     if as_json:

@@ -19,7 +19,6 @@ from pydantic import SecretStr
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from sqlalchemy import Engine, create_engine
 
 from opencue_sched.domain.farm import JobState, booked_cores
@@ -91,31 +90,26 @@ def _job(farm: _Stage, options: DemoOptions) -> dict[str, object]:
     """The job file: an animation, and a second layer that depends on it."""
     program = f"{sys.executable} {Path(renderer.__file__)}"
     frames = farm.frames_directory
+    needs: dict[str, object] = {"cores": 1, "threadable": False, "memory": "512MiB", "tags": ["general"]}
     return {
         "show": _SHOW,
         "shot": "sh010",
         "user": "demo",
         "name": "turntable",
         "layers": [
-            {
+            needs
+            | {
                 "name": "render",
                 "command": f"{program} frame --number #IFRAME# --count {options.frames} --width {_WIDTH} "
                 f"--height {_HEIGHT} --output {frames}/frame.%04d.png",
                 "range": f"1-{options.frames}",
-                "cores": 1,
-                "threadable": False,
-                "memory": "512MiB",
-                "tags": ["general"],
             },
-            {
+            needs
+            | {
                 "name": "contact_sheet",
                 "command": f"{program} sheet --input {frames} --count {options.frames} "
                 f"--output {frames}/{_CONTACT_SHEET}",
                 "range": "1",
-                "cores": 1,
-                "threadable": False,
-                "memory": "512MiB",
-                "tags": ["general"],
                 "depends": ["render"],
             },
         ],
@@ -128,9 +122,7 @@ def _collect(farm: _Stage, options: DemoOptions) -> Path:
     shutil.copyfile(farm.frames_directory / _CONTACT_SHEET, picture)
     frames = options.output / "frames"
     shutil.rmtree(frames, ignore_errors=True)
-    frames.mkdir()
-    for frame in sorted(farm.frames_directory.glob("frame.*.png")):
-        shutil.copyfile(frame, frames / frame.name)
+    shutil.copytree(farm.frames_directory, frames, ignore=shutil.ignore_patterns(_CONTACT_SHEET))
     return picture
 
 
@@ -165,9 +157,8 @@ def _summarise(
 
 
 def _keep(farm: _Stage, console: Console) -> None:
-    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "LOG_ROOT")
     console.print("\nThe farm stays up. To talk to it:")
-    for name in names:
+    for name in ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "LOG_ROOT"):
         value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
         console.print(f"  export OPENCUE_SCHED_{name}='{value}'", soft_wrap=True, markup=False)
     console.print(f"Logs are in {farm.directory}. Press Ctrl-C to stop everything.")
@@ -314,7 +305,7 @@ def _watch_job(engine: Engine, job_id: str, console: Console, *, check: Callable
             elapsed = time.monotonic() - began
             most_cores = max(most_cores, booked_cores(job.centicores))
             bar.update(task, total=job.frames, completed=job.succeeded)
-            live.update(Group(bar, _table(job, elapsed)))
+            live.update(Group(bar, _line(job, elapsed)))
             if not console.is_terminal and elapsed - printed >= _PLAIN_LINE_SECONDS:
                 printed = elapsed
                 console.print(_line(job, elapsed))
@@ -334,20 +325,3 @@ def _line(job: JobView, elapsed: float) -> str:
         f"{job.succeeded}/{job.frames} done, {job.running} running, {job.waiting} waiting, "
         f"{job.depend} depending, {booked_cores(job.centicores)} cores booked, {rate:.2f} frames/s"
     )
-
-
-def _table(job: JobView, elapsed: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    shown = {
-        "waiting": job.waiting,
-        "depending": job.depend,
-        "running": job.running,
-        "done": job.succeeded,
-        "dead": job.dead,
-        "cores booked": booked_cores(job.centicores),
-        "frames/s": f"{job.succeeded / max(elapsed, 0.1):.2f}",
-    }
-    for heading in shown:
-        table.add_column(heading, justify="right")
-    table.add_row(*map(str, shown.values()))
-    return table

@@ -49,9 +49,8 @@ class Fleet:
 
     def flower(self, port: int, *options: str, **environment: str) -> GuardedProcess:
         """Flower on loopback."""
-        return self._start(
-            "flower", [*_celery(), "flower", "--address=127.0.0.1", f"--port={port}", *options], environment
-        )
+        listen = ["--address=127.0.0.1", f"--port={port}"]
+        return self._start("flower", [*_celery(), "flower", *listen, *options], environment)
 
     def report_service(self, name: str = "report-service", **environment: str) -> GuardedProcess:
         """The service that RQDs report to. Returns when it listens."""
@@ -90,14 +89,12 @@ class Fleet:
         return process
 
     def _wait_for(self, process: GuardedProcess, event: str) -> None:
-        deadline = time.monotonic() + _READY_SECONDS
+        name, deadline = process.log.stem, time.monotonic() + _READY_SECONDS
         while event not in process.log.read_text(encoding="utf-8", errors="replace"):
             if not process.running:
-                raise ServiceFailed(f"{process.log.stem} ended while starting:\n{process.log_tail()}")
+                raise ServiceFailed(f"{name} ended while starting:\n{process.log_tail()}")
             if time.monotonic() > deadline:
-                raise ServiceFailed(
-                    f"{process.log.stem} was not ready in {_READY_SECONDS:.0f} s:\n{process.log_tail()}"
-                )
+                raise ServiceFailed(f"{name} was not ready in {_READY_SECONDS:.0f} s:\n{process.log_tail()}")
             time.sleep(0.05)
 
     def __enter__(self) -> Self:

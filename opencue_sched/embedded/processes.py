@@ -80,20 +80,16 @@ def _claim(port: int) -> bool:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def reachable_by_everyone(path: Path) -> bool:
     """Whether any user of the machine may walk to ``path`` and read it."""
     wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
-    if path.stat().st_mode & wanted != wanted:
-        return False
-    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+    return path.stat().st_mode & wanted == wanted and _walkable(path.parent)
 
 
 def private_directory(name: str, *, in_memory: bool = False) -> Path:
@@ -114,9 +110,8 @@ def private_directory(name: str, *, in_memory: bool = False) -> Path:
 
 def _has_room(place: Path) -> bool:
     """Whether ``place`` is a writable directory with room for a test server."""
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK) and _walkable(place)):
-        return False
-    return shutil.disk_usage(place).free >= _MEMORY_BYTES_WANTED
+    usable = place.is_dir() and os.access(place, os.W_OK | os.X_OK) and _walkable(place)
+    return usable and shutil.disk_usage(place).free >= _MEMORY_BYTES_WANTED
 
 
 def _walkable(directory: Path) -> bool:

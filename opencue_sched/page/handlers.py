@@ -52,8 +52,6 @@ KEPT_SECONDS = 1.0
 """Whoever asks within this time after a read gets the same answer: a hundred viewers cost what one costs."""
 MOST_HOSTS = 2000
 """So many are shown one by one, by name."""
-MOST_READS = 20
-"""So many are waited for, each of something else, before a viewer is told to ask later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class FarmReader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
-        self._answers: dict[str | None, asyncio.Future[PageAnswer]] = {}
+        self._answers: dict[str | None, PageAnswer] = {}
         self._facts: SchemaFacts | None = None
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
@@ -84,18 +82,18 @@ class FarmReader:
 
         503 while a store is away, with what a person can do; 404 where there is no such job.
         """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, job_id)
+
+    def _answer(self, job_id: str | None) -> PageAnswer:
+        """In the thread, where those who wait for the same read find its answer."""
         now = time.monotonic()
-        answers = self._answers.items()
-        self._answers = {key: it for key, it in answers if not it.done() or now - it.result().at < KEPT_SECONDS}
+        self._answers = {key: it for key, it in self._answers.items() if now - it.at < KEPT_SECONDS}
         if job_id not in self._answers:
-            if len(self._answers) >= MOST_READS:
-                return PageAnswer.of(503, {"error": "too many people ask for too much at once"})
-            loop = asyncio.get_running_loop()
-            self._answers[job_id] = loop.run_in_executor(self._thread, self._read, job_id)
-        return await asyncio.shield(self._answers[job_id])
+            self._answers[job_id] = self._read(job_id)
+        return self._answers[job_id]
 
     def _read(self, job_id: str | None) -> PageAnswer:
-        """In the thread. What fails is an answer too; the next read tries again."""
+        """What fails is an answer too; the next read tries again."""
         try:
             found = self._farm() if job_id is None else self._explanation(job_id)
         except (SQLAlchemyError, RedisError, SchedulerError) as error:

@@ -8,7 +8,7 @@ import json
 
 from pydantic import SecretStr
 
-from opencue_sched.page.handlers import MOST_READS, FarmReader
+from opencue_sched.page.handlers import FarmReader
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 
@@ -32,10 +32,9 @@ def test_viewers_share_one_read_a_second_and_get_the_next_one_after_it(engine, r
         assert [job["name"] for job in told["jobs"]] == ["a-job"]
         figures = [(it["name"], it["state"], it["lock"], it["cores"], it["booked"]) for it in told["grid"]]
         assert figures == [("node1", "UP", "LOCKED", 8, 6), ("node2", "DOWN", "OPEN", 8, 0)]
-        # and each job has an answer of its own, up to so many at a time
-        asked = await asyncio.gather(*(reader.answer(f"job {number}") for number in range(MOST_READS + 5)))
-        assert {answer.status for answer in asked} == {404, 503}
-        assert sum(answer.status == 503 for answer in asked) >= 5
+        # and each job has an answer of its own
+        asked = await asyncio.gather(*(reader.answer(f"job {number}") for number in range(3)))
+        assert [answer.status for answer in asked] == [404, 404, 404]
 
     asyncio.run(watch())
     before = asyncio.run(reader.answer())
