@@ -159,6 +159,7 @@ def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: flo
     """What decides; where nothing does, what the last pass said."""
     # A host that drains for the layer says more than what a pass said before it did.
     deciding = [it for it in found if it.decides] or [it for it in found if it.code == Verdict.DRAINING]
+    deciding.sort(key=lambda it: it.code in _USED_UP)  # a frame that no host takes waits beyond a cap's next release
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
@@ -195,6 +196,9 @@ _LASTING = frozenset(
     }
 )
 """Reasons that hold for every frame until somebody changes the farm or the job."""
+
+_USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_FOLDER, Verdict.OVER_LIMIT})
+"""Reasons that end when frames that run have ended."""
 
 
 def unserved(connection: Connection, job_id: str, settings: Settings) -> list[str]:

@@ -20,7 +20,14 @@ from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState
-from opencue_sched.insight.explain import OLD_VERDICT_SECONDS, WaitReason, most_telling, switch_reasons, verdict_text
+from opencue_sched.insight.explain import (
+    OLD_VERDICT_SECONDS,
+    RECENT_VERDICT_SECONDS,
+    WaitReason,
+    most_telling,
+    switch_reasons,
+    verdict_text,
+)
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_figures as figures
@@ -386,7 +393,9 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, now: float) -> WaitReason:
 
 
 def _of_verdict(recorded: RecordedVerdict | None, now: float) -> WaitReason:
-    if recorded is None or now - recorded.at > OLD_VERDICT_SECONDS:
+    # One that left no frame waiting tells of other layers, or of frames that came after it.
+    believed = OLD_VERDICT_SECONDS if recorded is not None and recorded.verdict.waiting else RECENT_VERDICT_SECONDS
+    if recorded is None or now - recorded.at > believed:
         return WaitReason("not_seen", "no pass has looked at it lately")
     return WaitReason(recorded.verdict.verdict, verdict_text(recorded.verdict))
 

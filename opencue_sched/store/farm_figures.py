@@ -39,8 +39,9 @@ _JOBS = text(
     """
     SELECT live.*, CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
            CAST(coalesce(used.gpus, 0) AS bigint) AS gpus,
-           CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
-               AS waiting_seconds,
+           CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
+                THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
+           END AS waiting_seconds,
            quarantine.reason AS quarantined
       FROM (
           SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, facility.str_name AS facility,

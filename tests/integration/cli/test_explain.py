@@ -68,9 +68,9 @@ def verdicts(redis_client: redis.Redis) -> VerdictLog:
     return VerdictLog(redis_client, "cue")
 
 
-def reasons(cli: Cli, layer: int = 0) -> list[str]:
+def reasons(cli: Cli, layer: int = 0, job: str = NAME) -> list[str]:
     """Codes of the reasons of a layer, the first one first."""
-    found = cli("explain", NAME, "--json").json["layers"][layer]["reasons"]
+    found = cli("explain", job, "--json").json["layers"][layer]["reasons"]
     return [reason["code"] for reason in found]
 
 
@@ -128,6 +128,18 @@ def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
     build(fill)
     assert reasons(cli) == ["over_subscription"]
     assert "show demo is at its burst in local.general (10 of 10 cores)" in cli("explain", NAME).out
+
+
+def test_a_layer_that_no_host_takes_says_so_though_the_show_is_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
+    # Given a show that uses all of its burst, and a layer of it with a tag of no host
+    def make(farm: Farm) -> None:
+        farm.run(work.job.frames[:1], farm.host(cores=32), cores=10)
+        farm.job([LayerSpec(name="sim", tags="gpu")], show=work.show, name="tagged")
+
+    build(make)
+    # When it is explained, then the tag comes first: it would wait beyond the burst
+    assert reasons(cli, job="tagged") == ["no_host", "over_subscription"]
+    assert cli("explain", "tagged").out == "sim (1 waiting): no host has the tag gpu\n"
 
 
 def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Build) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 
 import pytest
@@ -124,8 +125,24 @@ def test_every_job_has_the_reason_for_which_it_waits(
     why = {it.id: it.why for it in view.jobs}
     named = (paused, quarantined, judged, unseen, behind, dead)
     assert [why[it.id] for it in named] == ["paused", "quarantined", "capacity", "not_seen", "depend", "dead"]
+    assert {it.id for it in view.jobs if it.waiting_seconds is None} == {behind.id, dead.id}
     assert {it.id: it.why_text for it in view.jobs}[judged.id] == "capacity: no host has 1 core idle"
     assert json.loads(json.dumps(asdict(view)))["waiting_by_verdict"] == {"capacity": 3}
+
+
+def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
+    engine: Engine, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # Given a job that waits, and a pass of minutes ago
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.default_alloc()
+        job = farm.job([LayerSpec(frames=3)])
+    log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
+    for waiting, why in ((0, "not_seen"), (3, "flowing")):
+        log.record({"alloc-1": ([LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")], {})})
+        # When the farm is read, then that pass is why the job waits only if it left frames waiting
+        assert [it.why for it in view_of(engine, redis_client, settings).jobs] == [why]
 
 
 def test_a_larger_farm_costs_no_more_statements_and_round_trips(
