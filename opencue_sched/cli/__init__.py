@@ -59,6 +59,18 @@ class _Lazy(click.Group):
         command: click.Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            if near := get_close_matches(args[0], _COMMANDS):
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
+            raise
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands and options, without an import of every command's module."""
         found = [CompletionItem(name, help=does) for name, (_, does) in sorted(_COMMANDS.items())]

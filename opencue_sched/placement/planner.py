@@ -147,13 +147,13 @@ class PlanHeadroom:
         if not self.open_allocs(job.show_id, need.cores):
             return self._over_subscriptions(job.show_id, need.cores)
         for verdict, whose, left, needed, what in (
-            (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "cores"),
-            (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "cores"),
-            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._folder_gpus.get(job.folder_id), need.gpus, "GPUs"),
-            (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPUs"),
+            (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "core"),
+            (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "core"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._folder_gpus.get(job.folder_id), need.gpus, "GPU"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPU"),
         ):
             if left is not None and needed > left:
-                return OverCap(verdict, f"a frame needs {needed} {what}, {whose} has {left:g} left")
+                return OverCap(verdict, f"a frame needs {_counted(needed, what)}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits.get(limit_id, 1.0) < 1:
                 limit = self._snapshot.limits[limit_id]
@@ -175,8 +175,10 @@ class PlanHeadroom:
         if self._allocs[job.show_id].get(alloc_id, 0.0) <= left:
             return self.closed_alloc(job.show_id, alloc_id, cores)
         if self._folder_cores.get(job.folder_id, math.inf) <= left:
-            return OverCap(Verdict.OVER_FOLDER, f"a frame needs {cores} cores, the job's folder has {left:g} left")
-        return OverCap(Verdict.OVER_JOB, f"a frame needs {cores} cores, its job has {left:g} left")
+            return OverCap(
+                Verdict.OVER_FOLDER, f"a frame needs {_counted(cores, 'core')}, the job's folder has {left:g} left"
+            )
+        return OverCap(Verdict.OVER_JOB, f"a frame needs {_counted(cores, 'core')}, its job has {left:g} left")
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
@@ -197,14 +199,18 @@ class PlanHeadroom:
         if alloc_id not in allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
         has = f"the subscription has {allocs[alloc_id]:g}"
-        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {has} left under its burst")
+        return OverCap(
+            Verdict.OVER_SUBSCRIPTION, f"a frame needs {_counted(cores, 'core')}, {has} left under its burst"
+        )
 
     def _over_subscriptions(self, show_id: str, cores: int) -> OverCap:
         allocs = self._allocs[show_id]
         if not allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
         have = f"the subscriptions have at most {max(allocs.values()):g}"
-        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {have} left under their burst")
+        return OverCap(
+            Verdict.OVER_SUBSCRIPTION, f"a frame needs {_counted(cores, 'core')}, {have} left under their burst"
+        )
 
 
 class NegativeCache:

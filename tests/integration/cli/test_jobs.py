@@ -152,6 +152,7 @@ def test_a_job_is_shown_with_its_layers(cli: Cli, running: Running) -> None:
     counts = {("Frames", "7"), ("Done", "0"), ("Booked", "2"), ("Wait", "4"), ("Depend", "1"), ("Dead", "0")}
     assert caps | counts <= {tuple(words) for words in ran.words}
     assert "Eligible Time" in ran.out
+    assert "Gpu" not in ran.out, "GPUs, as the tables have it"
     info = cli("job", "info", running.job.id, "--json").json
     render, comp = info["layers"]
     assert (render["layer"], render["frames"], render["running"], render["waiting"]) == ("render", 6, 2, 4)

@@ -56,6 +56,13 @@ def test_the_program_tells_its_exit_statuses() -> None:
         assert meaning in told
 
 
+@pytest.mark.parametrize(("word", "near"), [("jobs", "Did you mean 'job'?"), ("zzz", ""), ("--jobs", "")])
+def test_a_word_that_is_near_a_command_has_it_named(word: str, near: str) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        cli.main([word], standalone_mode=False)
+    assert refused.value.format_message().endswith(near or f"{word!r}.")
+
+
 def test_the_demo_is_of_48_frames_on_three_rqds_with_two_workers() -> None:
     defaults = {option.name: option.default for option in dict(COMMANDS)["demo"].params}
     assert (defaults["frames"], defaults["hosts"], defaults["workers"]) == (48, 3, 2)
