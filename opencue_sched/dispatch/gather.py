@@ -49,7 +49,7 @@ from opencue_sched.domain.shards import Division, buckets, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
-from opencue_sched.placement.policies.draw import seed_of_draw
+from opencue_sched.placement.policies.order import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from opencue_sched.store.pending import (

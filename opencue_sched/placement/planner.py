@@ -1,7 +1,7 @@
 """The planner: from a frozen snapshot of the work and a pool of hosts to a plan that the committer re-validates.
 
 Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. At each step the show that uses least
-of its size goes on with its next layer (`policies.shares`): the caps first, then a host, and on it as many frames as
+of its size goes on with its next layer (`policies.order`): the caps first, then a host, and on it as many frames as
 fit. Layers of a show come in the order of the snapshot.
 
 Each layer of a show gets a bounded number of frames before any of the show gets more. A plan has two rounds: in the
@@ -31,12 +31,10 @@ from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Rese
 from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
-from opencue_sched.placement.policies.gpu_guard import gpu_guard
-from opencue_sched.placement.policies.layer_share import layer_share
-from opencue_sched.placement.policies.locality import locality
+from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
+from opencue_sched.placement.policies.order import Shares
 from opencue_sched.placement.policies.reservations import draining
-from opencue_sched.placement.policies.score import convex
-from opencue_sched.placement.policies.shares import Shares
+from opencue_sched.placement.policies.scores import convex, locality
 from opencue_sched.settings import HostBookingStrategy, Queue
 
 MAX_FRAMES = 1000

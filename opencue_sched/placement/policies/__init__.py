@@ -1,4 +1,4 @@
-"""What a farm may decide differently, one module for each policy. All are pure: functions of a snapshot and of hosts.
+"""What a farm may decide differently, a module for each kind. All are pure: functions of a snapshot and of hosts.
 
 A policy is made for one pass, from its snapshot, and is a soft or a firm admission, or a score:
 
@@ -6,7 +6,7 @@ A policy is made for one pass, from its snapshot, and is a soft or a firm admiss
   what is idle after it goes to whoever can use it.
 - Scores of a host are added up, and the host with the lowest sum is taken.
 
-How shows and jobs follow each other is not asked host by host: see ``shares`` and ``draw``.
+How shows and jobs follow each other is not asked host by host: see ``order``.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
 from opencue_sched.domain.frames import GpuDemand, Search, smallest_need
-from opencue_sched.placement.policies.gpu_guard import gpu_guard, kept_for_gpus
-from opencue_sched.placement.policies.layer_share import layer_share, most_frames
-from opencue_sched.placement.policies.locality import locality
-from opencue_sched.placement.policies.score import convex
+from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share, most_frames
+from opencue_sched.placement.policies.scores import convex, locality
 from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take
 
 JOB = make_job()

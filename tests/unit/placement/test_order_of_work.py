@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.placement.policies.draw import EPOCH_SECONDS, seed_of_draw
-from opencue_sched.placement.policies.shares import Shares, Use
+from opencue_sched.placement.policies.order import EPOCH_SECONDS, Shares, Use, seed_of_draw
 from tests.unit.placement.values import make_caps
 
 EPOCHS = 400

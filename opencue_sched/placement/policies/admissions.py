@@ -1,4 +1,6 @@
-"""GPU guard: while frames that need GPUs wait for a kind of host, work without GPUs leaves them cores and memory there.
+"""Admissions: what may not go to a host that has room for it.
+
+GPU guard: while frames that need GPUs wait for a kind of host, work without GPUs leaves them cores and memory there.
 
 A host's GPUs are worth nothing beside cores that are all taken. So on a host with idle GPUs that waiting frames could
 use, work without GPUs may take no more than what those frames leave: for as many of them as the idle GPUs can serve,
@@ -6,6 +8,13 @@ and as wait. Where no such frame waits, or no GPU is idle, the host is like any 
 
 It is a firm admission. What it keeps is idle until the waiting frames take it, which is the next pass that plans them,
 or until the demand is read again.
+
+A layer's share of a host: on one host at most so many frames of one layer while others want the host, too.
+
+Twenty frames of one layer that read the same scene from the same disk at the same moment are slow together, and a host
+that fails takes all of them with it. So a layer spreads while there is something else to put beside it. It is a soft
+admission: it holds in a plan's first round, and what is idle after that round goes to the layer all the same, so no
+core idles for it.
 """
 
 from __future__ import annotations
@@ -79,4 +88,26 @@ def _could_take(host: Host, demand: GpuDemand, least: int) -> bool:
         and (search.threadable or host.thread_mode is not ThreadMode.ALL)
         and 1 <= least <= host.total_cores
         and search.need.memory_kb <= host.total_memory_kb
+    )
+
+
+LEAST_FRAMES = 8
+"""What a layer may always run on a host: a share of a small host would be a frame or two."""
+PART_OF_CORES = 4
+"""A layer may run a frame for each four cores of the host."""
+
+
+def most_frames(host: Host) -> int:
+    """Frames of one layer that the host runs while others want it."""
+    return max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
+
+
+def layer_share(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+    """The admission: refuses a layer's next frame on a host that runs as many as the layer's share."""
+    running, most = host.running.get(layer.id, 0), most_frames(host)
+    if running < most:
+        return None
+    return Refusal(
+        Verdict.LAYER_SHARE,
+        f"{host.name} runs {running} of its frames, and takes {most} of one layer while others want the host",
     )

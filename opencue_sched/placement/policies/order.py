@@ -1,4 +1,6 @@
-"""Shares between shows: at each step of a plan the show that uses least of its size goes on.
+"""The order of shows and of the jobs of a show.
+
+Shares between shows: at each step of a plan the show that uses least of its size goes on.
 
 Filling so, core by core, is weighted max-min fairness by subscription size: a show with little to do leaves the rest to
 the others, and no core stays idle for the sake of a share, because whoever comes last may still have what nobody before
@@ -6,12 +8,23 @@ could use. What a share is follows from what is used; nobody's demand has to be 
 
 Each pass reads the use from the ledger, so planners of several shards order shows by the same figures, and those that
 are late by what the others book meanwhile put it right at their next step.
+
+The order of a show's jobs: by rank, with a part by draw, so that nothing starves.
+
+Time is cut into epochs of EPOCH_SECONDS. Of these the part ``queue.priority_draw`` goes by draw and the others by rank:
+priority first, then age, as OpenCue's own dispatcher does. In a drawn epoch each job has a key u^(1/priority), the
+largest first (Efraimidis and Spirakis), where u is a hash of the job's id and of the epoch's seed: a job of priority
+200 comes first twice as often as one of 100. A hash is the same for every pass of the epoch, so a job that was drawn
+keeps its turn long enough to get something done, and two passes never disagree. The query computes it
+(store.pending): it is the order before the limit on jobs, not a shuffle of the first few.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from hashlib import blake2b
 from typing import NamedTuple
 
 from opencue_sched.domain.farm import Caps
@@ -57,3 +70,20 @@ class Shares:
     def take(self, show_id: str, alloc_id: str, cores: int) -> None:
         """Count cores that the plan gave to the show."""
         self._used[show_id, alloc_id] += cores
+
+
+EPOCH_SECONDS = 2.0
+"""Long enough for several passes over a full farm, short enough that a job with one core's worth of luck a minute does
+not wait for many."""
+
+
+def seed_of_draw(show_id: str, shard: str, now: float, part: float) -> str:
+    """The seed of the epoch at ``now`` (epoch seconds of the database); '' for an epoch that goes by rank.
+
+    ``part`` of the epochs of each show and shard, spread evenly, is drawn; different shows begin at different epochs.
+    """
+    epoch = math.floor(now / EPOCH_SECONDS)
+    place = f"{show_id}|{shard}"
+    offset = int.from_bytes(blake2b(place.encode(), digest_size=4).digest()) / 2**32
+    drawn = math.floor((epoch + 1) * part + offset) > math.floor(epoch * part + offset)
+    return f"{place}|{epoch}|" if drawn else ""
