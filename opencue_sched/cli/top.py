@@ -14,7 +14,8 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -42,7 +43,7 @@ from opencue_sched.store.schema import SchemaFacts
 
 INTERVAL = click.FloatRange(0.5, 3600, clamp=True)
 LATE_SECONDS = 5.0
-_LOOK_AT_SIZE_SECONDS = 0.5
+_LOOK_AT_SIZE_SECONDS, _POLL_SECONDS = 0.5, 0.1
 _REST_OF_KEY_SECONDS = 0.05
 _KEYS = {
     "\x1b[A": "up",
@@ -57,6 +58,7 @@ _KEYS = {
     "\x7f": "backspace",
 }
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
+Look = Callable[[Chosen], Read]
 _STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}
 
 
@@ -83,7 +85,7 @@ def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_
     settings = get_settings()
     with farm() as (engine, facts), checked_redis() as client:
         if live:
-            _watch(Reader(engine, facts, client, settings, interval, chosen), chosen)
+            _watch(partial(_look, engine, facts, client, settings), interval, chosen)
             return
         view = farm_view(engine, client, settings, show=show or None, job=job or None)
     if as_json:
@@ -95,111 +97,69 @@ def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_
     console.print(*screen.lines, sep="\n")
 
 
-class Reader(threading.Thread):
-    """Reads the farm every ``interval`` seconds, and at once when something else is chosen.
-
-    A byte comes out of ``wakes`` whenever there is something new. ``crashed`` is an error of the program, which ends
-    the thread: stores that are away do not.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        facts: SchemaFacts,
-        client: redis.Redis,
-        settings: Settings,
-        interval: float,
-        chosen: Chosen,
-    ) -> None:
-        super().__init__(name="top", daemon=True)
-        self._engine, self._facts, self._client, self._settings = engine, facts, client, settings
-        self._interval, self._chosen = interval, chosen
-        self._again, self._stopping = threading.Event(), False
-        self.wakes, self._wake = os.pipe()
-        self._read = Read()
-        self._began: float | None = None
-        self.crashed: Exception | None = None
-
-    @property
-    def latest(self) -> Read:
-        """What was read last."""
-        began = self._began
-        waits = 0.0 if began is None else time.monotonic() - began
-        if waits < LATE_SECONDS:
-            return self._read
-        return replace(self._read, problem=self._read.problem or f"a store has not answered for {waits:.0f} s")
-
-    def choose(self, chosen: Chosen) -> None:
-        """Read what is wanted now, at once if it differs."""
-        before, self._chosen = self._chosen, chosen
-        if _wanted(before) != _wanted(chosen):
-            self._again.set()
-
-    def stop(self) -> None:
-        """End the thread, or leave it to the end of the process when a store keeps it."""
-        self._stopping = True
-        self._again.set()
-        self.join(timeout=1.0)
-
-    def run(self) -> None:
-        while not self._stopping:
-            self._again.clear()
-            self._began = time.monotonic()
-            try:
-                self._read = self._look(self._chosen)
-            except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
-                self._read = replace(self._read, problem=describe_failure(error, self._settings))
-            except Exception as error:
-                self.crashed = error
-                self._stopping = True
-            self._began = None
-            os.write(self._wake, b".")
-            self._again.wait(self._interval)
-
-    def _look(self, chosen: Chosen) -> Read:
-        view = farm_view(self._engine, self._client, self._settings, show=chosen.show or None, job=chosen.job or None)
-        if chosen.explained is None:
+def _look(engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Settings, chosen: Chosen) -> Read:
+    """Read what was chosen. A store that is away is the problem of what is returned."""
+    job = chosen.explained
+    try:
+        view = farm_view(engine, client, settings, show=chosen.show or None, job=chosen.job or None)
+        if job is None:
             return Read(view)
-        passes = passes_over(self._client, self._settings, chosen.explained)
+        passes = passes_over(client, settings, job)
+        with engine.connect() as connection:
+            found = explain_job(connection, job, settings, facts, *passes, with_logs=True)
+        return Read(view, explanation_lines(found, found.layers), job)
+    except NoResultFound:
+        return Read(view, ["the job is gone"], job)
+    except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
+        return Read(problem=describe_failure(error, settings))
+
+
+def _in_thread(look: Look, chosen: Chosen) -> Future[Read]:
+    """In a thread that the end of the process does not wait for, whatever store keeps it."""
+    future: Future[Read] = Future()
+
+    def run() -> None:
         try:
-            with self._engine.connect() as connection:
-                job = chosen.explained
-                found = explain_job(connection, job, self._settings, self._facts, *passes, with_logs=True)
-        except NoResultFound:
-            return Read(view, ["the job is gone"], chosen.explained)
-        return Read(view, explanation_lines(found, found.layers), chosen.explained)
+            future.set_result(look(chosen))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="top", daemon=True).start()
+    return future
+
+
+def _watch(look: Look, interval: float, chosen: Chosen) -> None:
+    """Draw what is read every ``interval`` seconds, and at once when something else is chosen; and take keys, until the
+    user quits."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
+    console = Console(highlight=False)
+    read, shown = Read(), list[Text]()
+    looking, asked, began = _in_thread(look, chosen), chosen, time.monotonic()
+    with _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            if looking.done():
+                found = looking.result()
+                read = found if found.view is not None else replace(read, problem=found.problem)
+                if _wanted(asked) != _wanted(chosen) or time.monotonic() >= began + interval:
+                    looking, asked, began = _in_thread(look, chosen), chosen, time.monotonic()
+            waits = 0.0 if looking.done() else time.monotonic() - began
+            late = f"a store has not answered for {waits:.0f} s" if waits > LATE_SECONDS else ""
+            told = replace(read, problem=read.problem or late)
+            lines = draw(told, chosen, width=console.width, height=console.height)
+            if lines != shown:
+                live.update(Group(*lines), refresh=True)
+                shown = lines
+            pause = _LOOK_AT_SIZE_SECONDS if looking.done() else _POLL_SECONDS
+            ready, _, _ = select.select([keyboard], [], [], pause)
+            for key in _keys(keyboard) if ready else ():
+                after = pressed(key, chosen, read)
+                if after is None:
+                    return
+                chosen = after
 
 
 def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
     return chosen.show, chosen.job, chosen.explained
-
-
-def _watch(reader: Reader, chosen: Chosen) -> None:
-    """Draw what the reader reads, and take keys, until the user quits."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
-    console = Console(highlight=False)
-    with _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-        reader.start()
-        shown: list[Text] = []
-        try:
-            while True:
-                lines = draw(reader.latest, chosen, width=console.width, height=console.height)
-                if lines != shown:
-                    live.update(Group(*lines), refresh=True)
-                    shown = lines
-                ready, _, _ = select.select([keyboard, reader.wakes], [], [], _LOOK_AT_SIZE_SECONDS)
-                if reader.wakes in ready:
-                    os.read(reader.wakes, 1024)
-                if reader.crashed is not None:
-                    raise reader.crashed
-                for key in _keys(keyboard) if keyboard in ready else ():
-                    after = pressed(key, chosen, reader.latest)
-                    if after is None:
-                        return
-                    chosen = after
-                reader.choose(chosen)
-        finally:
-            reader.stop()
 
 
 def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
