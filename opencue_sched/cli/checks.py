@@ -64,7 +64,8 @@ def audit_command(as_json: bool) -> None:
     """Check the invariants against PostgreSQL and Redis.
 
     One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
-    changed each time it was looked at (undecided: run it again). What state cannot show names the test that shows it.
+    changed each time it was looked at (undecided: run it again). With --json, what state
+    cannot show names the tests that show it.
 
     Example: opencue-sched audit --json | jq .failed
     """

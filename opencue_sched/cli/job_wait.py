@@ -179,7 +179,8 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
     for _, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
-        table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.width = width - 2  # room for the terminal's ^C, which would scroll what is drawn
         table.add_column(width=widest, overflow="fold")
         table.add_column(ratio=1, min_width=6)
         for least in (12, 11, 7, 9):

@@ -40,12 +40,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One invariant: what was looked at, with figures, and the offenders if there are any."""
+    """One invariant: what was looked at, with figures, the offenders if there are any, and the tests that show what
+    state does not."""
 
     invariant: str
     outcome: Outcome
     text: str
     offenders: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class AuditReport:
         return any(check.outcome is Outcome.UNDECIDED for check in self.checks)
 
     def lines(self) -> list[str]:
-        """One line per invariant, and one per named offender."""
+        """One line per invariant, and one per named offender; the tests are for scripts."""
         out = []
         for check in self.checks:
             out.append(f"{check.invariant:<4} {check.outcome.value:<18} {check.text}")
@@ -78,20 +80,34 @@ class AuditReport:
 
 
 _BY_TEST = {
-    "I3": "that a recompute completes under any load: tests/integration/accounting/test_interleavings.py"
-    "::test_a_recompute_completes_while_something_moves_in_every_window",
-    "I5": "that only the owning proc's completion counts, and a process without a proc is killed within two host "
-    "reports: tests/integration/farm/test_completion.py::test_a_duplicate_report_changes_nothing, "
-    "tests/integration/farm/test_release_path.py::test_a_process_without_a_proc_is_dead_within_two_reports",
-    "I9": "that dispatch stops and recovers with PostgreSQL: "
-    "tests/chaos/test_stores.py::test_postgresql_restarts_and_the_fleet_goes_on",
-    "I10": "that a paused ex-leader's writes are refused: "
-    "tests/integration/coordination/test_leader.py::test_a_paused_ex_leader_fires_nothing, "
-    "tests/chaos/test_coordination_leader.py::test_a_frozen_leader_fires_nothing_after_it_goes_on",
-    "I11": "that no tick fires twice: "
-    "tests/integration/coordination/test_leader.py::test_a_tick_fires_once_across_a_change_of_leader",
-    "I12": "that malformed input harms nothing else: tests/integration/farm/test_service.py"
-    "::test_a_bad_report_harms_no_other, tests/e2e/test_celery_commands.py::test_a_malformed_message_harms_nothing",
+    "I3": (
+        "that a recompute completes under any load",
+        "tests/integration/accounting/test_interleavings.py"
+        "::test_a_recompute_completes_while_something_moves_in_every_window",
+    ),
+    "I5": (
+        "that only the owning proc's completion counts, and a process without a proc is killed within two host reports",
+        "tests/integration/farm/test_completion.py::test_a_duplicate_report_changes_nothing",
+        "tests/integration/farm/test_release_path.py::test_a_process_without_a_proc_is_dead_within_two_reports",
+    ),
+    "I9": (
+        "that dispatch stops and recovers with PostgreSQL",
+        "tests/chaos/test_stores.py::test_postgresql_restarts_and_the_fleet_goes_on",
+    ),
+    "I10": (
+        "that a paused ex-leader's writes are refused",
+        "tests/integration/coordination/test_leader.py::test_a_paused_ex_leader_fires_nothing",
+        "tests/chaos/test_coordination_leader.py::test_a_frozen_leader_fires_nothing_after_it_goes_on",
+    ),
+    "I11": (
+        "that no tick fires twice",
+        "tests/integration/coordination/test_leader.py::test_a_tick_fires_once_across_a_change_of_leader",
+    ),
+    "I12": (
+        "that malformed input harms nothing else",
+        "tests/integration/farm/test_service.py::test_a_bad_report_harms_no_other",
+        "tests/e2e/test_celery_commands.py::test_a_malformed_message_harms_nothing",
+    ),
 }
 """What state cannot show, and the tests that show it."""
 
@@ -110,7 +126,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
             text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
             checks.append(_check(invariant, text, found.named or ()))
     checks.append(_ready(ledger))
-    checks += [Check(name, Outcome.NOT_SHOWN, text) for name, text in _BY_TEST.items()]
+    checks += [Check(name, Outcome.NOT_SHOWN, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
     return AuditReport(tuple(sorted(checks, key=lambda check: (int(check.invariant[1:].rstrip("b")), check.invariant))))
 
 
@@ -128,7 +144,7 @@ def _ready(ledger: Ledger) -> Check:
     except NotReady as error:
         return Check("I8", Outcome.FAIL, f"the counters cannot be booked against: {error}")
     shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
-    return Check("I8", Outcome.PASS, f"the counters are filled and open; recovery after a loss: {shown}")
+    return Check("I8", Outcome.PASS, "the counters are filled and open", tests=(shown,))
 
 
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.

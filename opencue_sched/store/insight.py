@@ -285,17 +285,17 @@ _OVER_CAP = f"""
         JOIN job j ON j.pk_job = p.pk_job
     ), used AS (
         SELECT 'subscription' AS what, s.pk_show || ' in ' || s.pk_alloc AS name,
-               sum(b.centicores) AS used, s.int_burst AS cap, true AS always
+               sum(b.centicores) / 100::float8 AS used, s.int_burst / 100::float8 AS cap, true AS always
         FROM booked b JOIN subscription s ON s.pk_show = b.pk_show AND s.pk_alloc = b.pk_alloc
         WHERE NOT b.b_local GROUP BY s.pk_show, s.pk_alloc, s.int_burst
         UNION ALL
-        SELECT 'folder cores', b.pk_folder, sum(b.centicores), f.int_max_cores, false
+        SELECT 'folder cores', b.pk_folder, sum(b.centicores) / 100::float8, f.int_max_cores / 100::float8, false
         FROM booked b JOIN folder_resource f ON f.pk_folder = b.pk_folder GROUP BY b.pk_folder, f.int_max_cores
         UNION ALL
         SELECT 'folder gpus', b.pk_folder, sum(b.gpus), f.int_max_gpus, false
         FROM booked b JOIN folder_resource f ON f.pk_folder = b.pk_folder GROUP BY b.pk_folder, f.int_max_gpus
         UNION ALL
-        SELECT 'job cores', b.pk_job, sum(b.centicores), r.int_max_cores, false
+        SELECT 'job cores', b.pk_job, sum(b.centicores) / 100::float8, r.int_max_cores / 100::float8, false
         FROM booked b JOIN job_resource r ON r.pk_job = b.pk_job GROUP BY b.pk_job, r.int_max_cores
         UNION ALL
         SELECT 'job gpus', b.pk_job, sum(b.gpus), r.int_max_gpus, false
