@@ -94,7 +94,8 @@ def submit_job(
             try:
                 notes = unserved(connection, submitted.job_id, settings)
             except SQLAlchemyError as error:
-                notes = [f"whether the farm can serve it is not known: {error}"]
+                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]  # the rest is the statement
+                notes = [f"whether the farm can serve it is not known: {reason}"]
     return replace(submitted, notes=(*submitted.notes, *notes))
 
 

@@ -117,9 +117,7 @@ def explain_job(
         *_of_caps(job),
     )
     layers = jobs.layers_of(connection, job_id, has_start_after=facts.has_start_after)
-    tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    hosts = figures.tagged_hosts(connection, tags)
-    known_tags = figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+    hosts, known_tags = _hosts_of(connection, layers)
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
@@ -189,6 +187,13 @@ def verdict_text(verdict: LayerVerdict) -> str:
     return f"{words}: {verdict.detail}" if verdict.detail else words
 
 
+def _hosts_of(connection: Connection, layers: Sequence[jobs.LayerView]) -> tuple[Sequence[Row[Any]], Sequence[str]]:
+    """The hosts with any tag of the layers; and all tags there are, where some tag is on no host."""
+    tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
+    hosts = figures.tagged_hosts(connection, tags)
+    return hosts, figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+
+
 _LASTING = frozenset(
     {
         *("no_subscription", "burst_zero", "no_tags", "ignored_tags", "other_facility", "not_subscribed"),
@@ -207,9 +212,7 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     job = figures.situation(connection, job_id)
     subscriptions = pending.fetch_subscriptions(connection, job.show_id)
     layers = jobs.layers_of(connection, job_id, has_start_after=False)
-    tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    hosts = figures.tagged_hosts(connection, tags)
-    known_tags = figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+    hosts, known_tags = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]
     of_layers: dict[str, list[str]] = {}
@@ -495,7 +498,8 @@ def explanation_lines(
         for death in deaths if every_reason else deaths[:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    return [*lines, *(host.words for host in explanation.silent), *_rank_lines(explanation)]
+    rank = rank_words(explanation.rank) if explanation.rank is not None and explanation.competes else []
+    return [*lines, *(host.words for host in explanation.silent), *rank]
 
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
@@ -508,11 +512,6 @@ def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
     }
 
 
-def _rank_lines(explanation: Explanation) -> list[str]:
-    """The place of the job among others, where only other work is in its way."""
-    return rank_words(explanation.rank) if explanation.rank is not None and explanation.competes else []
-
-
 def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation]) -> dict[str, Any]:
     """Everything of these layers, JSON-able."""
     return {
@@ -521,7 +520,6 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
         "state": explanation.state,
         "reasons": [asdict(reason) for reason in explanation.reasons],
         "rank": explanation.rank and asdict(explanation.rank),
-        "rank_words": _rank_lines(explanation),
         "silent_hosts": [asdict(host) for host in explanation.silent],
         "layers": [
             {

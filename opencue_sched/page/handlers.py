@@ -29,7 +29,7 @@ from tornado.web import RedirectHandler, authenticated, url
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import explain_job, explanation_dict, passes_over
+from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
@@ -120,7 +120,8 @@ class FarmReader:
                 return None
             passes = passes_over(self._redis, self._settings, job.id)
             explanation = explain_job(connection, job.id, self._settings, facts, *passes)
-        return explanation_dict(explanation, explanation.layers)
+        lines = explanation_lines(explanation, explanation.layers, every_reason=True)
+        return {"job": job.name, "state": explanation.state, "lines": lines}
 
     def _checked(self, connection: Connection) -> SchemaFacts:
         if self._facts is None:

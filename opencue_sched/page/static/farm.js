@@ -76,12 +76,6 @@ function span(seconds) {
 // Commands stand between backticks.
 const sentence = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part));
 
-function progress(bar, note, it, ...states) {
-  draw(bar, it.frames, it.done, it.running, it.dead);
-  const others = states.map((state) => it[state] && `${number(it[state])} ${state}`);
-  put(note, list(`${number(it.done)} of ${number(it.frames)}`, ...others));
-}
-
 function showTotals() {
   const { leader, workers } = farm.fleet;
   const sum = (field) => farm.allocations.reduce((total, it) => total + it[field], 0);
@@ -109,7 +103,9 @@ function newJob(it) {
 
 function showJob(node, it) {
   const [, frames, priority, cores, waits, why] = node.children;
-  progress(frames.firstChild, frames.lastChild, it, "running", "dead");
+  const others = ["running", "dead"].map((state) => it[state] && `${number(it[state])} ${state}`);
+  draw(frames.firstChild, it.frames, it.done, it.running, it.dead);
+  put(frames.lastChild, list(`${number(it.done)} of ${number(it.frames)}`, ...others));
   put(priority, it.priority);
   put(cores, it.cores ? number(it.cores) : "");
   put(waits, it.waiting_seconds === null ? "" : span(it.waiting_seconds));
@@ -199,14 +195,7 @@ function showExplanation(told) {
   const seen = farm.jobs.find((it) => it.id === job);
   put($("#job-title"), told.job);
   put($("#job-note"), seen ? list(seen.show, seen.user, `priority ${seen.priority}`) : words(told.state));
-  const create = () => make("div", "part", sides("strong"), bar("done", "busy", "dead"), make("ul"));
-  fill($("#layers"), told.layers, (it) => it.id, create, (node, it) => {
-    const [head, frames, reasons] = node.children;
-    put(head.firstChild, it.layer);
-    progress(frames, head.lastChild, it, "running", "waiting", "depend", "dead");
-    reasons.replaceChildren(...it.reasons.map((reason) => make("li", "", ...sentence(reason.text))));
-  });
-  $("#rank").replaceChildren(...told.rank_words.map((line) => make("li", "", ...sentence(line))));
+  $("#explained").replaceChildren(...told.lines.map((line) => make("li", "", ...sentence(line))));
 }
 
 async function explain() {
@@ -221,8 +210,7 @@ function openJob(id, name) {
   job = id;
   put($("#job-title"), name);
   put($("#job-note"), "…");
-  fill($("#layers"), []);
-  $("#rank").replaceChildren();
+  $("#explained").replaceChildren();
   $("#job").showModal();
   explain();
 }
