@@ -770,12 +770,19 @@ def _count(census: Census) -> str:
 
 
 def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
-    parts = [cores, f"{max(0, memory_kb) / _KB_PER_GIB:.4g} GiB"]
+    parts = [cores, _memory(memory_kb)]
     if gpus_wanted.gpus:
         parts.append(_counted(gpus, "GPU"))
     if gpus_wanted.gpu_memory_kb:
-        parts.append(f"{max(0, gpu_memory_kb) / _KB_PER_GIB:.4g} GiB of GPU memory")
+        parts.append(f"{_memory(gpu_memory_kb)} of GPU memory")
     return ", ".join(parts)
+
+
+def _memory(kilobytes: int) -> str:
+    """In GiB, or in MiB below one."""
+    if 0 < kilobytes < _KB_PER_GIB:
+        return f"{kilobytes / 1024:.4g} MiB"
+    return f"{max(0, kilobytes) / _KB_PER_GIB:.4g} GiB"
 
 
 def _counted(amount: int, noun: str) -> str:

@@ -455,6 +455,16 @@ class TestVerdicts:
             "the closest (host-h2) has 32 cores, 20 GiB"
         )
 
+    def test_memory_below_one_gib_is_said_in_mib_and_one_core_as_one(self) -> None:
+        verdict = only_verdict(
+            plan_layer(make_layer(cores=1, memory_gib=4), make_host("h1", cores=2, idle_memory_kb=260 * 1024))
+        )
+
+        assert verdict.detail == (
+            "a frame needs 1 core, 4 GiB; no host of the 1 with its tags has that idle, "
+            "the closest (host-h1) has 2 cores, 260 MiB"
+        )
+
     def test_hosts_that_were_refused_are_told_of_beside_those_that_are_busy(self) -> None:
         class Refusing(FrozenPool):
             def census(self, *asked: Any, **more: Any) -> Census:
