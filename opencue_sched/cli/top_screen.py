@@ -19,7 +19,6 @@ from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse,
 
 ANY_HEIGHT = 100_000
 _BAR, _LEAST_BAR = 40, 10
-_TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 _WHY = 30
@@ -63,7 +62,7 @@ SHOW_COLUMNS = (
     Column("running", "RUN", _of_show("running")),
     Column("waiting", "WAIT", _of_show("waiting")),
     Column("dead", "DEAD", _of_show("dead")),
-    Column("state", "STATE", lambda row: _state_of(row.show)),
+    Column("state", "STATE", lambda row: row.show.off),
 )
 JOB_COLUMNS = (
     Column("name", "JOB", importance=NAME),
@@ -309,19 +308,8 @@ def _help(chosen: Chosen) -> str:
     return f" q quit  s sort: {chosen.sort}  f show{show}  / job{job}{clear}  up/down choose  enter explain"
 
 
-def _state_of(show: ShowUse) -> str:
-    words = (
-        (not show.active, "inactive"),
-        (not show.managed, "not managed"),
-        (show.paused, "paused"),
-        (not show.booking, "booking off"),
-        (not show.subscriptions, "no subscription"),
-    )
-    return ", ".join(word for holds, word in words if holds)
-
-
 def _style_of_job(job: JobUse) -> str:
-    if job.why in _TROUBLE:
+    if job.trouble:
         return "red"
     return "green" if job.why in _AT_WORK else ""
 

@@ -38,8 +38,8 @@ from opencue_sched.insight.frame_logs import Deaths, deaths_of
 from opencue_sched.insight.rank import JobRank, rank_of, rank_words
 from opencue_sched.insight.silent import SilentHost, silent_hosts, span
 from opencue_sched.settings import Settings
-from opencue_sched.store import farm_figures, jobs, pending
 from opencue_sched.store import insight as figures
+from opencue_sched.store import jobs, pending
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.schema import SchemaFacts
 
@@ -123,7 +123,7 @@ def explain_job(
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    drains = farm_figures.holds(connection, job_id=job_id)
+    drains = figures.holds(connection, job_id=job_id)
     rank = rank_of(connection, job_id, settings.queue)
     behind = list(_behind(rank, settings)) if rank is not None else []
     explained = []

@@ -30,13 +30,14 @@ from opencue_sched.insight.explain import (
 )
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.settings import Settings
-from opencue_sched.store import farm_figures as figures
+from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 T = TypeVar("T")
+_TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
 LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 
 MOST_JOBS = 200
@@ -112,13 +113,15 @@ class SubscriptionUse:
 
 @dataclass(frozen=True, slots=True)
 class ShowUse:
-    """A show that is active or has something: its pending jobs, their frames by state, and cores in use."""
+    """A show that is active or has something: its pending jobs, their frames by state, and cores in use. ``off``: what
+    keeps all of it from being booked, in words."""
 
     name: str
     active: bool
     managed: bool
     booking: bool
     paused: bool
+    off: str
     jobs: int
     running: int
     waiting: int
@@ -152,7 +155,8 @@ class LimitUse:
 @dataclass(frozen=True, slots=True)
 class JobUse:
     """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited;
-    None when none waits. ``why`` is a reason of `explain` or a verdict, ``why_text`` says it in words."""
+    None when none waits. ``why`` is a reason of `explain` or a verdict, ``why_text`` says it in words; ``trouble``: it
+    does not pass by itself."""
 
     id: str
     name: str
@@ -173,6 +177,7 @@ class JobUse:
     waiting_seconds: float | None
     why: str
     why_text: str
+    trouble: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +337,7 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
             ShowUse,
             it,
             booking=it.booking and it.dispatch,
+            off=_off(it, of_show[it.id]),
             jobs=it.pending_jobs,
             running=it.running_frames,
             waiting=it.waiting_frames,
@@ -343,6 +349,17 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
         if it.active or it.pending_jobs or it.centicores
     ]
     return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
+
+
+def _off(show: Row[Any], subscriptions: Sequence[SubscriptionUse]) -> str:
+    words = (
+        (not show.active, "inactive"),
+        (not show.managed, "not managed"),
+        (show.paused, "paused"),
+        (not (show.booking and show.dispatch), "booking off"),
+        (not subscriptions, "no subscription"),
+    )
+    return ", ".join(word for holds, word in words if holds)
 
 
 def _folders(rows: Iterable[Row[Any]]) -> tuple[FolderUse, ...]:
@@ -373,7 +390,7 @@ def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
 
 def _job(row: Row[Any], verdicts: LayerVerdicts, now: float) -> JobUse:
     why = _why(row, verdicts, now)
-    return _filled(JobUse, row, why=str(why.code), why_text=why.text)
+    return _filled(JobUse, row, why=str(why.code), why_text=why.text, trouble=why.code in _TROUBLE)
 
 
 def _why(row: Row[Any], verdicts: LayerVerdicts, now: float) -> WaitReason:

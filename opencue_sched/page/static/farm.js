@@ -4,7 +4,6 @@
 
 const EVERY_MS = 2000;
 const WAIT_MS = 20000;
-const TROUBLE = ["dead", "quarantined", "failed", "no_fit", "no_host", "cooled_down", "trashed"];
 const $ = (selector, of = document) => of.querySelector(selector);
 let farm = null;
 let job = null; // the id of the one whose explanation is open
@@ -109,7 +108,7 @@ function showJob(node, it) {
   put(priority, it.priority);
   put(cores, it.cores ? number(it.cores) : "");
   put(waits, it.waiting_seconds === null ? "" : span(it.waiting_seconds));
-  const look = TROUBLE.includes(it.why) ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
+  const look = it.trouble ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
   put(why.firstChild, reason(it), `why ${look}`);
 }
 
@@ -172,10 +171,9 @@ function subscription(it) {
 
 function showShows() {
   fill($("#shows"), farm.shows, (it) => it.name, () => make("div", "part", sides("strong"), make("div", "note")), (node, it) => {
-    const off = list(!it.active && "not active", !it.managed && "not managed", !it.booking && "booking is off", it.paused && "paused");
     const frames = [`${number(it.running)} running`, `${number(it.waiting)} waiting`];
     put(node.firstChild.firstChild, it.name);
-    put(node.firstChild.lastChild, list(off, count(it.jobs, "job"), ...frames), off ? "note warn" : "note");
+    put(node.firstChild.lastChild, list(it.off, count(it.jobs, "job"), ...frames), it.off ? "note warn" : "note");
     bars(node.lastChild, it.subscriptions.map(subscription));
   });
 }
