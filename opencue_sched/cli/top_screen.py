@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, counted, duration_text, lay_out
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, SubscriptionUse
+from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse
 
 ANY_HEIGHT = 100_000
 _BAR, _LEAST_BAR = 40, 10
@@ -34,35 +34,17 @@ SORTS: dict[str, Callable[[JobUse], Any] | None] = {
 """Orders of jobs; that of the farm's view is by how long they wait."""
 
 
-class ShowRow(NamedTuple):
-    """A show in one allocation; its frames stand in the first of its rows only."""
-
-    show: ShowUse
-    subscription: SubscriptionUse | None
-    first: bool
-
-
-def _of_subscription(name: str) -> Callable[[ShowRow], Any]:
-    return lambda row: None if row.subscription is None else getattr(row.subscription, name)
-
-
-def _of_show(name: str) -> Callable[[ShowRow], Any]:
-    return lambda row: getattr(row.show, name) if row.first else None
-
-
 _PERCENT = "{:.0%}".format
 SHOW_COLUMNS = (
-    Column("show", "SHOW", lambda row: row.show.name, importance=NAME),
-    Column("allocation", "ALLOCATION", _of_subscription("allocation"), importance=LOW),
-    Column("used", "CORES", lambda row: row.subscription.used if row.subscription else row.show.cores, importance=HIGH),
-    Column("size", "SIZE", _of_subscription("size"), importance=HIGH),
-    Column("burst", "BURST", _of_subscription("burst"), cap_text),
-    Column("share", "SHARE", _of_subscription("share"), _PERCENT, importance=HIGH),
-    Column("due", "DUE", _of_subscription("due"), _PERCENT, importance=HIGH),
-    Column("running", "RUN", _of_show("running")),
-    Column("waiting", "WAIT", _of_show("waiting")),
-    Column("dead", "DEAD", _of_show("dead")),
-    Column("state", "STATE", lambda row: row.show.off),
+    Column("show", "SHOW", importance=NAME),
+    Column("allocation", "ALLOCATION", importance=LOW),
+    Column("used", "CORES", importance=HIGH),
+    Column("size", "SIZE", importance=HIGH),
+    Column("burst", "BURST", show=cap_text),
+    Column("share", "SHARE", show=_PERCENT, importance=HIGH),
+    Column("due", "DUE", show=_PERCENT, importance=HIGH),
+    *(Column(name, title) for name, title in (("running", "RUN"), ("waiting", "WAIT"), ("dead", "DEAD"))),
+    Column("off", "STATE"),
 )
 JOB_COLUMNS = (
     Column("name", "JOB", importance=NAME),
@@ -174,7 +156,7 @@ def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str =
     room = max(0, screen.left - 4)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
     screen.add("")
-    styles = ["" if it.show.running or it.show.waiting else "dim" for it in rows]
+    styles = ["" if it["busy"] else "dim" for it in rows]
     _table(screen, SHOW_COLUMNS, rows[:fit], styles, more=len(rows) - fit)
     screen.add("")
     ids = [it.id for it in jobs]
@@ -266,8 +248,20 @@ def _holds(screen: Screen, view: FarmView) -> None:
         screen.add(f"{it.host} drains for {it.job}/{it.layer}{free}{more}", "yellow")
 
 
-def _rows(show: ShowUse) -> Iterable[ShowRow]:
-    return [ShowRow(show, it, number == 0) for number, it in enumerate(show.subscriptions or (None,))]
+def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
+    """A row for each subscription of a show; the show's frames stand in the first of them only."""
+    frames: Mapping[str, Any] = {name: getattr(show, name) for name in ("running", "waiting", "dead")}
+    for it in show.subscriptions or (None,):
+        use = dict.fromkeys(("allocation", "size", "burst", "share", "due")) if it is None else asdict(it)
+        yield {
+            "used": show.cores,
+            **use,
+            **frames,
+            "show": show.name,
+            "off": show.off,
+            "busy": show.running + show.waiting,
+        }
+        frames = dict.fromkeys(frames)
 
 
 def _table(
