@@ -44,6 +44,7 @@ MOST_SERIES = 50
 the series of a few hundred."""
 OTHER = "other"
 """Stands for the names beyond these; its values are their sums."""
+_OTHERS = (OTHER, OTHER)
 
 
 class RecentFigures(Collector):
@@ -225,40 +226,40 @@ def series_of_use(view: FarmView) -> dict[Gauge, dict[tuple[str, ...], float]]:
     return found
 
 
-def _busiest(names: Iterable[Name]) -> frozenset[Name]:
-    return frozenset(islice(dict.fromkeys(names), MOST_SERIES))
+def _busiest(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
+    """Gives each of the first 50 names as it is, and ``other`` for those beyond."""
+    own = frozenset(islice(dict.fromkeys(names), MOST_SERIES))
+    return lambda name: name if name in own else other
 
 
 def _use_of_hosts(view: FarmView) -> Iterable[Sample]:
     for group in view.hosts:
         state = "SILENT" if group.silent and group.state == HardwareState.UP else group.state
         yield farm_hosts, (group.facility, state, group.lock_state), group.hosts
-    own = _largest_allocations(view)
+    named = _largest_allocations(view)
     for it in view.allocations:
-        name = it.name if it.name in own else OTHER
-        for use, cores in (("booked", it.booked), ("idle", it.idle), ("locked", it.locked), ("down", it.down)):
-            yield farm_cores, (it.facility, name, use), cores
+        for use in ("booked", "idle", "locked", "down"):
+            yield farm_cores, (it.facility, named(it.name), use), getattr(it, use)
 
 
 def _use_of_shows(view: FarmView) -> Iterable[Sample]:
-    own = _busiest(it.name for it in view.shows)
+    named = _busiest((it.name for it in view.shows), OTHER)
     for it in view.shows:
-        name = it.name if it.name in own else OTHER
-        yield show_cores, (name,), it.cores
-        for state, frames in (("running", it.running), ("waiting", it.waiting), ("dead", it.dead)):
-            yield show_frames, (name, state), frames
+        yield show_cores, (named(it.name),), it.cores
+        for state in ("running", "waiting", "dead"):
+            yield show_frames, (named(it.name), state), getattr(it, state)
     for hold in view.holds:
-        yield draining_hosts, (hold.facility, hold.show if hold.show in own else OTHER), 1
-    yield draining_hosts, (OTHER, OTHER), view.holds_total - len(view.holds)
+        yield draining_hosts, (hold.facility, named(hold.show)), 1
+    yield draining_hosts, _OTHERS, view.holds_total - len(view.holds)
 
 
 def _use_of_subscriptions(view: FarmView) -> Iterable[Sample]:
-    all_of_them = [(show.name, it) for show in view.shows for it in show.subscriptions]
-    all_of_them.sort(key=lambda it: (-it[1].used, -it[1].size))
-    own, allocations = _busiest((show, it.allocation) for show, it in all_of_them), _largest_allocations(view)
-    for show, it in all_of_them:
-        allocation = it.allocation if it.allocation in allocations else OTHER
-        labels = (it.facility, allocation, show if (show, it.allocation) in own else OTHER)
+    found = [(show.name, it) for show in view.shows for it in show.subscriptions]
+    found.sort(key=lambda it: (-it[1].used, -it[1].size))
+    named, allocations = _busiest(((show, it.allocation) for show, it in found), _OTHERS), _largest_allocations(view)
+    for show, it in found:
+        allocation = allocations(it.allocation)
+        labels = (it.facility, allocation, named((show, it.allocation))[0])
         yield subscription_cores, labels, it.used
         yield subscription_size, labels, it.size
         yield subscription_burst, labels, it.burst
@@ -268,24 +269,23 @@ def _use_of_subscriptions(view: FarmView) -> Iterable[Sample]:
 
 
 def _use_of_caps(view: FarmView) -> Iterable[Sample]:
-    own = _busiest((it.show, it.name) for it in view.folders)
+    named = _busiest(((it.show, it.name) for it in view.folders), _OTHERS)
     for it in view.folders:
-        names = (it.show, it.name) if (it.show, it.name) in own else (OTHER, OTHER)
+        names = named((it.show, it.name))
         if it.max_cores is not None:
             yield folder_cores, names, it.cores
             yield folder_max_cores, names, it.max_cores
         if it.max_gpus is not None:
             yield folder_gpus, names, it.gpus
             yield folder_max_gpus, names, it.max_gpus
-    limits = _busiest(it.name for it in view.limits)
+    limits = _busiest((it.name for it in view.limits), OTHER)
     for limit in view.limits:
-        name = limit.name if limit.name in limits else OTHER
-        yield limit_frames, (name,), limit.running
-        yield limit_max_frames, (name,), limit.most
+        yield limit_frames, (limits(limit.name),), limit.running
+        yield limit_max_frames, (limits(limit.name),), limit.most
 
 
-def _largest_allocations(view: FarmView) -> frozenset[str]:
-    return _busiest(it.name for it in sorted(view.allocations, key=lambda it: -it.cores))
+def _largest_allocations(view: FarmView) -> Callable[[str], str]:
+    return _busiest((it.name for it in sorted(view.allocations, key=lambda it: -it.cores)), OTHER)
 
 
 def _replace_series(gauge: Gauge, series: Mapping[tuple[str, ...], float]) -> None:
