@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import click
@@ -15,7 +14,7 @@ from opencue_sched.cli.inputs import CommandRefused, choose, complete_job, farm,
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.domain.farm import FrameState, JobState, exit_meaning
 from opencue_sched.domain.frames import log_path
-from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
+from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, read_tail, seek_tail
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import FrameView
 from opencue_sched.store.shows import Kind, NamedRow
@@ -144,10 +143,8 @@ def _say_where(row: FrameView, path: str) -> None:
 
 
 def _show_json(row: FrameView, log: _Log) -> None:
-    lines = None
-    with suppress(OSError), open_log(log.path) as file:
-        seek_tail(file, log.tail or 0, most_bytes=_JSON_BYTES)
-        lines = file.read(_JSON_BYTES).decode(errors="replace").splitlines()
+    tail = read_tail(log.path, log.tail or 0, most_bytes=_JSON_BYTES)
+    lines = None if tail is None else tail.splitlines()
     keys = ("job", "name", "id", "layer", "state", "host", "exit_status", "loki_url")
     facts = {key: getattr(row, key) for key in keys}
     more = {"meaning": exit_meaning(row.exit_status), "log": log.path, "visible": lines is not None, "lines": lines}

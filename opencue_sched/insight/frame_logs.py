@@ -66,8 +66,8 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     deaths: list[Deaths] = []
     for row in sorted(jobs.deaths_of(connection, job_id), key=lambda row: -row.frames):
         log = log_path(row.log_dir, row.job, row.name)
-        end = _read_end(log) if len(deaths) < _LOGS_READ else None
-        output, footer = _cut(end or "")
+        end = read_tail(log, 1_000, most_bytes=_END_BYTES) if len(deaths) < _LOGS_READ else None
+        output, footer = _cut(harmless(end or ""))
         meaning = exit_meaning(row.exit_status)
         if row.exit_status == 1 and (found := _SIGNAL.search(footer)):  # RQD's status of what a signal ended
             meaning = signal_words(int(found[1])) or meaning
@@ -110,11 +110,12 @@ def harmless(text: str) -> str:
     return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
 
 
-def _read_end(path: str) -> str | None:
+def read_tail(path: str, lines: int, *, most_bytes: int) -> str | None:
+    """The last ``lines`` of a log, of its last ``most_bytes``; None where it is not visible here."""
     try:
         with open_log(path) as log:
-            seek_tail(log, 1_000, most_bytes=_END_BYTES)
-            return harmless(log.read(_END_BYTES).decode(errors="replace"))
+            seek_tail(log, lines, most_bytes=most_bytes)
+            return log.read(most_bytes).decode(errors="replace")
     except OSError:
         return None
 

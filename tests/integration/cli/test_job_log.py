@@ -113,10 +113,13 @@ def test_of_a_log_that_is_not_visible_the_path_and_the_host_are_told(cli: Cli, l
     assert [cli("job", "log", NAME, f"000{number}-render").status for number in (1, 2)] == [3, 3]
 
 
-def test_a_log_as_json(cli: Cli, logged: Logged) -> None:
+def test_a_log_as_json(cli: Cli, logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     logged.write("0001-render", "one\ntwo\n")
     told = cli("job", "log", NAME, "0001-render", "--tail", "1", "--json").json
     assert (told["log"], told["visible"], told["lines"]) == (str(logged.path("0001-render")), True, ["two"])
+    # However many lines are asked for, so much of a log is read at most.
+    monkeypatch.setattr("opencue_sched.cli.job_log._JSON_BYTES", 6)
+    assert cli("job", "log", NAME, "0001-render", "--tail", "9", "--json").json["lines"] == ["e", "two"]
     hidden = cli("job", "log", NAME, "0001-comp", "--json")
     assert (hidden.status, hidden.json["visible"], hidden.json["lines"]) == (3, False, None)
 
