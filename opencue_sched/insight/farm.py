@@ -18,12 +18,13 @@ from sqlalchemy import Engine, Row
 
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,
     WaitReason,
+    listed,
     most_telling,
     switch_reasons,
     verdict_text,
@@ -243,6 +244,7 @@ def farm_view(
         folders = list_folders(connection, capped=True)
         limits = fetch_limits(connection)
         jobs = figures.live_jobs(connection, facility, show=show, part=job, most=most_jobs)
+        unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
         holds = figures.holds(connection, facility, most=MOST_HOLDS)
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
     fleet = fleet_view(client, settings, PersistentFences(engine))
@@ -265,7 +267,7 @@ def farm_view(
         shows_total=len(shown),
         folders=_folders(folders)[:most_shows],
         limits=_limits(limits.values())[:most_shows],
-        jobs=tuple(_job(row, verdicts.get(row.id, {}), now) for row in jobs),
+        jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
         holds=tuple(_filled(HoldView, it) for it in holds),
         holds_total=holds[0].holds if holds else 0,
@@ -388,17 +390,21 @@ def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
     return tuple(sorted(found, key=lambda it: (-it.running / max(1, it.most), it.name)))
 
 
-def _job(row: Row[Any], verdicts: LayerVerdicts, now: float) -> JobUse:
-    why = _why(row, verdicts, now)
+def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:
+    why = _why(row, verdicts, unreached, now)
     return _filled(JobUse, row, why=str(why.code), why_text=why.text, trouble=why.code in _TROUBLE)
 
 
-def _why(row: Row[Any], verdicts: LayerVerdicts, now: float) -> WaitReason:
+def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> WaitReason:
     """What keeps the job from going on. `explain` says more, and of each layer."""
     if switched := next(switch_reasons(row), None):
         return switched
     if row.quarantined is not None:
         return WaitReason(Verdict.QUARANTINED, f"in quarantine, because booking it failed: {row.quarantined}")
+    if unreached is not None:  # no pass looks at such a layer
+        whose = f" that show {row.show} may use" if unreached.elsewhere else ""
+        words = listed(sorted(normalise_tags(unreached.tags)), last="or")
+        return WaitReason(Verdict.NO_HOST, f"no host{whose} has the tag {words} of layer {unreached.layer}")
     if row.waiting:
         newest = filter(None, map(most_telling, verdicts.values()))
         return _of_verdict(max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None), now)

@@ -365,6 +365,34 @@ _HOLDS = text(
      ORDER BY hold.free_at NULLS LAST, host.str_name LIMIT :most
     """
 )
+# Cuebot's tags have spaces around their bars (domain/cluster.py).
+_UNREACHED = text(
+    """
+    WITH waiting AS MATERIALIZED (
+        SELECT layer.pk_layer, layer.pk_job, layer.str_name, layer.str_tags, stat.int_waiting_count AS frames, tag
+          FROM layer_stat stat
+          JOIN layer ON layer.pk_layer = stat.pk_layer
+         CROSS JOIN LATERAL unnest(string_to_array(replace(layer.str_tags, ' ', ''), '|')) AS tag
+         WHERE stat.pk_job = ANY(CAST(:jobs AS varchar[])) AND stat.int_waiting_count > 0
+    ), carried AS (
+        SELECT DISTINCT host.pk_alloc, alloc.pk_facility, replace(host_tag.str_tag, ' ', '') AS tag
+          FROM host_tag
+          JOIN host ON host.pk_host = host_tag.pk_host
+          JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+         WHERE replace(host_tag.str_tag, ' ', '') IN (SELECT tag FROM waiting)
+    )
+    SELECT DISTINCT ON (waiting.pk_job) waiting.pk_job AS job_id, waiting.str_name AS layer, waiting.str_tags AS tags,
+           count(carried.tag) > 0 AS elsewhere
+      FROM waiting
+      JOIN job ON job.pk_job = waiting.pk_job
+      LEFT JOIN carried ON carried.tag = waiting.tag
+      LEFT JOIN subscription sub ON sub.pk_alloc = carried.pk_alloc AND sub.pk_show = job.pk_show
+                                AND carried.pk_facility = job.pk_facility
+     GROUP BY waiting.pk_job, waiting.pk_layer, waiting.str_name, waiting.str_tags, waiting.frames
+    HAVING count(sub.pk_subscription) = 0
+     ORDER BY waiting.pk_job, waiting.frames DESC, waiting.pk_layer
+    """
+)
 # Where history is off or drained late, the procs that still run are the least there were.
 _BOOKINGS = text(
     """
@@ -392,6 +420,12 @@ def live_jobs(
     """
     wanted = {"facility": facility, "show": show, "part": part, "most": most}
     return connection.execute(_LIVE_JOBS, wanted).all()
+
+
+def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence[Row[Any]]:
+    """Of each of these jobs the waiting ``layer``, if any, with the most frames whose ``tags`` are on no host that the
+    show has a subscription for; ``elsewhere``: other hosts have one."""
+    return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 
 def holds(

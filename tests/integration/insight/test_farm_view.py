@@ -110,7 +110,7 @@ def test_every_job_has_the_reason_for_which_it_waits(
     # Given a job of each kind: paused, in quarantine, judged by a pass, never looked at, waiting for another, all dead
     with engine.begin() as connection:
         farm = Farm(connection)
-        farm.default_alloc()
+        farm.host()
         paused = farm.job(paused=True)
         quarantined, judged, unseen, behind, dead = (farm.job([LayerSpec(frames=3)]) for _ in range(5))
         farm.job_on_job(behind, judged)
@@ -136,13 +136,43 @@ def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
     # Given a job that waits, and a pass of minutes ago
     with engine.begin() as connection:
         farm = Farm(connection)
-        farm.default_alloc()
+        farm.host()
         job = farm.job([LayerSpec(frames=3)])
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
     for waiting, why in ((0, "not_seen"), (3, "flowing")):
         log.record({"alloc-1": ([LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")], {})})
         # When the farm is read, then that pass is why the job waits only if it left frames waiting
         assert [it.why for it in view_of(engine, redis_client, settings).jobs] == [why]
+
+
+def test_a_job_whose_tag_no_cluster_reaches_says_so(
+    engine: Engine, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # Given jobs of which a layer asks for a tag of no host, of one host of two, of others' hosts, of its own, or done
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(tags=["own"])
+        farm.host(tags=["theirs"], alloc=farm.alloc("theirs"))
+        tags = ("absent | nowhere", "absent | own", "theirs", "own", "absent")
+        layers = [[LayerSpec(name="first"), LayerSpec(name="wide", frames=3, tags=it)] for it in tags]
+        made = [farm.job(it) for it in layers]
+        farm.connection.execute(
+            text("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_layer = :layer"), {"layer": made[4].layers[1].id}
+        )
+    # and passes that found hosts busy for the layers that they reach
+    log = VerdictLog(redis_client, "cue")
+    busy = [LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 1, "") for job in made]
+    log.record({"alloc-1": (busy, {})})
+    # When the farm is read
+    why = {it.id: it.why_text for it in view_of(engine, redis_client, settings).jobs}
+    # Then those that no host of the show will ever take say it
+    assert [why[it.id] for it in made] == [
+        "no host has the tag absent or nowhere of layer wide",
+        "capacity",
+        f"no host that show {farm.default_show().name} may use has the tag theirs of layer wide",
+        "capacity",
+        "capacity",
+    ]
 
 
 def test_a_larger_farm_costs_no_more_statements_and_round_trips(
@@ -170,4 +200,4 @@ def test_a_larger_farm_costs_no_more_statements_and_round_trips(
         assert view.jobs_total >= jobs
         costs.append((len(statements), len(sent)))
     assert costs[0] == costs[1]
-    assert costs[0][0] <= 9
+    assert costs[0][0] <= 10
