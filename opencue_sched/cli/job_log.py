@@ -36,7 +36,12 @@ _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOIN
 @click.argument("frame", metavar="FRAME")
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame's run ends.")
-@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only the last so many lines. Default: all.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0),
+    metavar="LINES",
+    help="Only the last so many lines of the frame's output. Default: all.",
+)
 @json_option
 def command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
     """Show the log of a frame: FRAME is its name (0007-render), or its number.
@@ -93,13 +98,14 @@ class _Log:
         for_people = sys.stdout.isatty()
         try:
             with open_log(self.path) as log:
-                facts = os.fstat(log.fileno())
+                facts, left = os.fstat(log.fileno()), sys.maxsize
                 if not self.inode and self.tail is not None:
-                    seek_tail(log, self.tail)
+                    left = seek_tail(log, self.tail)
                 elif self.inode == facts.st_ino and self.position <= facts.st_size:
                     log.seek(self.position)
                 self.inode = facts.st_ino
-                while block := log.readline(BLOCK_BYTES):
+                while block := log.readline(min(BLOCK_BYTES, left)):
+                    left -= len(block)
                     out.write(harmless(block.decode(errors="replace")).encode() if for_people else block)
                 self.position = log.tell()
         except OSError:
@@ -144,7 +150,7 @@ def _say_where(row: FrameView, path: str) -> None:
 
 def _show_json(row: FrameView, log: _Log) -> None:
     tail = read_tail(log.path, log.tail or 0, most_bytes=_JSON_BYTES)
-    lines = None if tail is None else tail.splitlines()
+    lines = None if tail is None else tail[0].splitlines()
     keys = ("job", "name", "id", "layer", "state", "host", "exit_status", "loki_url")
     facts = {key: getattr(row, key) for key in keys}
     more = {"meaning": exit_meaning(row.exit_status), "log": log.path, "visible": lines is not None, "lines": lines}

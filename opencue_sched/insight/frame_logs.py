@@ -21,6 +21,7 @@ from opencue_sched.store import jobs
 BLOCK_BYTES = 65_536
 _END_BYTES = 32_768
 _END_LINES = 5
+_FOOTER_BYTES = 4_096
 _LINE_WIDTH = 400
 _LOGS_READ = 5
 """Of how many kinds of deaths the logs are looked into, the most frequent first; their file server may be slow."""
@@ -30,7 +31,7 @@ _LINE_ENDS = re.compile(r"\r\n?")
 _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 # RQD of Python and of Rust: before the one and after the other is RQD's own account of the run, not the frame's output.
 _HEADER = re.compile(r"\nenv +[^\n]*\n=+\n")
-_FOOTER = re.compile(r"\n=+\n(?:RenderQ Job Complete|Render Frame Completed)\s*\n")
+_FOOTER = re.compile(r"\n=+\r?\n(?:RenderQ Job Complete|Render Frame Completed)\s*\n")
 _SIGNAL = re.compile(r"^exitSignal +(\d+)$", re.MULTILINE)
 _KILL_MESSAGE = re.compile(r"^killMessage +(.+)$", re.MULTILINE)
 
@@ -66,14 +67,15 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     deaths: list[Deaths] = []
     for row in sorted(jobs.deaths_of(connection, job_id), key=lambda row: -row.frames):
         log = log_path(row.log_dir, row.job, row.name)
-        end = read_tail(log, 1_000, most_bytes=_END_BYTES) if len(deaths) < _LOGS_READ else None
-        output, footer = _cut(harmless(end or ""))
+        tail = read_tail(log, 1_000, most_bytes=_END_BYTES) if len(deaths) < _LOGS_READ else None
+        output, footer = map(harmless, tail or ("", ""))
         meaning = exit_meaning(row.exit_status)
         if row.exit_status == 1 and (found := _SIGNAL.search(footer)):  # RQD's status of what a signal ended
             meaning = signal_words(int(found[1])) or meaning
         if found := _KILL_MESSAGE.search(footer):
             meaning += f"; RQD says: {found[1]}"
-        lines = None if end is None else tuple(output.rstrip().splitlines()[-_END_LINES:])
+        output = _HEADER.split(output, 1)[-1]
+        lines = None if tail is None else tuple(output.rstrip().splitlines()[-_END_LINES:])
         it = (row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines)
         deaths.append(Deaths(*it))
     return deaths
@@ -88,9 +90,15 @@ def open_log(path: str) -> BinaryIO:
     return log
 
 
-def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> None:
-    """Go to where the last ``lines`` of it begin, or its last ``most_bytes`` if that is later."""
-    end = position = log.seek(0, os.SEEK_END)
+def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> int:
+    """Go to where the last ``lines`` of the output begin, or its last ``most_bytes`` if that is later.
+
+    Returns the bytes from there to the end of the output: RQD's account of a run that ended is after it.
+    """
+    size = log.seek(0, os.SEEK_END)
+    start = log.seek(max(0, size - _FOOTER_BYTES))
+    footer = _FOOTER.search(log.read(size - start).decode("latin-1"))  # a character a byte
+    end = position = start + footer.start() + 1 if footer else size
     first = 0 if most_bytes is None else max(0, end - most_bytes)
     while lines > 0 and position > first:
         size = min(BLOCK_BYTES, position - first)
@@ -101,7 +109,7 @@ def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> No
             lines -= 1
         if lines == 0:
             position += at + 1
-    log.seek(position)
+    return end - log.seek(position)
 
 
 def harmless(text: str) -> str:
@@ -110,18 +118,12 @@ def harmless(text: str) -> str:
     return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
 
 
-def read_tail(path: str, lines: int, *, most_bytes: int) -> str | None:
-    """The last ``lines`` of a log, of its last ``most_bytes``; None where it is not visible here."""
+def read_tail(path: str, lines: int, *, most_bytes: int) -> tuple[str, str] | None:
+    """The last ``lines`` of a frame's output, of its last ``most_bytes``, and RQD's account of the run, empty while it
+    lasts; None where the log is not visible here."""
     try:
         with open_log(path) as log:
-            seek_tail(log, lines, most_bytes=most_bytes)
-            return log.read(most_bytes).decode(errors="replace")
+            output = log.read(seek_tail(log, lines, most_bytes=most_bytes))
+            return output.decode(errors="replace"), log.read(_FOOTER_BYTES).decode(errors="replace")
     except OSError:
         return None
-
-
-def _cut(end: str) -> tuple[str, str]:
-    """The output, and RQD's account of the run."""
-    head, foot = _HEADER.search(end), _FOOTER.search(end)
-    output = end[head.end() if head else 0 : foot.start() + 1 if foot else None]
-    return output, end[foot.end() :] if foot else ""

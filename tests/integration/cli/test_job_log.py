@@ -80,6 +80,20 @@ def test_a_log_is_shown_whole_or_its_last_lines(cli: Cli, logged: Logged) -> Non
     assert cli("job", "log", NAME, "0001-render", "--tail", "99").out == "one\ntwo\nthree\n"
 
 
+@pytest.mark.parametrize("footer", [FOOTER, FOOTER_OF_RUST])
+def test_the_last_lines_are_the_frames_and_not_of_rqds_account(cli: Cli, logged: Logged, footer: str) -> None:
+    # given the log of a dead frame, which ends with how RQD saw its run
+    logged.write("0002-render", HEADER + "loading ö\nno texture wood.tx" + footer)
+    logged.set(1, "DEAD", 1)
+    # when its last lines are asked for, then they are what the frame wrote
+    told = cli("job", "log", NAME, "0002-render", "--tail", "2")
+    assert told.out == "loading ö\nno texture wood.tx\n"
+    assert cli("job", "log", NAME, "0002-render", "--tail", "1", "-f").out == "no texture wood.tx\n"
+    assert cli("job", "log", NAME, "0002-render", "--json").json["lines"][-2:] == told.out.splitlines()
+    # and the whole log has all
+    assert cli("job", "log", NAME, "0002-render").out.endswith(footer)
+
+
 def test_the_last_lines_of_a_log_of_many_blocks_are_exact(cli: Cli, logged: Logged) -> None:
     lines = [f"line {number} {'x' * (number % 700)}" for number in range(2000)]
     logged.write("0001-render", "\n".join(lines))
