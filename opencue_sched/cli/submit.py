@@ -47,7 +47,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bo
             click.echo(f"{getattr(file, 'name', '<stdin>')}: {problem}", err=True)
         click.echo(f"not submitted: {counted(len(error.problems), 'problem')}", err=True)
         raise click.exceptions.Exit(1) from error
-    document = {"submitted": not dry_run, "job": submitted.job_id, **asdict(submitted)}
+    document = {"submitted": not dry_run, "job": submitted.name, **asdict(submitted)}
     if not as_json:
         click.echo("\n".join(_lines(submitted)))
         for note in submitted.notes:

@@ -106,7 +106,7 @@ layers:
     assert ran.json["frames"] == 7
     (job,) = rows("SELECT job.*, int_priority, r.int_min_cores AS min_cores, r.int_max_cores AS max_cores,"
                   " r.int_max_gpus AS max_gpus FROM job JOIN job_resource r USING (pk_job)")  # fmt: skip
-    assert (job.pk_job, job.str_name, job.str_visible_name) == (ran.json["job"], ran.json["name"], ran.json["name"])
+    assert (job.pk_job, job.str_name, job.str_visible_name) == (ran.json["job_id"], ran.json["job"], ran.json["name"])
     assert (job.str_state, job.b_paused, job.pk_show, job.pk_folder) == ("PENDING", False, demo.id, demo.folder_id)
     assert (job.str_show, job.str_shot, job.str_user, job.int_uid, job.str_os) == (
         *("demo", "sh010", "alice", 1234, "linux"),
