@@ -41,7 +41,7 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
 
-INTERVAL = click.FloatRange(0.5, 3600, clamp=True)
+INTERVAL = click.FloatRange(0.5, 3600)
 LATE_SECONDS = 5.0
 _LOOK_AT_SIZE_SECONDS, _POLL_SECONDS = 0.5, 0.1
 _REST_OF_KEY_SECONDS = 0.05

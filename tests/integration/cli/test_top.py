@@ -189,3 +189,10 @@ def test_without_a_terminal_it_says_what_to_ask_for(cli: Cli) -> None:
     refused = cli("top")
     assert refused.status == 2
     assert "--once" in refused.err
+
+
+@pytest.mark.parametrize("seconds", ["0", "3601"])
+def test_an_interval_that_is_out_of_range_is_refused(cli: Cli, seconds: str) -> None:
+    refused = cli("top", "--once", "--interval", seconds)
+    assert (refused.status, refused.out) == (2, "")
+    assert "0.5<=x<=3600" in refused.err
