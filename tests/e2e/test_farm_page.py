@@ -57,6 +57,14 @@ def flower(fleet: FleetOnTest, *options: str, **environment: str) -> Iterator[st
         fleet.fleet.stop("flower")
 
 
+LONGEST_TIME_FITS = """(() => {
+  const [text, cell] = [document.createRange(), document.querySelectorAll("td.number")[2]];
+  cell.textContent = span(5999);
+  text.selectNodeContents(cell);
+  return text.getBoundingClientRect().width <= cell.clientWidth - parseFloat(getComputedStyle(cell).paddingRight);
+})()"""
+
+
 @pytest.fixture
 def fleet(settings, engine, redis_client, tmp_path) -> Iterator[FleetOnTest]:
     with engine.begin() as connection:
@@ -138,6 +146,8 @@ def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
         eventually(lambda: browser.texts(".job") == ["some-job"], 30, "the job")
         # given no wider page than the window
         assert browser.script("document.documentElement.scrollWidth") <= 800
+        # and a column as wide as the longest time in it
+        assert browser.script(LONGEST_TIME_FITS)
         # when the database lets nobody in
         name, elsewhere = fleet.engine.url.database, fleet.engine.url.set(database="postgres")
         away = "ALTER DATABASE {} ALLOW_CONNECTIONS {}"
