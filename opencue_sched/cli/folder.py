@@ -77,7 +77,7 @@ def list_(show: str | None, as_json: bool) -> None:
     with farm() as (engine, _), engine.connect() as connection:
         show_id = None if show is None else choose(connection, Kind.SHOW, show).id
         found = folders.list_folders(connection, show_id)
-    show_rows(found, _COLUMNS, as_json=as_json)
+    show_rows(found, _COLUMNS, as_json=as_json, noun="folder")
 
 
 @command.command(context_settings=NEGATIVE_NUMBERS)

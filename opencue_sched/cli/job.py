@@ -96,7 +96,7 @@ def list_depends(name: str, met: bool, as_json: bool) -> None:
         *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
         *map(Column, ("open_pairs", "pairs")),
     )
-    show_rows(found, columns, as_json=as_json)
+    show_rows(found, columns, as_json=as_json, noun="depend")
 
 
 def _what_waits(depend: jobs.Depend) -> str:
@@ -504,7 +504,7 @@ def max_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
 
     Example: opencue-sched job max-cores demo-sh010-alice_comp_v001 200
     """
-    _set_resource(names, "int_max_cores", value, f"may use {_cap(cores(value), 'cores')}", as_json=as_json)
+    _set_resource(names, "int_max_cores", value, f"may use {_cap(cores(value), 'core')}", as_json=as_json)
 
 
 @command.command("min-cores")
@@ -528,11 +528,11 @@ def max_gpus(names: tuple[str, ...], value: int, as_json: bool) -> None:
 
     Example: opencue-sched job max-gpus demo-sh010-alice_comp_v001 4
     """
-    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPUs')}", as_json=as_json)
+    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPU')}", as_json=as_json)
 
 
 def _cap(value: float | None, noun: str) -> str:
-    return f"any number of {noun}" if value is None or value <= 0 else f"{value:g} {noun}"
+    return f"any number of {noun}s" if value is None or value <= 0 else counted(value, noun)
 
 
 def _set_paused(names: Sequence[str], *, paused: bool, as_json: bool) -> None:

@@ -84,8 +84,8 @@ class Column:
 
     ``read`` is an attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
     attribute. A column without title is in JSON only; one without key, in the table only. ``show`` gives the table's
-    text of a value; None is an empty cell. On a terminal that is too narrow the columns of the least ``importance``
-    are left out, from the right; the text of one that ``wraps`` takes several lines before that.
+    text of a value; None is an empty cell. On a terminal that is too narrow those without any value are left out, then
+    those of the least ``importance``, from the right; the text of one that ``wraps`` takes several lines before that.
     """
 
     key: str
@@ -115,15 +115,19 @@ class Column:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool = False) -> None:
+def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool = False, noun: str = "") -> None:
     """Print things as a JSON list, or as a table whose columns of numbers are aligned to the right.
 
-    A terminal gets the columns that fit, with no cell cut, and the names of those that do not; a pipe gets all.
+    Where there are none, standard error says so; ``noun`` is what they are, unless it is the first column's title. A
+    terminal gets the columns that fit, with no cell cut, and the names of those that do not; a pipe gets all.
     """
     if as_json:
         show_json([json_row(thing, columns) for thing in things])
         return
-    table = lay_out(list(things), columns, _terminal_width() if sys.stdout.isatty() else None)
+    if not (things := list(things)):
+        click.echo(f"no {noun or columns[0].title.lower()}s", err=True)
+        return
+    table = lay_out(things, columns, _terminal_width() if sys.stdout.isatty() else None)
     click.secho(table.line(table.titles), bold=True)
     for texts in table.cells:
         parts = [
@@ -161,15 +165,19 @@ def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None,
     cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
     right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
-    shown = list(range(len(columns))) if width is None else _fit(columns, widths, width, least)
+    shown = list(range(len(columns))) if width is None else _fit(columns, cells, widths, width, least)
     return Table([column.title for column in columns], cells, widths, right, shown)
 
 
-def _fit(columns: Sequence[Column], widths: list[int], width: int, wrapped: int) -> list[int]:
+def _fit(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: list[int], width: int, wrapped: int
+) -> list[int]:
     """The numbers of the columns that there is room for; those that wrap are made narrower in ``widths``."""
     room = width + len(_GAP)
     least = [min(width, wrapped) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
     shown = list(range(len(columns)))
+    if cells and sum(width + len(_GAP) for width in widths) > room:
+        shown = [number for number in shown if any(texts[number] for texts in cells)]
     optional = sorted(
         (number for number in shown if columns[number].importance < NAME), key=lambda it: (-columns[it].importance, it)
     )
@@ -273,7 +281,7 @@ def watch(show: Callable[[int], None]) -> NoReturn:
             time.sleep(_WATCH_SECONDS)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
+def counted(number: float | None, noun: str, plural: str | None = None) -> str:
     """``1 frame``, ``2 frames``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 

@@ -61,7 +61,7 @@ def list_(most: int, as_json: bool, **filters: str | None) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         found = hosts.list_procs(connection, **_chosen(connection, filters), most=most + 1)
-    show_rows(first(found, most), _COLUMNS, as_json=as_json)
+    show_rows(first(found, most), _COLUMNS, as_json=as_json, noun="proc")
 
 
 @command.command()

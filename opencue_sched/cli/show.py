@@ -388,7 +388,7 @@ def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> No
         show_id = None if show is None else choose(connection, Kind.SHOW, show).id
         alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
         found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
-    show_rows(found, _SUBSCRIPTION_COLUMNS, as_json=as_json)
+    show_rows(found, _SUBSCRIPTION_COLUMNS, as_json=as_json, noun="subscription")
 
 
 @subscription_command.command("create")
@@ -409,7 +409,7 @@ def create_subscription(show: str, alloc: str, size: int, burst: str | None, as_
         if not shows.insert_subscription(connection, show_id, alloc_id, size=size, burst=most):
             raise CommandRefused(f"show {show} has a subscription for {alloc} already")
     caps = {"size": output.cores(size), "burst": output.cores(most)}
-    text = "{} may use {size} cores of {}, {burst} at most".format(show, alloc, **caps)
+    text = f"{show} may use {counted(caps['size'], 'core')} of {alloc}, {caps['burst']} at most"
     output.done(text, as_json=as_json, show=show, allocation=alloc, **caps)
     _note_burst(size, most)
 
@@ -428,7 +428,7 @@ def set_size(show: str, alloc: str, number: int, as_json: bool) -> None:
         found = _subscription(connection, show, alloc)
         shows.set_subscription(connection, found.id, size=number)
     cores = output.cores(number)
-    text = f"size of {found.show} in {found.allocation} is {cores} cores"
+    text = f"size of {found.show} in {found.allocation} is {counted(cores, 'core')}"
     output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, size=cores)
     _note_burst(number, found.burst_centicores)
 
@@ -448,12 +448,12 @@ def set_burst(show: str, alloc: str, number: str, as_json: bool) -> None:
         most = _burst(number, found.size_centicores)
         shows.set_subscription(connection, found.id, burst=most)
     cores = output.cores(most)
-    text = f"burst of {found.show} in {found.allocation} is {cores} cores"
+    text = f"burst of {found.show} in {found.allocation} is {counted(cores, 'core')}"
     output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, burst=cores)
     _note_burst(found.size_centicores, most)
     if most < found.used_centicores:
-        used = output.cores(found.used_centicores)
-        click.echo(f"note: {used} cores are in use; nothing is booked until fewer are", err=True)
+        used = counted(output.cores(found.used_centicores), "core")
+        click.echo(f"note: {used} in use; nothing is booked until fewer are", err=True)
 
 
 @subscription_command.command("delete")
@@ -490,7 +490,7 @@ def _note_burst(size: int, burst: int) -> None:
     """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
     if 0 < burst < size:
         most, promised = output.cores(burst), output.cores(size)
-        click.echo(f"note: the burst is below the size: {most} cores are the most it gets of its {promised}", err=True)
+        click.echo(f"note: the burst is below the size: it gets {most} of its {promised} cores at most", err=True)
 
 
 def _burst(text: str, size: int) -> int:

@@ -155,10 +155,11 @@ def test_size_and_burst_are_set_apart(cli: Cli, build: Build, rows: Rows) -> Non
     made = build(lambda farm: farm.subscription(farm.show("demo"), farm.alloc("general"), size=10))
     caps = "SELECT int_size, int_burst FROM subscription WHERE pk_subscription = :made"
     resized = cli("subscription", "size", "demo", "local.general", "20.5")
-    below = "note: the burst is below the size: 10 cores are the most it gets of its 20.5\n"
+    below = "note: the burst is below the size: it gets 10 of its 20.5 cores at most\n"
     assert (resized.status, resized.err) == (0, below)
     assert rows(caps, made=made) == [(2050, 1000)]
     assert cli("subscription", "burst", "demo", "local.general", "10").err == below
+    assert cli("subscription", "burst", "demo", "local.general", "1").out.endswith(" is 1 core\n")
     stopped = cli("subscription", "burst", "demo", "local.general", "0")
     assert (stopped.status, stopped.err) == (0, "")
     assert rows(caps, made=made) == [(2050, 0)]
@@ -168,7 +169,7 @@ def test_a_burst_below_the_size_is_taken_and_pointed_out(cli: Cli, build: Build)
     build(lambda farm: (farm.show("demo"), farm.alloc("general")))
     created = cli("subscription", "create", "demo", "local.general", "10", "5")
     assert (created.status, created.out) == (0, "demo may use 10 cores of local.general, 5 at most\n")
-    assert created.err == "note: the burst is below the size: 5 cores are the most it gets of its 10\n"
+    assert created.err == "note: the burst is below the size: it gets 5 of its 10 cores at most\n"
 
 
 def test_a_subscription_in_use_is_deleted_by_force_only(cli: Cli, build: Build, rows: Rows) -> None:

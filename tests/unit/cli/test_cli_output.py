@@ -7,9 +7,10 @@ import json
 import time
 from types import SimpleNamespace
 
+import click
 import pytest
 
-from opencue_sched.cli.output import Column, in_cores, show_rows, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, in_cores, show_rows, working
 
 
 class Terminal(io.StringIO):
@@ -55,6 +56,35 @@ def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[s
         {"thing": "a", "cores": 1.5, "up": True, "note": None},
         {"thing": "b", "cores": 10, "up": False, "note": "full"},
     ]
+
+
+def test_of_nothing_standard_error_says_what_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows([], COLUMNS)
+    show_rows([], COLUMNS, noun="gadget")
+    assert capsys.readouterr() == ("", "no things\nno gadgets\n")
+    show_rows([], COLUMNS, as_json=True)
+    assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = (
+        Column("name", "Name", importance=NAME),
+        Column("note", "A Note That Few Have", importance=HIGH),
+        Column("up", "Up", importance=LOW),
+        Column("said", "Said", lambda _: "word " * 5, importance=HIGH, wraps=True),
+    )
+    for width, titles in (
+        (80, ["Name", "A", "Note", "That", "Few", "Have", "Up", "Said"]),
+        (40, ["Name", "Up", "Said"]),
+    ):
+        monkeypatch.setattr("opencue_sched.cli.output._terminal_width", lambda width=width: width)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        show_rows(THINGS[:1], columns)
+        lines = click.unstyle(capsys.readouterr().out).splitlines()
+        assert lines[0].split() == titles
+        assert lines[1].count("word") == 5, "what wraps has the room"
 
 
 def test_a_column_with_a_title_is_in_the_table_and_numbers_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
