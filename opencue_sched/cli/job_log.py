@@ -36,12 +36,7 @@ _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOIN
 @click.argument("frame", metavar="FRAME")
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame's run ends.")
-@click.option(
-    "--tail",
-    type=click.IntRange(0),
-    metavar="LINES",
-    help="Only the last so many lines of the frame's output. Default: all.",
-)
+@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only the last lines of output. Default: all.")
 @json_option
 def command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
     """Show the log of a frame: FRAME is its name (0007-render), or its number.

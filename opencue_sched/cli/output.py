@@ -169,9 +169,7 @@ def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None,
     return Table([column.title for column in columns], cells, widths, right, shown)
 
 
-def _fit(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: list[int], width: int, wrapped: int
-) -> list[int]:
+def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], width: int, wrapped: int) -> list[int]:
     """The numbers of the columns that there is room for; those that wrap are made narrower in ``widths``."""
     room = width + len(_GAP)
     least = [min(width, wrapped) if it.wraps else width for it, width in zip(columns, widths, strict=True)]

@@ -91,10 +91,8 @@ def open_log(path: str) -> BinaryIO:
 
 
 def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> int:
-    """Go to where the last ``lines`` of the output begin, or its last ``most_bytes`` if that is later.
-
-    Returns the bytes from there to the end of the output: RQD's account of a run that ended is after it.
-    """
+    """Go to where the last ``lines`` of the output begin, or its last ``most_bytes`` if that is later. Returns the
+    bytes from there to the end of the output, which RQD's account of the run comes after."""
     size = log.seek(0, os.SEEK_END)
     start = log.seek(max(0, size - _FOOTER_BYTES))
     footer = _FOOTER.search(log.read(size - start).decode("latin-1"))  # a character a byte

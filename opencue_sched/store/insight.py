@@ -365,32 +365,26 @@ _HOLDS = text(
      ORDER BY hold.free_at NULLS LAST, host.str_name LIMIT :most
     """
 )
-# Cuebot's tags have spaces around their bars (domain/cluster.py).
 _UNREACHED = text(
     """
     WITH waiting AS MATERIALIZED (
-        SELECT layer.pk_layer, layer.pk_job, layer.str_name, layer.str_tags, stat.int_waiting_count AS frames, tag
-          FROM layer_stat stat
-          JOIN layer ON layer.pk_layer = stat.pk_layer
-         CROSS JOIN LATERAL unnest(string_to_array(replace(layer.str_tags, ' ', ''), '|')) AS tag
-         WHERE stat.pk_job = ANY(CAST(:jobs AS varchar[])) AND stat.int_waiting_count > 0
+        SELECT layer.*, int_waiting_count AS frames, tag
+          FROM layer_stat JOIN layer USING (pk_layer)
+         CROSS JOIN LATERAL unnest(string_to_array(replace(str_tags, ' ', ''), '|')) AS tag
+         WHERE layer_stat.pk_job = ANY(CAST(:jobs AS varchar[])) AND int_waiting_count > 0
     ), carried AS (
-        SELECT DISTINCT host.pk_alloc, alloc.pk_facility, replace(host_tag.str_tag, ' ', '') AS tag
-          FROM host_tag
-          JOIN host ON host.pk_host = host_tag.pk_host
-          JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+        SELECT DISTINCT pk_alloc, pk_facility, replace(host_tag.str_tag, ' ', '') AS tag
+          FROM host_tag JOIN host USING (pk_host) JOIN alloc USING (pk_alloc)
          WHERE replace(host_tag.str_tag, ' ', '') IN (SELECT tag FROM waiting)
     )
-    SELECT DISTINCT ON (waiting.pk_job) waiting.pk_job AS job_id, waiting.str_name AS layer, waiting.str_tags AS tags,
+    SELECT DISTINCT ON (pk_job) pk_job AS job_id, waiting.str_name AS layer, str_tags AS tags,
            count(carried.tag) > 0 AS elsewhere
-      FROM waiting
-      JOIN job ON job.pk_job = waiting.pk_job
-      LEFT JOIN carried ON carried.tag = waiting.tag
+      FROM waiting JOIN job USING (pk_job) LEFT JOIN carried USING (tag)
       LEFT JOIN subscription sub ON sub.pk_alloc = carried.pk_alloc AND sub.pk_show = job.pk_show
-                                AND carried.pk_facility = job.pk_facility
-     GROUP BY waiting.pk_job, waiting.pk_layer, waiting.str_name, waiting.str_tags, waiting.frames
+                                AND job.pk_facility = carried.pk_facility
+     GROUP BY pk_job, pk_layer, waiting.str_name, str_tags, frames
     HAVING count(sub.pk_subscription) = 0
-     ORDER BY waiting.pk_job, waiting.frames DESC, waiting.pk_layer
+     ORDER BY pk_job, frames DESC, pk_layer
     """
 )
 # Where history is off or drained late, the procs that still run are the least there were.
