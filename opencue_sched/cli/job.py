@@ -396,7 +396,7 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
         Column("memory_kb", "Memory", show=memory_text),
         Column("gpus", "GPUs", importance=LOW),
         Column("gpu_memory_kb"),
-        Column("tags", "Tags", importance=LOW),
+        Column("tags", "Tags"),
         Column("limits", "Limits", show=", ".join),
         Column("eligible", "Eligible Time", importance=LOW),
         *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),

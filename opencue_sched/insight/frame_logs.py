@@ -74,8 +74,7 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
             meaning = signal_words(int(found[1])) or meaning
         if found := _KILL_MESSAGE.search(footer):
             meaning += f"; RQD says: {found[1]}"
-        output = _HEADER.split(output, 1)[-1]
-        lines = None if tail is None else tuple(output.rstrip().splitlines()[-_END_LINES:])
+        lines = None if tail is None else tuple(_HEADER.split(output, 1)[-1].rstrip().splitlines()[-_END_LINES:])
         it = (row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines)
         deaths.append(Deaths(*it))
     return deaths
