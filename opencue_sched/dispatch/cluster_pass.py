@@ -2,11 +2,10 @@
 
 In this order: `Dispatcher` claims the posting and with it all that is ready of the same shard, `_Pass` goes through the
 steps of one pass over all these clusters (gather, permits, plan, book, commit, launch, settle, next), and `next_state`
-says in which state each claim ends. Where the process may die, and what
-holds then:
+says in which state each claim ends. Where the process may die, and what holds then:
 
 - after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
-  are too old (I2: counters only ever too high).
+  are too old (I2: counters only ever too high). The claims may have ended (`_Pass._end_early`).
 - during *commit*: PostgreSQL decides; entries in flight are confirmed or removed by recompute after looking them up.
 - after *commit*, before *launch*: RUNNING frames that no host runs; host reports do not show them, and the report
   service puts them back to WAITING (I6). The claims end in between: other passes over the clusters begin meanwhile.
@@ -155,14 +154,15 @@ class Dispatcher:
                 end=end,
             )
         except Exception as error:
-            if ended:  # what happens to the clusters is decided, and somebody else may have them by now
-                raise
             in_a_store = isinstance(error, (SQLAlchemyError, RedisError))
             if in_a_store and is_trouble(error):
                 log.error("pass_failed_in_a_store", cluster=claims[0].cluster.key, error=str(error))
                 reports = [self._report_of(claim, error) for claim in claims]
-                self._end(claims, reports, missing=is_missing(error))
+                if not ended:
+                    self._end(claims, reports, missing=is_missing(error))
                 return reports
+            if ended:  # what happens to the clusters is decided, and somebody else may have them by now
+                raise
             if len(claims) > 1:
                 log.warning("pass_tried_by_cluster", clusters=len(claims), error=describe(error))
                 return self._each_by_itself(claims)
@@ -262,6 +262,10 @@ class PassRunner:
     queue: CommitQueue = field(default_factory=CommitQueue)
     cap_waits: CapWaits = field(default_factory=CapWaits)
     gpu_waits: GpuWaits | None = None
+    freed: Callable[[Collection[str]], None] = lambda _: None
+    """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
+    committing: set[str] = field(default_factory=set)
+    """Layers whose frames a pass commits that gave its clusters to the next one already."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -280,7 +284,7 @@ class PassRunner:
         prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
         commit may. ``wakes``: how often each cluster, by its key, has been woken so far. ``end`` is called once, with
         the reports, when other passes over the clusters may begin: during the launch, which can take as long as RQDs
-        do. Not when an error leaves before that.
+        do, or during the commit of a plan that is full. Not when an error leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -319,6 +323,7 @@ class _Pass:
     snapshot: Snapshot | None = None
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
+    ended: bool = False
     host_changes: int = 0
     bookings_read: str = ""
 
@@ -364,6 +369,8 @@ class _Pass:
                     runner.permits.drop(self.asked_permits)
                 except RedisError as error:
                     log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
+                if self.ended:
+                    runner.committing.difference_update(proc.layer.id for proc in self.procs)
                 if self.gathered_at is not None and runner.verdicts is not None:
                     runner.verdicts.record(
                         {part.cluster.key: (part.report.verdicts, part.report.skipped) for part in self.parts}
@@ -371,7 +378,8 @@ class _Pass:
             back_in = runner.hosts.cache.back_in()
             for it in reports:
                 it.hosts_back_in = back_in
-            self.end(reports)
+            if not self.ended:
+                self.end(reports)
             if launch is not None:
                 launch.result()
         report.seconds["total"] = runner.clock() - self.began
@@ -486,7 +494,12 @@ class _Pass:
         seen: set[str] = set()
         for part in planned:
             assert part.gathered is not None  # noqa: S101 - set by the gather
-            layers = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
+            layers = {
+                layer.id: len(layer.frames)
+                for job in part.gathered.jobs
+                for layer in job.layers
+                if layer.id not in self.runner.committing
+            }
             wanted[part.owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
             seen |= layers.keys()
         self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
@@ -558,6 +571,9 @@ class _Pass:
                 self._roll_back(accepted)
                 return environments, result
 
+            if accepted and any(part.plan.full for part in self.parts):
+                self._end_early(accepted)
+
             # 6. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
             if accepted:
@@ -580,7 +596,22 @@ class _Pass:
             returned = given_back(procs, committed | unknown)
             for part in self.parts:
                 part.returned = returned
-            runner.hosts.note({host.id for host in returned})
+            idle_again = {host.id for host in returned}
+            runner.hosts.note(idle_again)
+            if self.ended and idle_again:
+                runner.freed(idle_again)
+
+    def _end_early(self, accepted: Sequence[PlannedProc]) -> None:
+        """Let the next pass over these clusters begin during the commit: there is more to place right away.
+
+        What is booked counts in the ledger, its hosts are taken in the cache, and its layers are left alone by the
+        passes of this process. Should another process claim a cluster that soon, each loses what the other has.
+        """
+        self.runner.committing.update(proc.layer.id for proc in accepted)
+        self.ended = True
+        for part in self.parts:
+            part.report.go_on = True
+        self.end([part.report for part in self.parts])
 
     def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
         ledger = self.runner.ledger
@@ -689,7 +720,7 @@ class _Pass:
         for part in parts:
             self._choose_next_of(part)
         asleep = [part for part in parts if not (part.report.frames_booked or part.report.go_on)]
-        if self.runner.facts.has_start_after and asleep:
+        if self.runner.facts.has_start_after and asleep and not self.ended:
             # These clusters sleep now, and no event tells when their next layer may start.
             self.report.statements += 1
             with self.runner.engine.connect() as connection:

@@ -390,6 +390,10 @@ class Events:
         self._resync.stop()
         self._waker.stop()
 
+    def hosts_freed(self, ids: Collection[str]) -> None:
+        """What this process had booked on these hosts came to nothing."""
+        self._waker.hosts(ids)
+
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
         """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self._hosts.note(hosts)

@@ -167,6 +167,7 @@ class Runtime:
             imported=self.imported,
             cap_waits=self.sweeper.cap_waits,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
+            freed=lambda hosts: self.events.hosts_freed(hosts),
         )
         return Dispatcher(
             self.settings,

@@ -19,6 +19,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
+from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd
 from tests.polling import eventually
 
@@ -133,3 +134,55 @@ def test_other_passes_over_the_clusters_may_begin_while_rqds_take_their_time(one
 
     # then it ended the claims with what it booked, and launched that
     assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
+
+
+def full_plans_of(frames):
+    """Plans are full with so many frames."""
+    return patch.object(cluster_pass, "policy_for", lambda *a, **k: replace(policy_for(*a, **k), max_frames=frames))
+
+
+def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_layers_alone(one, engine, farm, show):
+    # given a second layer behind the one that fills a plan
+    show, _ = show
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE subscription SET int_burst = 100 * :cores"), {"cores": FRAMES + 2})
+        planted = Farm(connection)
+        other = planted.job([LayerSpec(frames=2)], show=show, os=None, priority=1).id
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    between = []
+
+    def end(reports):
+        assert states(engine) == {"WAITING": FRAMES + 2}, "nothing is committed yet"
+        (report,) = one.runner.run([cluster], alive=lambda: True)
+        between.append((reports[0].go_on, report.frames_booked, report.losses))
+
+    # when a pass ends its claims before its commit, and another one goes through in between
+    with full_plans_of(FRAMES):
+        (report,) = one.runner.run([cluster], alive=lambda: True, end=end)
+
+    # then that one has booked what the first had not, and neither lost anything
+    assert between == [(True, 2, {})]
+    assert (report.frames_booked, report.losses) == (FRAMES, {})
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": other}).scalar() == 2
+    assert not one.runner.committing
+    assert not run_audit(engine, one.client, one.settings).failed
+
+
+def test_hosts_of_what_such_a_commit_loses_are_told_of_as_free(one, engine, farm, show):
+    # given frames that somebody takes between the end of the claims and the commit
+    def end(_reports):
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE frame SET int_version = int_version + 1"))
+
+    # when the commit finds that
+    freed = []
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    with full_plans_of(FRAMES - 1):
+        runner = replace(one.runner, freed=freed.append)
+        (report,) = runner.run([cluster], alive=lambda: True, end=end)
+
+    # then its clusters, which may sleep by now, hear of the host again
+    assert report.losses == {"frame_lost": FRAMES - 1}
+    with engine.connect() as connection:
+        assert freed == [set(connection.execute(text("SELECT pk_host FROM host")).scalars())]
