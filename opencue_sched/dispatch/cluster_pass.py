@@ -59,11 +59,11 @@ from opencue_sched.dispatch.report import (
     after_booking,
 )
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot
+from opencue_sched.domain.farm import Host, PlannedProc, Snapshot
 from opencue_sched.domain.frames import GpuDemand
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
-from opencue_sched.placement.policies import Admission, Refusal
+from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
@@ -749,17 +749,6 @@ class _Pass:
             lost=part.lost,
             returned=part.returned,
         )
-
-
-def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
-    """Keeps layers off hosts whose RQD refused them a moment ago: layer id and host name -> what it said."""
-
-    def admit(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
-        said = apart.get((layer.id, host.name))
-        detail = f"host {host.name} refused its frames and will be tried again: {said}"
-        return None if said is None else Refusal(Verdict.BACKING_OFF, detail)
-
-    return admit
 
 
 def _got_nothing(part: _Part, verdict: LayerVerdict) -> bool:

@@ -15,11 +15,13 @@ Twenty frames of one layer that read the same scene from the same disk at the sa
 that fails takes all of them with it. So a layer spreads while there is something else to put beside it. It is a soft
 admission: it holds in a plan's first round, and what is idle after that round goes to the layer all the same, so no
 core idles for it.
+
+Kept apart: a layer does not go to a host whose RQD refused it a moment ago (`dispatch.launch` says for how long).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode
@@ -111,3 +113,14 @@ def layer_share(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Ref
         Verdict.LAYER_SHARE,
         f"{host.name} runs {running} of its frames, and takes {most} of one layer while others want the host",
     )
+
+
+def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
+    """Keeps layers off hosts whose RQD refused them a moment ago: layer id and host name -> what it said."""
+
+    def admit(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+        said = apart.get((layer.id, host.name))
+        detail = f"host {host.name} refused its frames and will be tried again: {said}"
+        return None if said is None else Refusal(Verdict.BACKING_OFF, detail)
+
+    return admit
