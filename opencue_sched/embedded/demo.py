@@ -83,7 +83,7 @@ def _render(farm: _Stage, options: DemoOptions, console: Console) -> _Outcome:
         if ended := farm.fleet.ended():
             raise ServiceFailed(f"{', '.join(ended)} ended by itself")
 
-    return _watch_job(farm.engine, submitted["job"], console, check=check)
+    return _watch_job(farm.engine, submitted["job_id"], console, check=check)
 
 
 def _job(farm: _Stage, options: DemoOptions) -> dict[str, object]:

@@ -21,8 +21,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -36,6 +34,7 @@ from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
 from tests.chaos.wire import commands_of
+from tests.in_turn import InTurn
 from tests.integration.dispatch.passes import passes
 
 COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
@@ -116,30 +115,6 @@ def _unread(connection: Any) -> int:
     """Bytes of answers that have come and that nobody has read."""
     readable, _, _ = select.select([connection._sock], [], [], 0)
     return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
-
-
-class InTurn:
-    """Runs what it is given at once, or at its end, instead of beside the thread that gives it."""
-
-    def __init__(self, *, last: bool) -> None:
-        self.last = last
-        self.given: list[Callable[[], Any]] = []
-
-    def __enter__(self) -> InTurn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> InTurn:
-        self.given.append(partial(work, *args))
-        if not self.last:
-            self.result()
-        return self
-
-    def result(self) -> None:
-        while self.given:
-            self.given.pop(0)()
 
 
 def live(out: int, die_after: int, launch_last: bool, cluster: str = "", posting: str = "", ticket: int = 0) -> None:

@@ -16,8 +16,10 @@ from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.settings import Settings
+from tests.in_turn import InTurn
 
 if TYPE_CHECKING:
     from tests.integration.accounting.interleaved import Side
@@ -107,6 +109,8 @@ def play(
     """Makes one of the players of an interleaving (interleaved.py), on an open store without caps."""
     from tests.integration.accounting import interleaved, interleaved_ours, stepping
 
+    # An actor is one thread, of which each step is a boundary.
+    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     clock = stepping.Clock()
     client = stepping.SteppedRedis.from_url(settings_url, decode_responses=True)
     made: list[Side] = []
