@@ -264,8 +264,8 @@ class PassRunner:
     gpu_waits: GpuWaits | None = None
     freed: Callable[[Collection[str]], None] = lambda _: None
     """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
-    committing: set[str] = field(default_factory=set)
-    """Layers whose frames a pass commits that gave its clusters to the next one already."""
+    committing: set[str] | None = field(default_factory=set)
+    """Layers in a commit during which the next pass may begin; None where another process plans the same hosts."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -369,7 +369,7 @@ class _Pass:
                     runner.permits.drop(self.asked_permits)
                 except RedisError as error:
                     log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
-                if self.ended:
+                if self.ended and runner.committing is not None:
                     runner.committing.difference_update(proc.layer.id for proc in self.procs)
                 if self.gathered_at is not None and runner.verdicts is not None:
                     runner.verdicts.record(
@@ -498,7 +498,7 @@ class _Pass:
                 layer.id: len(layer.frames)
                 for job in part.gathered.jobs
                 for layer in job.layers
-                if layer.id not in self.runner.committing
+                if layer.id not in (self.runner.committing or ())
             }
             wanted[part.owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
             seen |= layers.keys()
@@ -571,8 +571,9 @@ class _Pass:
                 self._roll_back(accepted)
                 return environments, result
 
-            if accepted and any(part.plan.full for part in self.parts):
-                self._end_early(accepted)
+            if accepted and runner.committing is not None and any(part.plan.full for part in self.parts):
+                runner.committing.update(proc.layer.id for proc in accepted)
+                self._end_early()
 
             # 6. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
@@ -601,13 +602,12 @@ class _Pass:
             if self.ended and idle_again:
                 runner.freed(idle_again)
 
-    def _end_early(self, accepted: Sequence[PlannedProc]) -> None:
+    def _end_early(self) -> None:
         """Let the next pass over these clusters begin during the commit: there is more to place right away.
 
-        What is booked counts in the ledger, its hosts are taken in the cache, and its layers are left alone by the
-        passes of this process. Should another process claim a cluster that soon, each loses what the other has.
+        What is booked counts in the ledger, its hosts are taken in the cache, this process leaves its layers alone.
+        Should another process claim a cluster that soon, each loses what the other has.
         """
-        self.runner.committing.update(proc.layer.id for proc in accepted)
         self.ended = True
         for part in self.parts:
             part.report.go_on = True

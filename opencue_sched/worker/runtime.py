@@ -168,6 +168,7 @@ class Runtime:
             cap_waits=self.sweeper.cap_waits,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
             freed=lambda hosts: self.events.hosts_freed(hosts),
+            committing=None if self.app.conf.worker_pool == "prefork" else set(),
         )
         return Dispatcher(
             self.settings,
