@@ -27,6 +27,7 @@ from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
+from tests.in_turn import InTurn
 from tests.polling import eventually
 
 from .passes import passes
@@ -90,8 +91,10 @@ def test_a_job_whose_counter_somebody_spoilt_keeps_no_other_from_its_frames(one,
     assert_audit(one)
 
 
-def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, redis_client):
+def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, redis_client, monkeypatch):
     """Constant by construction: the same numbers for 1 frame on 1 host and for 200 frames on 40."""
+    # Beside the end of the pass a launch may need a connection of its own, or not.
+    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     costs = []
     for path in lua_directory().glob("*.lua"):
         redis_client.script_load(load_script(path.stem).text)

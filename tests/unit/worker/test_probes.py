@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.worker import consumer, metrics, runtime
 from opencue_sched.worker.consumer import PresenceStep
-from opencue_sched.worker.probes import STALLED_SECONDS, Pulse, with_probes
+from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.task import Workload
 
 
@@ -98,6 +98,7 @@ def test_the_metrics_are_where_they_were(ask: Callable[[str], tuple[int, str]]) 
 
 @pytest.fixture
 def served() -> Iterator[str]:
+    PULSE.rest()  # what other tests of this process had run does not run any more
     started = metrics.serve_metrics("127.0.0.1", free_port(), CollectorRegistry())
     assert started is not None
     yield f"http://127.0.0.1:{started[1]}"
