@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,7 @@ from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import Dispatcher
+from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
 from tests.chaos.wire import commands_of
@@ -117,7 +119,15 @@ def _unread(connection: Any) -> int:
     return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
 
 
-def live(out: int, die_after: int, launch_last: bool, cluster: str = "", posting: str = "", ticket: int = 0) -> None:
+def live(
+    out: int,
+    die_after: int,
+    launch_last: bool,
+    cluster: str = "",
+    posting: str = "",
+    ticket: int = 0,
+    most_frames: int = MAX_FRAMES,
+) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
     with passes(engine, settings, "died", claim_ttl=CLAIM_SECONDS) as here:
@@ -130,6 +140,8 @@ def live(out: int, die_after: int, launch_last: bool, cluster: str = "", posting
         steps.watch_commits(engine.dialect)
         steps.watch_launches()
         cluster_pass.ThreadPoolExecutor = lambda *_, **__: InTurn(last=launch_last)
+        policy_for = cluster_pass.policy_for
+        cluster_pass.policy_for = lambda *args, **rest: replace(policy_for(*args, **rest), max_frames=most_frames)
         if posting:
             dispatcher.dispatch(posting, ticket)
         else:
