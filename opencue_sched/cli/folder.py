@@ -24,7 +24,7 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, in_cores, json_option, json_row, show_rows
 from opencue_sched.domain.farm import FOLDER_NAME_WIDTH, INT_MAX, UNLIMITED, near
-from opencue_sched.store import folders
+from opencue_sched.store import shows
 from opencue_sched.store.shows import Kind
 
 _COLUMNS = (
@@ -76,7 +76,7 @@ def list_(show: str | None, as_json: bool) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         show_id = None if show is None else choose(connection, Kind.SHOW, show).id
-        found = folders.list_folders(connection, show_id)
+        found = shows.list_folders(connection, show_id)
     show_rows(found, _COLUMNS, as_json=as_json, noun="folder")
 
 
@@ -95,10 +95,10 @@ def create(show: str, name: str, parent: str | None, as_json: bool, **caps: int 
     with farm() as (engine, _), engine.begin() as connection:
         show_id, show = choose(connection, Kind.SHOW, show)
         above = _folder(connection, show_id, show, parent)
-        made = folders.insert_folder(connection, name, above)
+        made = shows.insert_folder(connection, name, above)
         if made is None:
             raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
-        folders.set_caps(connection, made, _columns(caps))
+        shows.set_folder_caps(connection, made, _columns(caps))
         row = json_row(_folder(connection, show_id, show, made), _COLUMNS)
     output.done(f"created folder {name} of show {show}, {_words(row)}", as_json=as_json, **row)
 
@@ -118,7 +118,7 @@ def caps(show: str, name: str, as_json: bool, **caps: int | None) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         show_id, show = choose(connection, Kind.SHOW, show)
         folder_id = _folder(connection, show_id, show, name).id
-        folders.set_caps(connection, folder_id, _columns(caps))
+        shows.set_folder_caps(connection, folder_id, _columns(caps))
         row = json_row(_folder(connection, show_id, show, folder_id), _COLUMNS)
     output.done(f"folder {row['folder']} of show {show}: {_words(row)}", as_json=as_json, **row)
     for what in ("cores", "gpus"):
@@ -141,19 +141,19 @@ def move(names: tuple[str, ...], folder: str, as_json: bool) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         chosen = choose_all(connection, Kind.JOB, names)
         ids = [job.id for job in chosen]
-        shows = folders.shows_of(connection, ids)
-        if len(shows) > 1:
+        show_ids = shows.shows_of(connection, ids)
+        if len(show_ids) > 1:
             raise CommandRefused("these jobs are of several shows; a job stays in its show")
-        show = choose(connection, Kind.SHOW, shows[0]).name
-        row = _folder(connection, shows[0], show, folder)
-        folders.move_jobs(connection, ids, row.id)
+        show = choose(connection, Kind.SHOW, show_ids[0]).name
+        row = _folder(connection, show_ids[0], show, folder)
+        shows.move_jobs(connection, ids, row.id)
     moved = [job.name for job in chosen]
     output.done(f"{', '.join(moved)} in folder {row.name} now", as_json=as_json, show=show, folder=row.name, jobs=moved)
 
 
 def _folder(connection: Connection, show_id: str, show: str, name: str | None) -> Row[Any]:
     """The folder of a show by name or id; None: its root. Raises UnknownName, and CommandRefused where two match."""
-    there = folders.list_folders(connection, show_id)
+    there = shows.list_folders(connection, show_id)
     found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
     if not found:
         hint = near(name or "", [row.name for row in there])

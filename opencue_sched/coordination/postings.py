@@ -29,8 +29,7 @@ from opencue_sched.coordination.board import (
 )
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
-from opencue_sched.domain.shards import Division, shards
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
 from opencue_sched.errors import InvalidInput
 
 log = structlog.get_logger(__name__)

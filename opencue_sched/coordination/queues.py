@@ -34,9 +34,8 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.cluster import Cluster, rendezvous
 from opencue_sched.domain.redis_url import read_redis_url
-from opencue_sched.domain.shards import rendezvous
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 
 REMEMBERED_SECONDS = 1.0

@@ -23,9 +23,19 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.dispatch.cooldown import CapWaits
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence, chunk_tags, normalise_tag
+from opencue_sched.domain.cluster import (
+    HOSTS_PER_SHARD,
+    Cluster,
+    ClusterKind,
+    Division,
+    Fence,
+    chunk_tags,
+    divide,
+    normalise_tag,
+    shard_of,
+    shards,
+)
 from opencue_sched.domain.farm import TagType
-from opencue_sched.domain.shards import HOSTS_PER_SHARD, Division, divide, shard_of, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts

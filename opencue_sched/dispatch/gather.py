@@ -28,7 +28,7 @@ from opencue_sched.accounting.keys import check_ids
 from opencue_sched.coordination import names
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.cooldown import HostNews
-from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
+from opencue_sched.domain.cluster import Cluster, Division, LayerVerdict, Verdict, buckets, normalise_tags, shards
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     MOST_CENTICORES,
@@ -45,7 +45,6 @@ from opencue_sched.domain.farm import (
     Work,
 )
 from opencue_sched.domain.frames import burst_cap, check_frame_range, cores_cap, gpus_cap
-from opencue_sched.domain.shards import Division, buckets, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, Row
 from opencue_sched.domain.cluster import normalise_tags
 from opencue_sched.domain.frames import GpuDemand, Need, Search, burst_cap
 from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
-from opencue_sched.store.gpu_waits import fetch_gpu_waits
+from opencue_sched.store.pending import fetch_gpu_waits
 from opencue_sched.store.schema import SchemaFacts
 
 READ_SECONDS = 2.0

@@ -33,9 +33,8 @@ from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.folders import list_folders
 from opencue_sched.store.pending import fetch_limits
-from opencue_sched.store.shows import list_shows, list_subscriptions
+from opencue_sched.store.shows import list_folders, list_shows, list_subscriptions
 
 T = TypeVar("T")
 _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}

@@ -14,10 +14,9 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.frames import Need
-from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.host_index import HostIndex, Rank, closeness
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
@@ -25,7 +24,7 @@ Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it may be asked about hosts that are then not chosen."""
 FetchHosts = Callable[[str, Sequence[str], Collection[int]], Sequence[Host]]
 """``fetch(facility_id, tags, buckets)``: the hosts of the facility with any of the tags that can be booked, of these
-buckets (domain/shards.py), in one query."""
+buckets (domain/cluster.py), in one query."""
 
 HOLD_SECONDS = 12.0
 REREAD_SECONDS = 10.0

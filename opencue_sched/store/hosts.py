@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
+from opencue_sched.domain.cluster import ALL_BUCKETS
 from opencue_sched.domain.farm import (
     MOST_CENTICORES,
     MOST_GPUS,
@@ -24,7 +25,6 @@ from opencue_sched.domain.farm import (
     ThreadMode,
     os_names,
 )
-from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
 
@@ -72,7 +72,7 @@ def fetch_groups(
     buckets: Collection[int] = ALL_BUCKETS,
 ) -> tuple[list[Host], list[BadRow]]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/shards.py); and rows that make no sense. One statement."""
+    seconds and in one of these buckets (domain/cluster.py); and rows that make no sense. One statement."""
     wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
     return _hosts(connection.execute(_OF_TAGS, parameters))

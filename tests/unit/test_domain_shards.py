@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.shards import (
+from opencue_sched.domain.cluster import (
     ALL_BUCKETS,
     HOSTS_PER_SHARD,
     bucket_of,

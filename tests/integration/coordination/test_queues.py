@@ -38,8 +38,7 @@ from opencue_sched.coordination.queues import (
     queue_census,
     warm_key,
 )
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.shards import rendezvous
+from opencue_sched.domain.cluster import Cluster, ClusterKind, rendezvous
 from opencue_sched.settings import Settings
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Messenger

@@ -13,8 +13,7 @@ import pytest
 from opencue_proto import cue_pb2, cue_pb2_grpc, job_pb2, job_pb2_grpc, show_pb2, show_pb2_grpc
 
 from opencue_sched.cli import cli
-from opencue_sched.farm.not_served import refusal
-from opencue_sched.farm.service import ReportService
+from opencue_sched.farm.service import ReportService, refusal
 from tests.integration.farm.test_service import service
 
 __all__ = ["service"]  # the fixture
