@@ -16,14 +16,16 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
+from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.completion import Releaser, database_away
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, short_name
 from opencue_sched.settings import Release
 from opencue_sched.store import reports
-from opencue_sched.store.reports import HostRow, HostSize, HostStatus, ReportedRun
+from opencue_sched.store.procs import Run, read_runs
+from opencue_sched.store.reports import HostRow, HostSize, HostStatus
 
 _log = structlog.get_logger(__name__)
 
@@ -246,22 +248,22 @@ class OrphanCheck(StrEnum):
     WAIT = "wait"
 
 
-def verify(run: ReportedRun, proc_id: str, frame_id: str, host_id: str) -> tuple[OrphanCheck, str]:
+def verify(run: Run, proc_id: str, frame_id: str, host_id: str) -> tuple[OrphanCheck, str]:
     """Judge one reported process of a host; with why it is not owned, for the kill message and the log."""
-    if run.proc_id is not None and run.proc_frame_id == frame_id:
+    if run.proc_id and run.frame_id and run.proc_frame_id == frame_id:
         if run.job_state == JobState.FINISHED:
             return OrphanCheck.KILL, "its job is finished"
         return OrphanCheck.OWNED, ""
-    if run.owner_proc_id is not None and run.owner_host_id == host_id:
+    if run.owner_proc_id and run.owner_host_id == host_id:
         return _settled(run.owner_age, f"proc {run.owner_proc_id} has the frame on this host, not {proc_id}")
-    if run.owner_proc_id is not None:
+    if run.owner_proc_id:
         return OrphanCheck.KILL, f"proc {run.owner_proc_id} has the frame on another host"
-    if run.frame_state is None:
+    if not run.frame_state:
         return OrphanCheck.KILL, "its frame does not exist"
     return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state}")
 
 
-def overdue(run: ReportedRun, reported: report_pb2.RunningFrameInfo, *, now: float) -> str:
+def overdue(run: Run, reported: report_pb2.RunningFrameInfo, *, now: float) -> str:
     """Why a running frame has to be killed for its layer's time limits; empty when it has not.
 
     ``now`` is epoch seconds; RQD reports start_time in milliseconds and llu_time in seconds.
@@ -276,7 +278,7 @@ def overdue(run: ReportedRun, reported: report_pb2.RunningFrameInfo, *, now: flo
     return ""
 
 
-def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
+def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
     """What `reports.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown. Negative
     numbers, which RQD reports while it cannot tell, become zero."""
     numbers = {
@@ -367,7 +369,7 @@ class KillPool:
         try:
             work()
         except Exception as error:
-            (_log.warning if database_away(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
+            (_log.warning if is_trouble(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
         finally:
             with self._lock:
                 self._hosts.discard(host_id)
@@ -482,14 +484,14 @@ class HostReports:
 
     def _verify(
         self, report: report_pb2.HostReport, host_id: str
-    ) -> tuple[list[tuple[report_pb2.RunningFrameInfo, ReportedRun]], list[tuple[str, str]]]:
+    ) -> tuple[list[tuple[report_pb2.RunningFrameInfo, Run]], list[tuple[str, str]]]:
         """Sort the reported processes into owned ones and, with why, frames to be killed."""
-        owned: list[tuple[report_pb2.RunningFrameInfo, ReportedRun]] = []
+        owned: list[tuple[report_pb2.RunningFrameInfo, Run]] = []
         kills: list[tuple[str, str]] = []
         if not report.frames:
             return owned, kills
         with self.releaser.engine.connect() as connection:
-            rows = reports.read_reported(connection, [(it.resource_id, it.frame_id) for it in report.frames])
+            rows = read_runs(connection, [(it.resource_id, it.frame_id) for it in report.frames])
         now = self.releaser.clock()
         for frame, row in zip(report.frames, rows, strict=True):
             check, reason = verify(row, frame.resource_id, frame.frame_id, host_id)
@@ -503,7 +505,7 @@ class HostReports:
         return owned, kills
 
     def _write_usage(
-        self, owned: Sequence[tuple[report_pb2.RunningFrameInfo, ReportedRun]], host_id: str, host: ReportedHost
+        self, owned: Sequence[tuple[report_pb2.RunningFrameInfo, Run]], host_id: str, host: ReportedHost
     ) -> None:
         if not owned:
             return
@@ -514,9 +516,7 @@ class HostReports:
                 frames_to_raise=self.settings.frames_to_raise_a_layer,
             )
         growing = {
-            frame.resource_id: frame.rss
-            for frame, row in owned
-            if frame.rss > row.proc_memory_kb and not row.proc_local
+            frame.resource_id: frame.rss for frame, row in owned if frame.rss > row.memory_reserved_kb and not row.local
         }
         if not growing or host.size.nimby:
             return

@@ -42,11 +42,13 @@ _READ_RUNS = text(
     """
     SELECT coalesce(proc.pk_proc, ''), coalesce(proc.pk_host, ''), coalesce(host.str_name, ''),
            coalesce(host_stat.str_state, ''), coalesce(proc.pk_frame, ''), coalesce(proc.pk_show, ''),
-           coalesce(proc.int_mem_reserved, 0), proc.ts_ping,
+           coalesce(proc.int_mem_reserved, 0), coalesce(proc.b_local, false), proc.ts_ping,
            coalesce(frame.pk_frame, ''), coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''),
            coalesce(job.pk_show, ''), coalesce(frame.str_state, ''), frame.int_version, coalesce(frame.int_retries, 0),
-           coalesce(frame.str_host, ''), coalesce(owner.pk_proc, ''),
-           coalesce(job.int_max_retries, 0), coalesce(job.b_autoeat, false),
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8),
+           coalesce(frame.str_host, ''), coalesce(owner.pk_proc, ''), coalesce(owner.pk_host, ''),
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8),
+           coalesce(job.str_state, ''), coalesce(job.int_max_retries, 0), coalesce(job.b_autoeat, false),
            coalesce(layer.int_timeout, 0), coalesce(layer.int_timeout_llu, 0),
            coalesce(layer_stat.int_waiting_count + layer_stat.int_running_count + layer_stat.int_dead_count
                       + layer_stat.int_depend_count, 0),
@@ -151,9 +153,9 @@ _LOCAL_ACCOUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the database knows about one (proc id, frame id) somebody reported or wants ended.
+    """What the database knows about one (proc id, frame id) somebody reported or wants ended. Ages in seconds.
 
-    ``proc_id`` is empty when there is no such proc, and the next seven fields mean nothing then; ``proc_frame_id`` is
+    ``proc_id`` is empty when there is no such proc, and the next eight fields mean nothing then; ``proc_frame_id`` is
     empty when its frame was taken off it (eaten, killed). ``frame_id`` is empty when there is no such frame; the other
     fields are that frame's, and what its job and layer say about how its run may end. ``owner_proc_id`` is the proc
     that has the frame now. ``layer_open`` and ``job_open`` count the frames that are not over yet; they were read
@@ -167,6 +169,7 @@ class Run:
     proc_frame_id: str
     proc_show_id: str
     memory_reserved_kb: int
+    local: bool
     pinged_at: datetime
     frame_id: str
     layer_id: str
@@ -175,8 +178,12 @@ class Run:
     frame_state: str
     version: int | None
     retries: int
+    frame_age: float
     frame_host: str
     owner_proc_id: str
+    owner_host_id: str
+    owner_age: float
+    job_state: str
     max_retries: int
     autoeat: bool
     timeout_minutes: int

@@ -271,24 +271,6 @@ def mark_full_temp(connection: Connection, host_id: str, message: str | None) ->
 # Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
 # skipped (SKIP LOCKED) and written by the next report. Only growing a reservation waits, for its host.
 
-# In the order of the fields of ReportedRun.
-_READ_REPORTED = text(
-    """
-    SELECT proc.pk_proc, proc.pk_frame, coalesce(proc.int_mem_reserved, 0), coalesce(proc.b_local, false),
-           job.str_state, owner.pk_proc, owner.pk_host,
-           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8),
-           frame.str_state, CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8),
-           coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''), coalesce(layer.int_timeout, 0),
-           coalesce(layer.int_timeout_llu, 0)
-      FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY AS run(proc, frame, ordinal)
-      LEFT JOIN proc ON proc.pk_proc = run.proc
-      LEFT JOIN job ON job.pk_job = proc.pk_job
-      LEFT JOIN frame ON frame.pk_frame = run.frame
-      LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
-      LEFT JOIN proc owner ON owner.pk_frame = run.frame
-     ORDER BY run.ordinal
-    """
-)
 _RUNS = """
     run AS (
         SELECT * FROM json_to_recordset(CAST(:rows AS json))
@@ -367,32 +349,6 @@ _UNNAMED = text(
        AND ts_ping < least(:since, clock_timestamp() - CAST(:unseen AS float8) * interval '1 second')
     """
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedRun:
-    """What the database knows about a running process that was reported. Ages in seconds; None: no such row."""
-
-    proc_id: str | None
-    proc_frame_id: str | None
-    proc_memory_kb: int
-    proc_local: bool
-    job_state: str | None
-    owner_proc_id: str | None
-    owner_host_id: str | None
-    owner_age: float
-    frame_state: str | None
-    frame_age: float
-    layer_id: str
-    job_id: str
-    timeout_minutes: int
-    timeout_llu_minutes: int
-
-
-def read_reported(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[ReportedRun]:
-    """What is known about each reported (proc id, frame id), in the order given."""
-    parameters = {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]}
-    return [ReportedRun(*row) for row in connection.execute(_READ_REPORTED, parameters)]
 
 
 def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, frames_to_raise: int) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.domain.farm import ExitStatus, FrameState, JobState
 from opencue_sched.farm.model import CompletedFrame, LostRun, RunVerdict, ending_of
 from opencue_sched.store.procs import Run
 
@@ -20,6 +20,7 @@ RUN = Run(
     proc_frame_id="f1",
     proc_show_id="s1",
     memory_reserved_kb=1000,
+    local=False,
     pinged_at=PINGED,
     frame_id="f1",
     layer_id="l1",
@@ -28,8 +29,12 @@ RUN = Run(
     frame_state=FrameState.RUNNING,
     version=4,
     retries=0,
+    frame_age=100.0,
     frame_host="node1",
     owner_proc_id="p1",
+    owner_host_id="h1",
+    owner_age=100.0,
+    job_state=JobState.PENDING,
     max_retries=3,
     autoeat=False,
     timeout_minutes=0,

@@ -11,25 +11,10 @@ from opencue_proto import report_pb2
 
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.farm.reports import KillThrottle, OrphanCheck, overdue, usage, verify
-from opencue_sched.store.reports import ReportedRun
+from opencue_sched.store.procs import Run
+from tests.unit.farm.test_endings import RUN as OWNED
 
-OWNED = ReportedRun(
-    proc_id="p1",
-    proc_frame_id="f1",
-    proc_memory_kb=1000,
-    proc_local=False,
-    job_state=JobState.PENDING,
-    owner_proc_id="p1",
-    owner_host_id="h1",
-    owner_age=100.0,
-    frame_state=FrameState.RUNNING,
-    frame_age=100.0,
-    layer_id="l1",
-    job_id="j1",
-    timeout_minutes=0,
-    timeout_llu_minutes=0,
-)
-GONE = replace(OWNED, proc_id=None, proc_frame_id=None, job_state=None, owner_proc_id=None, owner_host_id=None)
+GONE = replace(OWNED, proc_id="", proc_frame_id="", owner_proc_id="", owner_host_id="")
 
 
 @pytest.mark.parametrize(
@@ -37,8 +22,8 @@ GONE = replace(OWNED, proc_id=None, proc_frame_id=None, job_state=None, owner_pr
     [
         (OWNED, OrphanCheck.OWNED),
         (replace(OWNED, job_state=JobState.FINISHED), OrphanCheck.KILL),
-        (replace(OWNED, proc_frame_id="f2", owner_proc_id=None), OrphanCheck.KILL),
-        (replace(OWNED, proc_frame_id=None, owner_proc_id=None), OrphanCheck.KILL),
+        (replace(OWNED, proc_frame_id="f2", owner_proc_id=""), OrphanCheck.KILL),
+        (replace(OWNED, proc_frame_id="", owner_proc_id=""), OrphanCheck.KILL),
         (replace(GONE, owner_proc_id="p2", owner_host_id="h2", owner_age=0.0), OrphanCheck.KILL),
         (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=1.0), OrphanCheck.WAIT),
         (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=5.0), OrphanCheck.KILL),
@@ -46,10 +31,10 @@ GONE = replace(OWNED, proc_id=None, proc_frame_id=None, job_state=None, owner_pr
         (replace(GONE, frame_state=FrameState.WAITING, frame_age=5.0), OrphanCheck.KILL),
         (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=1.0), OrphanCheck.WAIT),
         (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=5.0), OrphanCheck.KILL),
-        (replace(GONE, frame_state=None), OrphanCheck.KILL),
+        (replace(GONE, frame_id="", frame_state=""), OrphanCheck.KILL),
     ],
 )
-def test_orphan_check(run: ReportedRun, check: OrphanCheck) -> None:
+def test_orphan_check(run: Run, check: OrphanCheck) -> None:
     assert verify(run, "p1", "f1", "h1")[0] is check
 
 
