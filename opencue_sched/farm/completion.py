@@ -15,10 +15,10 @@ from typing import TypeVar
 import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.failures import Failure, classify, describe, is_trouble
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER, FrameState
 from opencue_sched.errors import SchedulerError
@@ -51,7 +51,6 @@ from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
 _log = structlog.get_logger(__name__)
 
-_RETRIABLE_SQLSTATES = frozenset({"40P01", "40001", "55P03"})
 _ATTEMPTS = 8
 _LONGEST_RETRY_SECONDS = 0.2
 
@@ -102,20 +101,12 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
         except WiderLocks as found:
             wider |= found.counters
         except DBAPIError as error:
-            sqlstate = str(getattr(error.orig, "pgcode", None) or "")
-            if attempt == _ATTEMPTS or sqlstate not in _RETRIABLE_SQLSTATES:
+            if attempt == _ATTEMPTS or classify(error) not in (Failure.REPEAT, Failure.BUSY):
                 raise
-            _log.info("release_retried", sqlstate=sqlstate, attempt=attempt)
+            _log.info("release_retried", error=describe(error), attempt=attempt)
             # A random pause, so that the transactions of a deadlock do not start over together.
             time.sleep(random.uniform(0, _LONGEST_RETRY_SECONDS))
     raise RuntimeError("the counters to lock for ended runs kept growing")
-
-
-def database_away(error: BaseException) -> bool:
-    """Whether the database could not be reached or did not finish in time: the same may work later."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return isinstance(error, (OperationalError, InterfaceError, PoolTimeout))
 
 
 def _end(
@@ -281,8 +272,8 @@ class Releaser:
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
 
-        The answer to a report that cannot be applied is the error. When the database is unreachable the error is
-        raised (`database_away`): no report was applied then.
+        The answer to a report that cannot be applied is the error. When the database is in trouble the error is
+        raised (`is_trouble`): no report was applied then.
         """
         answers = self._end(reports)
         for report, answer in zip(reports, answers, strict=True):
@@ -332,7 +323,7 @@ class Releaser:
                 clock=self.clock,
             )
         except Exception as error:
-            if database_away(error):
+            if is_trouble(error):
                 raise
             if len(requests) == 1:
                 return [error]
@@ -356,10 +347,8 @@ class Releaser:
 
 
 def _log_refused(event: str, request: Request, error: Exception, **fields: object) -> None:
-    refused = isinstance(error, DBAPIError)
-    text = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-    trace = None if refused else error
-    _log.error(event, proc=request.proc_id, frame=request.frame_id, error=text, exc_info=trace, **fields)
+    trace = None if isinstance(error, DBAPIError) else error
+    _log.error(event, proc=request.proc_id, frame=request.frame_id, error=describe(error), exc_info=trace, **fields)
 
 
 def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
@@ -393,7 +382,7 @@ MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | Exception]]
-"""Answers each report; raises an error that `database_away` knows when it applied none."""
+"""Answers each report; raises an error that `is_trouble` knows when it applied none."""
 
 
 class NotAccepting(SchedulerError):
@@ -470,9 +459,9 @@ class CompletionBatcher:
             try:
                 answers = self._apply([waiting.report for waiting in batch])
             except Exception as error:
-                if database_away(error):
+                if is_trouble(error):
                     self._count("completion_retry")
-                    _log.warning("completions_kept", waiting=self.waiting, error=str(error).partition("\n")[0])
+                    _log.warning("completions_kept", waiting=self.waiting, error=describe(error))
                     self._give_up.wait(retry_after)
                     # One at a time until it works again, in case it is one report that makes the statement time out;
                     # then it does not hold up the others.

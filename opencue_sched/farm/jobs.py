@@ -7,13 +7,14 @@ answered as ``deferred``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
@@ -29,6 +30,9 @@ _MOST_LOOKS = 3
 _RETRIABLE = (FrameState.DEAD, FrameState.EATEN, FrameState.SUCCEEDED, FrameState.CHECKPOINT)
 _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CHECKPOINT)
 
+_Then = Callable[[Sequence[str], Connection, Counters], list[str]]
+"""Changes frames that do not run, with counters locked; the ids of those it changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class FramesChanged:
@@ -38,15 +42,6 @@ class FramesChanged:
     changed: tuple[str, ...]
     deferred: tuple[str, ...]
     finished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Stopped:
-    """Frames that were killed: ``ended`` here, ``over`` by their own completion, ``deferred`` not confirmed dead."""
-
-    ended: Sequence[str] = ()
-    over: Sequence[str] = ()
-    deferred: Sequence[str] = ()
 
 
 class JobControl:
@@ -63,79 +58,77 @@ class JobControl:
         """
         finished = with_counters(self._releaser.engine, partial(_finish, job_id))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
-        stopped: dict[str, None] = {}
-        deferred: list[str] = []
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
-        for _ in range(_MOST_LOOKS):
-            killed = self._stop(FrameState.WAITING, reason, job_ids=[job_id], skip=deferred)
-            if killed is None:
-                break
-            # Most often completions, which the kill brings about, are applied before this call gets to it.
-            stopped |= dict.fromkeys([*killed.ended, *killed.over])
-            deferred += killed.deferred
-        return FramesChanged(tuple(stopped), tuple(deferred), finished)
+        return replace(self._change(reason, job_ids=[job_id], looks=_MOST_LOOKS), finished=finished)
 
     def kill_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """End what runs of frames; they wait again. What does not run is left alone."""
-        stopped = self._stop(FrameState.WAITING, reason, frame_ids=frame_ids) or _Stopped()
-        return FramesChanged((*stopped.ended, *stopped.over), tuple(stopped.deferred))
+        return self._change(reason, frame_ids)
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again.
 
         What a frame that had rendered made bookable waits for it again (FRAME_ON_FRAME and LAYER_ON_LAYER).
         """
-        stopped = self._stop(FrameState.WAITING, reason, frame_ids=frame_ids) or _Stopped()
-        changed = with_counters(self._releaser.engine, partial(_wait_again, frame_ids))
-        return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), tuple(stopped.deferred))
+        return self._change(reason, frame_ids, then=_wait_again)
 
     def eat_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Give frames up: EATEN counts as over, so layers and jobs can finish. A SUCCEEDED frame stays so."""
-        changed: dict[str, None] = {}
-        deferred: list[str] = []
         # What waits may be booked before it is eaten: look again until nothing of it runs.
-        for _ in range(_MOST_LOOKS):
+        return self._change(reason, frame_ids, state=FrameState.EATEN, then=self._eat, looks=_MOST_LOOKS)
+
+    def _change(
+        self,
+        reason: str,
+        frame_ids: Sequence[str] = (),
+        *,
+        job_ids: Sequence[str] = (),
+        state: FrameState = FrameState.WAITING,
+        then: _Then | None = None,
+        looks: int = 1,
+    ) -> FramesChanged:
+        """End what runs of frames, or of jobs, in ``state``, ``then`` change the frames that do not; at most so many
+        ``looks``, until nothing runs."""
+        changed: dict[str, None] = {}
+        deferred: dict[str, None] = {}
+        for _ in range(looks):
             left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
-            stopped = self._stop(FrameState.EATEN, reason, frame_ids=left)
-            if stopped is not None:
-                changed |= dict.fromkeys(stopped.ended)
-                deferred += stopped.deferred
-            eaten = with_counters(self._releaser.engine, partial(self._eat, left))
-            changed |= dict.fromkeys(eaten)
-            if stopped is None:
+            with self._releaser.engine.connect() as connection:
+                found = jobs.running_frames(connection, frame_ids=left, job_ids=job_ids)
+            running = [frame for frame in found if frame.frame_id not in deferred]
+            if running:
+                self._kill(running, state, reason, changed, deferred)
+            if then is not None:
+                changed |= dict.fromkeys(with_counters(self._releaser.engine, partial(then, left)))
+            if not running:
                 break
         return FramesChanged(tuple(changed), tuple(deferred))
 
-    def _stop(
+    def _kill(
         self,
+        running: Sequence[Row[Any]],
         state: FrameState,
         reason: str,
-        *,
-        frame_ids: Sequence[str] = (),
-        job_ids: Sequence[str] = (),
-        skip: Collection[str] = (),
-    ) -> _Stopped | None:
-        """Kill what runs of frames or jobs and end it in ``state``, unless a completion has. None: nothing runs."""
-        with self._releaser.engine.connect() as connection:
-            found = jobs.running_frames(connection, frame_ids=frame_ids, job_ids=job_ids)
-        running = [frame for frame in found if frame.frame_id not in skip]
-        if not running:
-            return None
+        changed: dict[str, None],
+        deferred: dict[str, None],
+    ) -> None:
+        """Kill what runs and end it in ``state``, unless its own completion has; what is not confirmed dead is
+        deferred."""
         with ThreadPoolExecutor(min(_KILL_THREADS, len(running)), thread_name_prefix="kill") as threads:
             fates = threads.map(lambda it: self._killer.stop(it.host_name, it.frame_id, it.proc_id, reason), running)
-            killed = [(frame, fate is Fate.NOT_RUNNING) for frame, fate in zip(running, fates, strict=True)]
+            killed = list(zip(running, fates, strict=True))
+        deferred |= {frame.frame_id: None for frame, fate in killed if fate is not Fate.NOT_RUNNING}
         outcomes = self._releaser.end_lost(
             [
                 LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
-                for frame, dead in killed
-                if dead
+                for frame, fate in killed
+                if fate is Fate.NOT_RUNNING
             ]
         )
-        return _Stopped(
-            [outcome.frame_id for outcome in outcomes if outcome.frame_id and outcome.state is not None],
-            [outcome.frame_id for outcome in outcomes if outcome.frame_id and outcome.verdict is RunVerdict.STALE],
-            [frame.frame_id for frame, dead in killed if not dead],
-        )
+        # Most often completions, which the kill brings about, are applied before this call gets to it: such a frame
+        # waits again, as it was to do.
+        over = (RunVerdict.STALE,) if state is FrameState.WAITING else ()
+        changed |= {it.frame_id: None for it in outcomes if it.state is not None or it.verdict in over}
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         procs.lock_runs(connection, (), frame_ids)

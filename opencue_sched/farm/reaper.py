@@ -13,20 +13,21 @@ next.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from opencue_sched.dispatch.failures import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
-from opencue_sched.farm.completion import Releaser, database_away
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
@@ -106,9 +107,6 @@ class Reaper:
     _: KW_ONLY
     killer: RqdKiller
     scope: UpkeepScope = EVERYTHING
-    batch: int = BATCH
-    seconds: float = REAP_SECONDS
-    timer: Callable[[], float] = time.monotonic
     stopping: Callable[[], bool] = lambda: False
     _until: float = field(default=0.0, init=False)
     _tried: set[str] = field(default_factory=set, init=False)
@@ -116,7 +114,7 @@ class Reaper:
 
     def run_once(self) -> ReaperReport:
         """Mark silent hosts DOWN, then end what is lost, batch by batch, within the time of a reap."""
-        self._until = self.timer() + self.seconds
+        self._until = monotonic() + REAP_SECONDS
         self._tried, self._out_of_reach = set(), set()
         report = ReaperReport(tuple(self._mark_hosts_down()))
         more = True
@@ -126,18 +124,18 @@ class Reaper:
             requests = [request for run in lost if (request := _request(run, fates)) is not None]
             alive = sum(fate is Fate.RUNNING for fate in fates.values())
             report = report.with_batch(self.releaser.end_lost(requests), len(lost) - alive)
-            more = len(lost) == self.batch and self._goes_on()
+            more = len(lost) == BATCH and self._goes_on()
         return report
 
     def _goes_on(self) -> bool:
-        return self.timer() < self._until and not self.stopping()
+        return monotonic() < self._until and not self.stopping()
 
     def _next_batch(self) -> list[LostRow]:
         with self.releaser.engine.connect() as connection:
             lost = procs.lost_runs(
                 connection,
                 self.scope,
-                limit=self.batch,
+                limit=BATCH,
                 but=self._tried,
                 silent=ORPHAN_SECONDS,
                 frameless=FRAMELESS_SECONDS,
@@ -291,18 +289,18 @@ HISTORY_SECONDS = 15.0
 """No batch is begun after this long."""
 
 
-def drain_history(engine: Engine, *, timer: Callable[[], float] = time.monotonic) -> Drained:
+def drain_history(engine: Engine) -> Drained:
     """Drain the queue, batch by batch, to its end or for HISTORY_SECONDS. A failure is logged, and ends it."""
-    until = timer() + HISTORY_SECONDS
+    until = monotonic() + HISTORY_SECONDS
     report = Drained()
     while True:
         try:
             drained = _drain(engine)
         except SQLAlchemyError as error:
-            _log.error("frame_history_not_drained", error=str(error).strip(), drained=report.events)
+            _log.error("frame_history_not_drained", error=describe(error), drained=report.events)
             return report
         report = Drained(report.events + drained.events, report.skipped + drained.skipped)
-        if drained.events < HISTORY_ROWS_PER_CALL or timer() >= until:
+        if drained.events < HISTORY_ROWS_PER_CALL or monotonic() >= until:
             return report
 
 
@@ -312,9 +310,9 @@ def _drain(engine: Engine) -> Drained:
         with engine.begin() as connection:
             return drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL)
     except DBAPIError as error:
-        if database_away(error):
+        if is_trouble(error):
             raise
-        _log.warning("frame_history_batch_refused", error=str(error.orig).strip())
+        _log.warning("frame_history_batch_refused", error=describe(error))
     with engine.begin() as connection:
         drained = drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL, one_by_one=True)
     for detail in drained.refused:

@@ -23,10 +23,11 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.failures import describe, is_trouble
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
-from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
+from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.farm.model import CompletedFrame, CountEvent
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, KillPool, check_bounds, check_frame
 from opencue_sched.settings import Settings
@@ -300,10 +301,10 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             self.log_refusal(mail.host_name, str(refusal))
         except Exception as error:
             self.count("report_failed")
-            if not database_away(error):
+            if not is_trouble(error):
                 _log.exception("host_report_failed", host=mail.host_name)
                 return
-            _log.warning("host_report_failed", host=mail.host_name, error=str(error).partition("\n")[0])
+            _log.warning("host_report_failed", host=mail.host_name, error=describe(error))
             time.sleep(_DATABASE_AWAY_SECONDS)
             if mail.boot is not None:
                 self.inbox.put(mail.host_name, boot=mail.boot)

@@ -19,6 +19,7 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.dispatch.failures import describe
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, FrameState, JobState, frame_name, near
@@ -94,8 +95,7 @@ def submit_job(
             try:
                 notes = unserved(connection, submitted.job_id, settings)
             except SQLAlchemyError as error:
-                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]  # the rest is the statement
-                notes = [f"whether the farm can serve it is not known: {reason}"]
+                notes = [f"whether the farm can serve it is not known: {describe(error)}"]
     return replace(submitted, notes=(*submitted.notes, *notes))
 
 

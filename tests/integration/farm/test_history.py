@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
+from opencue_sched.farm import reaper
 from opencue_sched.farm.reaper import drain_history
 from opencue_sched.store.schema import Drained
 
@@ -85,10 +86,11 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
         assert connection.connection.dbapi_connection.notices == []
 
 
-def test_it_begins_no_batch_when_its_time_is_over(queue: Engine) -> None:
+def test_it_begins_no_batch_when_its_time_is_over(queue: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(queue, *[0] * 50)
     seconds = iter([0.0, 5.0, 10.0, 15.0])
-    assert drain_history(queue, timer=lambda: next(seconds)).events == 30
+    monkeypatch.setattr(reaper, "monotonic", lambda: next(seconds))
+    assert drain_history(queue).events == 30
     assert count(queue, "frame_history_queue") == 20
 
 

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.dispatch.rqd import Fate
+from opencue_sched.farm import reaper as module
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.settings import Release
@@ -333,14 +334,15 @@ def on_hosts(view: FarmView, state: str, *, hosts: int, frames: int) -> None:
 
 
 def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many_frames_it_has(
-    engine: Engine, view: FarmView, killer: ScriptedKiller
+    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "BATCH", 5)
     # given three dead hosts, in the database too, with four frames each
     on_hosts(view, "DOWN", hosts=3, frames=4)
     killer.fate = Fate.UNREACHABLE
 
     # when they are reaped in several batches
-    report = Reaper(Releaser(engine), Release(), killer=killer, batch=5).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=killer).run_once()
 
     # then all frames wait, and no host cost more than one short look
     assert (report.frames_waiting, report.deferred) == (12, 0)
@@ -373,35 +375,42 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
 
 
 def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_reached(
-    engine: Engine, view: FarmView, killer: ScriptedKiller
+    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
     on_hosts(view, "UP", hosts=2, frames=3)
     killer.fate = Fate.UNREACHABLE
-    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
     assert (report.procs_released, report.deferred) == (0, 6)
     assert killer.probed == []
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
 
 
-def test_a_reap_goes_on_until_nothing_is_left(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+def test_a_reap_goes_on_until_nothing_is_left(
+    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    reaper = Reaper(Releaser(engine), Release(), killer=killer, batch=2)
-    assert [reaper.run_once().procs_released for _ in range(2)] == [5, 0]
+    reaping = Reaper(Releaser(engine), Release(), killer=killer)
+    assert [reaping.run_once().procs_released for _ in range(2)] == [5, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
 
 
-def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+def test_what_cannot_be_ended_is_tried_once_a_reap(
+    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
     on_hosts(view, "UP", hosts=1, frames=5)
     killer.fate = Fate.UNCONFIRMED
-    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
     assert report.deferred == 5
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
 
 
 @pytest.mark.parametrize("why", ["its time is over", "its process is to end"])
-def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) -> None:
+def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame nobody asked about is left alone, and so is one that no proc owns."""
     # given five frames whose kills take 15 seconds each, and an orphan frame on another host, one day old
     on_hosts(view, "UP", hosts=1, frames=5)
@@ -422,12 +431,14 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) ->
     killer = Slow()
     release = Release(host_down_after=1e6)
     if why == "its time is over":
-        reaper = Reaper(Releaser(engine), release, killer=killer, seconds=40.0, timer=lambda: now[0])
+        monkeypatch.setattr(module, "REAP_SECONDS", 40.0)
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+        reaping = Reaper(Releaser(engine), release, killer=killer)
     else:
-        reaper = Reaper(Releaser(engine), release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
+        reaping = Reaper(Releaser(engine), release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
 
     # when that is after 40 seconds, then it begins three kills
-    report = reaper.run_once()
+    report = reaping.run_once()
     assert len(killer.stopped) == 3
     assert report.procs_released == 3
     assert report.deferred == 3
@@ -435,6 +446,6 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) ->
 
     # and the next reap, of a process that goes on, does the rest
     now[0] += 10.0
-    assert reaper.run_once().deferred == 0
+    assert reaping.run_once().deferred == 0
     assert len(killer.stopped) == 6
     view.assert_consistent()
