@@ -16,7 +16,6 @@ from sqlalchemy import Engine
 from opencue_sched.cli.inputs import CommandRefused, current_user, redis_store
 from opencue_sched.cli.output import counted, working
 from opencue_sched.domain.farm import FrameState
-from opencue_sched.insight.silent import silent_hosts
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.schema import SchemaFacts
@@ -76,6 +75,8 @@ def settle(
     hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""
     if not result.deferred:
         return result, []
+    from opencue_sched.insight.explain import silent_hosts  # takes half a second to import
+
     _say(engine, job, result.deferred, alive)
     with engine.connect() as connection:
         silent = silent_hosts(connection, get_settings(), facts, job.id)

@@ -17,7 +17,7 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import check_schema, downgrade, holdings, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
-from opencue_sched.worker.probes import PULSE
+from opencue_sched.worker.metrics import PULSE
 
 
 @click.command("migrate")

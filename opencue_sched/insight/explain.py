@@ -35,12 +35,11 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.insight.frame_logs import Deaths, deaths_of
-from opencue_sched.insight.rank import JobRank, rank_of, rank_words
-from opencue_sched.insight.silent import SilentHost, silent_hosts, span
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Queue, Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store import jobs, pending
+from opencue_sched.store import jobs, pending, procs
 from opencue_sched.store.jobs import Depend
+from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
 
 _KB_PER_GIB = 1024 * 1024
@@ -71,6 +70,64 @@ class LayerExplanation:
     layer: jobs.LayerView
     reasons: tuple[WaitReason, ...]
     verdict: RecordedVerdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowShare:
+    """How a show stands in one allocation. Cores; ``used`` counts what its procs take now.
+
+    ``of_size`` is used / size, None without a size. ``place`` among the ``shows`` of ours that are subscribed there: 1
+    goes first, the show that uses least of its size; those without a size come last, by cores.
+    """
+
+    allocation: str
+    size: float
+    burst: float
+    used: int
+    of_size: float | None
+    place: int
+    shows: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRank:
+    """A job among the ``jobs`` of its show and facility that have frames waiting.
+
+    ``place`` by rank: priority, then age; 1 goes first. ``drawn`` is the part of the selections that goes by draw
+    instead, and ``chance`` that of coming first in one: the job's priority by the sum of all.
+    """
+
+    show: str
+    shares: tuple[ShowShare, ...]
+    priority: int
+    place: int
+    jobs: int
+    drawn: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class SilentHost:
+    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``.
+
+    ``frames`` are the names of the job's frames there. ``due_seconds``: in how long the reaper ends them although their
+    host cannot be asked; 0 with its next look, None when that depends on the host. ``becomes`` says it in words.
+    """
+
+    host: str
+    state: str
+    silent_seconds: float
+    frames: tuple[str, ...]
+    due_seconds: float | None
+    becomes: str
+
+    @property
+    def words(self) -> str:
+        """A sentence for people."""
+        number = len(self.frames)
+        frames = f"{number} frame{'' if number == 1 else 's'} of it"
+        silent = f"has been silent for {span(self.silent_seconds)}"
+        return f"host {self.host} ({self.state}), with {frames}, {silent}: {self.becomes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +532,89 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         yield WaitReason("done", "it is done", decides=False)
 
 
+# How a job stands when passes decide: its show's use of its size among the shows, its place by rank and in the draw.
+# All by the rows as they are now; `placement.policies` says what passes make of them.
+
+
+def rank_of(connection: Connection, job_id: str, queue: Queue) -> JobRank | None:
+    """Where the job stands; None for one that passes do not look for, or without waiting frames. Two statements."""
+    job = figures.rank(connection, job_id)
+    if job is None:
+        return None
+    shares = tuple(
+        ShowShare(
+            row.allocation,
+            row.size_centicores / CENTICORES_PER_CORE,
+            row.burst_centicores / CENTICORES_PER_CORE,
+            row.used,
+            row.used * CENTICORES_PER_CORE / row.size_centicores if row.size_centicores > 0 else None,
+            row.place,
+            row.shows,
+        )
+        for row in figures.shares(connection, job_id)
+    )
+    chance = job.weight / job.weights
+    return JobRank(job.show, shares, job.priority, job.ahead + 1, job.jobs, queue.priority_draw, float(chance))
+
+
+def rank_words(rank: JobRank) -> list[str]:
+    """A line for each allocation of the show, and one for the job."""
+    lines = []
+    for share in rank.shares:
+        of_size = "it has no size" if share.of_size is None else f"{share.of_size:.2f} of its size of {share.size:g}"
+        where = f"{_ordinal(share.place)} of {share.shows} {'show' if share.shows == 1 else 'shows'}"
+        lines.append(
+            f"show {rank.show} in {share.allocation}: uses {share.used} cores, {of_size} (burst {share.burst:g}); "
+            f"goes {where} there"
+        )
+    jobs = f"{rank.jobs} {'job' if rank.jobs == 1 else 'jobs'} of the show with frames waiting"
+    draw = f"; {rank.drawn:.0%} of the selections are drawn, it comes first in {rank.chance:.1%} of these"
+    return [
+        *lines,
+        f"the job is {_ordinal(rank.place)} of {jobs} by rank (priority {rank.priority}, then age)"
+        + (draw if rank.drawn else ""),
+    ]
+
+
+def _ordinal(number: int) -> str:
+    teens = 10 <= number % 100 <= 20
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (farm/reaper.py):
+# nobody else takes frames off a host that cannot be asked.
+
+
+def silent_hosts(connection: Connection, settings: Settings, facts: SchemaFacts, job_id: str) -> tuple[SilentHost, ...]:
+    """The silent hosts that frames of a job run on, in two statements."""
+    found = figures.silent_runs(connection, job_id, staleness=settings.host_cache.host_staleness_threshold)
+    if not found:
+        return ()
+    after = settings.release.host_down_after
+    up, silent, _ = procs.hearing(connection, silent_after=after)
+    # As the reaper has it, see Reaper._mark_hosts_down.
+    deaf = silent > max(1, up // 2)
+    hosts = []
+    for row in found:
+        due, becomes = _fate(row.state, row.silent_for, after * (DEAF_FACTOR if deaf else 1.0), deaf=deaf)
+        if facts.origin == "cuebot" and not row.managed:
+            due, becomes = None, "its show is not managed by this scheduler, so a Cuebot decides"
+        hosts.append(SilentHost(row.host, row.state, max(0.0, row.silent_for), tuple(row.frames), due, becomes))
+    return tuple(hosts)
+
+
+def _fate(state: str, silent_for: float, down_after: float, *, deaf: bool) -> tuple[float | None, str]:
+    again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
+    if state == HardwareState.DOWN:
+        return 0.0, again
+    if state == HardwareState.UP:
+        due = max(0.0, down_after - silent_for)
+        many = ", as most hosts are silent" if deaf else ""
+        return due, f"it is DOWN {f'in {span(due)}' if due else 'by then'}, after {span(down_after)}{many}; {again}"
+    dead = f"or are dead after {span(GIVE_UP_SECONDS)} of silence"
+    return None, f"they wait again once it boots or its RQD answers that they are gone, {dead}"
+
+
 # A whole explanation, for a terminal and for programs.
 
 
@@ -592,3 +732,11 @@ def listed(words: list[str], *, most: int = 4, last: str = "and") -> str:
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def span(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.5 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

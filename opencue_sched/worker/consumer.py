@@ -32,7 +32,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import InvalidInput
 from opencue_sched.worker.control import fleet_figures
-from opencue_sched.worker.probes import PULSE
+from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import Workload
 
 _log = logging.getLogger(__name__)

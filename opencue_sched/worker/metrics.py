@@ -1,4 +1,5 @@
-"""Prometheus metrics: the scheduler reference's ``scheduler_*`` names, and ours.
+"""What a process shows of itself: Prometheus metrics, the scheduler reference's ``scheduler_*`` names and ours, and
+beside them the probes /livez and /readyz.
 
 Packages return reports; the tasks hand them to the ``record_*`` functions here. Works in one process per instance
 (threads pool) and in prefork (``PROMETHEUS_MULTIPROC_DIR``): every gauge says how processes combine.
@@ -9,11 +10,11 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 from wsgiref.simple_server import WSGIServer
-from wsgiref.types import WSGIApplication
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import structlog
 from prometheus_client import (
@@ -33,6 +34,7 @@ from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import StoreView
 from opencue_sched.accounting.reconcile import RecomputeReport
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import process_lives
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.promises import PromiseReport
@@ -40,7 +42,6 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.placement.planner import Plan
-from opencue_sched.worker.probes import with_probes
 
 if TYPE_CHECKING:
     from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
@@ -311,6 +312,63 @@ def process_ended(pid: int) -> None:
     """Take a dead prefork child's gauges out of the sums."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+# What a supervisor may ask of a worker, a beat or a report service: /livez and /readyz, beside its metrics.
+#
+# A process whose loop is stuck looks alive from outside: its port is open and its presence may be young. So the loop
+# itself leaves a mark at each round, and the probes judge its age. A store that is away fails no /livez, for a restart
+# would not bring it back: a loop that waits for a Redis which hangs is stuck, but not by its own fault.
+
+STALLED_SECONDS = 60.0
+"""Loops come round every 5 s at most; a round may wait for a store until its client gives up, a few times in a row."""
+
+
+class Pulse:
+    """Whether the loop that this process is for goes round, as its probes are told. Thread-safe.
+
+    ``store_answers`` is asked when it does not: whether the store that the loop reads from answers a new call.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        self._clock = clock
+        self._beaten_at: float | None = None
+        self.store_answers: Callable[[], bool] = lambda: True
+
+    def beat(self) -> None:
+        """The loop has come round."""
+        self._beaten_at = self._clock()
+
+    def rest(self) -> None:
+        """The loop does not run, and knows it: it waits for its broker, which a restart would not bring."""
+        self._beaten_at = None
+
+    def problem(self, *, ready: bool) -> str:
+        """Why a probe fails, or an empty text: the loop is stuck or, where ``ready`` is asked for, does not run."""
+        beaten_at = self._beaten_at
+        if beaten_at is None:
+            return "not running yet, or waiting for its stores" if ready else ""
+        silent = self._clock() - beaten_at
+        if silent <= STALLED_SECONDS or not (ready or self.store_answers()):
+            return ""
+        return f"the loop has not come round for {silent:.0f} s"
+
+
+PULSE = Pulse()
+"""This process's. A prefork child has none of its own: the parent's loop serves the probes."""
+
+
+def with_probes(serve: WSGIApplication, pulse: Pulse = PULSE) -> WSGIApplication:
+    """/livez and /readyz beside the metrics, in Kubernetes' words: 200, or 503 with the problem."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] not in ("/livez", "/readyz"):
+            return serve(environ, start_response)
+        problem = pulse.problem(ready=environ["PATH_INFO"] == "/readyz")
+        start_response("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{problem or 'ok'}\n".encode()]
+
+    return answer
 
 
 def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:

@@ -90,7 +90,7 @@ def states(rows: Rows) -> list[str]:
 @pytest.mark.parametrize(
     ("seconds", "state", "due", "words"),
     [
-        (200, "UP", 100, "they wait again once the reaper, which looks every 30 s, has looked for it in vain"),
+        (200, "UP", 100, "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"),
         (200, "UP", 100, "it is DOWN in 100 s, after 5 min"),
         (400, "UP", 0, "it is DOWN by then, after 5 min"),
         (30, "DOWN", 0, "host render01 (DOWN), with 2 frames of it, has been silent for 30 s"),

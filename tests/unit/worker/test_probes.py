@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.worker import consumer, metrics, runtime
 from opencue_sched.worker.consumer import PresenceStep
-from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
+from opencue_sched.worker.metrics import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.task import Workload
 
 
