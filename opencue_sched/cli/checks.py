@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 import redis
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import (
@@ -25,7 +27,6 @@ from opencue_sched.cli.output import (
     LOW,
     NAME,
     Column,
-    duration_text,
     json_option,
     show_json,
     show_report,
@@ -35,7 +36,8 @@ from opencue_sched.cli.output import (
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
-from opencue_sched.domain.farm import near
+from opencue_sched.domain.farm import duration_text, near
+from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
@@ -50,7 +52,7 @@ from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import Kind
 
 # ``opencue-sched audit``.
@@ -117,6 +119,15 @@ def last_verdicts(job_id: str) -> dict[str, str]:
     now = time.time()
     verdicts, _ = _passes(job_id)
     return {layer: verdict_words(best, now) for layer, all_ in verdicts.items() if (best := most_telling(all_))}
+
+
+def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str:
+    """What keeps the layer of a job of which most frames wait, in words; without Redis what PostgreSQL knows of it."""
+    passes: Any = ({}, ())
+    with suppress(redis.RedisError, SchedulerError), redis_store() as client:
+        passes = passes_over(client, get_settings(), job_id)
+    found = explain_job(connection, job_id, get_settings(), facts, *passes)
+    return max(found.layers, key=lambda it: it.layer.waiting).reasons[0].text
 
 
 @click.command("explain")

@@ -431,7 +431,7 @@ def list_(
                 return jobs.list_jobs(connection, **wanted, most=most)
 
         if watch:
-            output.watch(lambda lines: show_rows(find(min(most, lines)), _COLUMNS))
+            output.watch_rows(lambda rows: find(min(most, rows)), _COLUMNS)
         show_rows(first(find(most + 1), most), _COLUMNS, as_json=as_json)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ import click
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import choose_all, complete_job, farm, patiently
-from opencue_sched.cli.output import counted, duration_text, json_option, show_json
-from opencue_sched.domain.farm import JobState
+from opencue_sched.cli.output import counted, json_option, live, show_json
+from opencue_sched.domain.farm import JobState, duration_text
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import LayerProgress
+from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 10.0
 """Without a terminal, a layer that goes on has a line that often at most."""
+_REASON_SECONDS = 10.0
+"""A job of which nothing runs for so long says why, and asks that often."""
 _LEAST_ROWS = 4
-
-_Show = Callable[[Sequence[LayerProgress]], None]
 
 
 @click.command("wait")
@@ -38,16 +40,16 @@ _Show = Callable[[Sequence[LayerProgress]], None]
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
 
-    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
-    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
-    or were eaten, or a job was killed or removed.
+    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for, and one of which
+    nothing runs says why it waits. Time left is told by the mean of the layer's frames so far. Exit status: 0 all
+    frames of all jobs succeeded; 1 if some are dead or were eaten, or a job was killed or removed.
 
     Example: opencue-sched job wait demo-sh010-alice_comp_v001 && echo done
     """
-    with farm() as (engine, _):
+    with farm() as (engine, facts):
         with engine.connect() as connection:
             chosen = choose_all(connection, Kind.JOB, names)
-        ended = wait_for(engine, chosen, quiet=as_json)
+        ended = wait_for(engine, facts, chosen, quiet=as_json)
     if as_json:
         show_json([asdict(job) for job in ended])
     exit_as(ended)
@@ -83,34 +85,45 @@ def exit_as(ended: Sequence[Ended]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
+def wait_for(engine: Engine, facts: SchemaFacts, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
     """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL."""
     ended: dict[str, Ended] = {}
-    stuck: set[str] = set()
-    ids = [job.id for job in chosen]
-    with _display(quiet) as show:
-        while True:
-            layers = patiently(engine, lambda connection: jobs.progress_of(connection, ids))
-            show(layers)
-            by_job = {job: list(of_job) for job, of_job in groupby(layers, key=attrgetter("job_id"))}
-            for job in chosen:
-                of_job = by_job.get(job.id, [])
-                outcome = _outcome(of_job)
-                # What waits for a frame that just succeeded may be freed a moment later.
-                if outcome == "dead" and job.id not in stuck:
-                    stuck.add(job.id)
-                elif outcome is not None and job.id not in ended:
-                    sums = (sum(getattr(it, key) for it in of_job) for key in ("total", "succeeded", "dead", "eaten"))
-                    ended[job.id] = Ended(job.name, job.id, outcome, *sums)
-                elif outcome is None:
-                    stuck.discard(job.id)
-            if len(ended) == len(chosen):
-                break
-            time.sleep(_LOOK_SECONDS)
+    if quiet:
+        deque(_looks(engine, chosen, ended), maxlen=0)
+    elif sys.stdout.isatty():
+        reasons = _Reasons(engine, facts)
+        live(lambda console: (_picture(it, reasons(it), *console.size) for it in _looks(engine, chosen, ended)))
+    else:
+        reasons, told = _Reasons(engine, facts), _Lines()
+        for layers in _looks(engine, chosen, ended):
+            told.show(layers, reasons(layers))
     result = [ended[job.id] for job in chosen]
     if not quiet:
         click.echo("\n".join(job.words() for job in result))
     return result
+
+
+def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) -> Iterator[Sequence[LayerProgress]]:
+    """The layers at each look, until all jobs are among those that ``ended``."""
+    stuck: set[str] = set()
+    ids = [job.id for job in chosen]
+    while True:
+        layers = patiently(engine, lambda connection: jobs.progress_of(connection, ids))
+        yield layers
+        for job in chosen:
+            of_job = [layer for layer in layers if layer.job_id == job.id]
+            outcome = _outcome(of_job)
+            # What waits for a frame that just succeeded may be freed a moment later.
+            if outcome == "dead" and job.id not in stuck:
+                stuck.add(job.id)
+            elif outcome is None:
+                stuck.discard(job.id)
+            elif job.id not in ended:
+                sums = (sum(getattr(it, key) for it in of_job) for key in ("total", "succeeded", "dead", "eaten"))
+                ended[job.id] = Ended(job.name, job.id, outcome, *sums)
+        if len(ended) == len(chosen):
+            return
+        time.sleep(_LOOK_SECONDS)
 
 
 def _outcome(layers: Sequence[LayerProgress]) -> str | None:
@@ -132,39 +145,50 @@ def _outcome(layers: Sequence[LayerProgress]) -> str | None:
 # What is shown meanwhile.
 
 
-@contextmanager
-def _display(quiet: bool) -> Iterator[_Show]:
-    if quiet:
-        yield lambda _: None
-    elif not sys.stdout.isatty():
-        yield _Lines().show
-    else:
-        from rich.console import Console
-        from rich.live import Live
+class _Reasons:
+    """Why jobs wait of which nothing has run for a while, by their ids; `explain` says more."""
 
-        console = Console(file=sys.stdout, highlight=False)
-        with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-            yield lambda layers: live.update(_picture(layers, *console.size), refresh=True)
+    def __init__(self, engine: Engine, facts: SchemaFacts) -> None:
+        self._engine, self._facts = engine, facts
+        self._idle: dict[str, tuple[float, str]] = {}
+        """Since when, or when it was asked; and what the answer was."""
+
+    def __call__(self, layers: Sequence[LayerProgress]) -> dict[str, str]:
+        waiting = {it.job_id for it in layers if it.waiting} - {it.job_id for it in layers if it.running}
+        now = time.monotonic()
+        self._idle = {job: self._idle.get(job, (now, "")) for job in waiting}
+        for job in [job for job, (asked, _) in self._idle.items() if now - asked >= _REASON_SECONDS]:
+            from opencue_sched.cli.checks import why_it_waits
+
+            why = patiently(self._engine, partial(why_it_waits, facts=self._facts, job_id=job))
+            self._idle[job] = time.monotonic(), f"waits: {why}"
+        return {job: why for job, (_, why) in self._idle.items() if why}
 
 
 class _Lines:
-    """A line for each layer that goes on, now and then, and for each that is done."""
+    """A line for each layer that goes on, now and then, for each that is done, and for each reason to wait."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], tuple[str, float]] = {}
 
-    def show(self, layers: Sequence[LayerProgress]) -> None:
+    def show(self, layers: Sequence[LayerProgress], reasons: Mapping[str, str]) -> None:
+        names = {layer.job_id: layer.job for layer in layers}
+        for job, why in reasons.items():
+            self._tell((job, ""), f"{names[job]} {why}", over=False)
         for layer in layers:
-            key, now = (layer.job_id, layer.layer), time.monotonic()
             text = f"{layer.job} {layer.layer}: {', '.join(word for word in _words(layer) if word)}"
-            last, at = self._told.get(key, ("", 0.0))
             over = layer.succeeded + layer.eaten + layer.dead == layer.total
-            if text != last and (over or not last or now - at >= _LINE_SECONDS):
-                click.echo(text)
-                self._told[key] = (text, now)
+            self._tell((layer.job_id, layer.layer), text, over=over)
+
+    def _tell(self, key: tuple[str, str], text: str, *, over: bool) -> None:
+        last, at = self._told.get(key, ("", 0.0))
+        now = time.monotonic()
+        if text != last and (over or not last or now - at >= _LINE_SECONDS):
+            click.echo(text)
+            self._told[key] = (text, now)
 
 
-def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
+def _picture(layers: Sequence[LayerProgress], reasons: Mapping[str, str], width: int, height: int) -> Group:
     """Each job's name, and a bar for each layer; of more layers than the terminal has lines, of those not done."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -172,13 +196,15 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
     from rich.text import Text
 
     names = list(dict.fromkeys(layer.job_id for layer in layers))
-    room = max(_LEAST_ROWS, height - len(names) - 3)
+    room = max(_LEAST_ROWS, height - len(names) - len(reasons) - 3)
     shown = [layer for layer in layers if len(layers) <= room or layer.succeeded + layer.eaten < layer.total][:room]
     parts: list[Text | Table] = []
     widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
-    for _, of_job in groupby(shown, key=attrgetter("job_id")):
+    for job_id, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
+        if job_id in reasons:
+            parts.append(Text(reasons[job_id], style="yellow", no_wrap=True, overflow="ellipsis"))
         table = Table.grid(padding=(0, 2, 0, 0))
         table.width = width - 2  # room for the terminal's ^C, which would scroll what is drawn
         table.add_column(width=widest, overflow="fold")

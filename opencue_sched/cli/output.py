@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.cells import cell_len
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, duration_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 
@@ -127,18 +130,22 @@ def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool
     if not (things := list(things)):
         click.echo(f"no {noun or columns[0].title.lower()}s", err=True)
         return
-    table = lay_out(things, columns, _terminal_width() if sys.stdout.isatty() else None)
-    click.secho(table.line(table.titles), bold=True)
+    click.echo("\n".join(_table_lines(things, columns, _terminal_width() if sys.stdout.isatty() else None)))
+
+
+def _table_lines(things: Sequence[Any], columns: Sequence[Column], width: int | None) -> Iterator[str]:
+    table = lay_out(things, columns, width)
+    yield click.style(table.line(table.titles), bold=True)
     for texts in table.cells:
         parts = [
             textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
             for text, width in zip(texts, table.widths, strict=True)
         ]
         for number in range(max(len(parts[it]) for it in table.shown)):
-            click.echo(table.line([part[number] if number < len(part) else "" for part in parts]))
+            yield table.line([part[number] if number < len(part) else "" for part in parts])
     if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
         note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
-        click.secho(click.wrap_text(note, _terminal_width()), dim=True)
+        yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,18 +272,33 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-def watch(show: Callable[[int], None]) -> NoReturn:
-    """Have ``show``, told how many lines fit, print anew every two seconds on a screen of its own, until Ctrl-C."""
+def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: bool = False) -> None:
+    """Show on the terminal one picture after the other, each in place of the one before, as they come; with ``screen``
+    on a screen of its own."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=sys.stdout, highlight=False)
+    shown = Live(console=console, screen=screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with shown:
+        for picture in pictures(console):
+            shown.update(picture, refresh=True)
+
+
+def watch_rows(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) -> None:
+    """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal")
-    from rich.console import Console
+    from rich.text import Text
 
-    with Console(file=sys.stdout).screen() as screen:
+    def pictures(console: Console) -> Iterator[Text]:
         while True:
-            click.clear()
-            click.secho(f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}", dim=True)
-            show(screen.console.height - _LINES_AROUND)
+            title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
+            rows = find(console.height - _LINES_AROUND)
+            yield Text.from_ansi("\n".join([click.style(title, dim=True), *_table_lines(rows, columns, console.width)]))
             time.sleep(_WATCH_SECONDS)
+
+    live(pictures, screen=True)
 
 
 def counted(number: float | None, noun: str, plural: str | None = None) -> str:
@@ -319,18 +341,6 @@ def age_text(moment: datetime | None, now: datetime | None = None) -> str:
     if moment is None:
         return ""
     return duration_text(((now or datetime.now(UTC)) - moment).total_seconds())
-
-
-def duration_text(seconds: float) -> str:
-    """``45s``, ``12m``, ``3h 20m``, ``2d 4h``."""
-    minutes, rest = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours}h"
-    if hours:
-        return f"{hours}h {minutes}m"
-    return f"{minutes}m" if minutes else f"{rest}s"
 
 
 def _is_number(value: Any) -> bool:

@@ -53,11 +53,13 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bo
         for note in submitted.notes:
             click.echo(f"note: {note}", err=True)
     ended: list[Ended] = []
-    if wait:
-        with farm() as (engine, _):
-            ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
-    if as_json:
-        show_json({**document, "ended": asdict(ended[0])} if ended else document)
+    try:
+        if wait:
+            with farm() as (engine, facts):
+                ended = wait_for(engine, facts, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
+    finally:  # also when Ctrl-C ends the waiting: the job is there
+        if as_json:
+            show_json({**document, "ended": asdict(ended[0])} if ended else document)
     exit_as(ended)
 
 

@@ -70,6 +70,17 @@ def cap_cores(cap_centicores: int) -> int | float:
     return cap_centicores // CENTICORES_PER_CORE
 
 
+def duration_text(seconds: float) -> str:
+    """``45s``, ``12m``, ``3h 20m``, ``2d 4h``: how people are told of all durations."""
+    if seconds < 100:
+        return f"{max(0, int(seconds))}s"
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes}m" if hours else f"{minutes}m"
+
+
 # Names, and the widths of the columns that hold them (facts A).
 
 SHOW_NAME_WIDTH = 512

@@ -16,12 +16,9 @@ from types import FrameType
 
 import redis
 from pydantic import SecretStr
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from sqlalchemy import Engine, create_engine
 
-from opencue_sched.domain.farm import JobState, booked_cores
 from opencue_sched.embedded import renderer
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory
@@ -29,7 +26,6 @@ from opencue_sched.embedded.real_rqd import RealRqdFarm
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import AuditReport, run_audit
 from opencue_sched.settings import Accounting, Settings
-from opencue_sched.store.jobs import JobView, list_jobs
 from opencue_sched.worker.metrics import PORTS_TRIED
 
 _SHOW = "demo"
@@ -41,7 +37,7 @@ _DEADLINE_SECONDS = 600.0
 _COMMAND_SECONDS = 60
 _COMMIT_DEADLINE_SECONDS = 2
 _POLL_SECONDS = 0.25
-_PLAIN_LINE_SECONDS = 2.0
+_CLI = (sys.executable, "-c", "from opencue_sched.cli import main; main()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +56,42 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     _clean_up_on_signals()
     with _stage(options, say=lambda text: console.print(f"[cyan]·[/cyan] {text}")) as farm:
         try:
-            outcome = _render(farm, options, console)
+            seconds = _render(farm, options, console)
         except ServiceFailed:
             _show_logs(farm, console)
             raise
         picture = _collect(farm, options)
         report = _audit(farm)
-        _summarise(farm, options, outcome, report, picture, console)
+        _summarise(farm, options, seconds, report, picture, console)
         if options.keep:
             _keep(farm, console)
         return 1 if report.failed else 0
 
 
-def _render(farm: _Stage, options: DemoOptions, console: Console) -> _Outcome:
+def _render(farm: _Stage, options: DemoOptions, console: Console) -> float:
+    """Submit the job as a user would, and show how far it is; the seconds it took. Raises ServiceFailed unless all its
+    frames succeeded."""
     job_file = farm.directory / "job.json"
     job_file.write_text(json.dumps(_job(farm, options)), encoding="utf-8")
-    submitted = json.loads(farm.command("submit", str(job_file), "--json"))
-    console.print(f"[cyan]·[/cyan] submitted {submitted['name']}: {options.frames} frames and a contact sheet")
     console.print(f"[cyan]·[/cyan] watch it in a browser: {farm.flower_url}/farm")
-
-    def check() -> None:
-        if ended := farm.fleet.ended():
-            raise ServiceFailed(f"{', '.join(ended)} ended by itself")
-
-    return _watch_job(farm.engine, submitted["job_id"], console, check=check)
+    began = time.monotonic()
+    with subprocess.Popen(
+        [*_CLI, "submit", str(job_file), "--wait"], env=farm.fleet.environment, cwd=farm.directory
+    ) as waiting:
+        try:
+            while waiting.poll() is None:
+                if ended := farm.fleet.ended():
+                    raise ServiceFailed(f"{', '.join(ended)} ended by itself")
+                if time.monotonic() - began > _DEADLINE_SECONDS:
+                    raise ServiceFailed(f"the job did not finish in {_DEADLINE_SECONDS:.0f} s")
+                time.sleep(_POLL_SECONDS)
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # Ctrl-C reached it too: it tidies the terminal up
+                waiting.wait(1)
+            waiting.terminate()
+    if waiting.returncode != 0:
+        raise ServiceFailed("not all frames of the job succeeded; see their logs")
+    return time.monotonic() - began
 
 
 def _job(farm: _Stage, options: DemoOptions) -> dict[str, object]:
@@ -138,12 +146,12 @@ def _audit(farm: _Stage) -> AuditReport:
 
 
 def _summarise(
-    farm: _Stage, options: DemoOptions, outcome: _Outcome, report: AuditReport, picture: Path, console: Console
+    farm: _Stage, options: DemoOptions, seconds: float, report: AuditReport, picture: Path, console: Console
 ) -> None:
-    job = outcome.job
+    frames = options.frames + 1  # and the contact sheet
     console.print(
-        f"\n[bold]{job.succeeded} of {job.frames} frames[/bold] in {outcome.seconds:.1f} s on {options.hosts} RQDs "
-        f"({job.succeeded / outcome.seconds:.2f} frames/s, up to {outcome.most_cores} cores booked)"
+        f"\n[bold]{frames} of {frames} frames[/bold] in {seconds:.1f} s on {options.hosts} RQDs "
+        f"({frames / seconds:.2f} frames/s)"
     )
     console.print("\n[bold]audit[/bold]")
     for line in report.lines():
@@ -201,7 +209,7 @@ class _Stage:
     def command(self, *arguments: str) -> str:
         """Run ``opencue-sched ARGUMENTS`` as a user would; its output. Raises ServiceFailed with what it said."""
         ended = subprocess.run(
-            [sys.executable, "-c", "from opencue_sched.cli import main; main()", *arguments],
+            [*_CLI, *arguments],
             env=self.fleet.environment,
             cwd=self.directory,
             capture_output=True,
@@ -275,53 +283,3 @@ def _stage(options: DemoOptions, *, say: Callable[[str], None]) -> Iterator[_Sta
         fleet.beat(OPENCUE_SCHED_QUEUE__METRICS_PORT=str(of_beat - PORTS_TRIED))
         fleet.flower(flower_port)
         yield ready
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How the job went. Seconds from submission to FINISHED; the most cores that were booked at once."""
-
-    job: JobView
-    seconds: float
-    most_cores: int
-
-
-def _watch_job(engine: Engine, job_id: str, console: Console, *, check: Callable[[], None]) -> _Outcome:
-    """Show the job until it is FINISHED. ``check`` raises when something the farm needs has ended.
-
-    Raises ServiceFailed when the deadline passes, or when frames are dead and nothing moves any more.
-    """
-    began = time.monotonic()
-    most_cores = 0
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    task = bar.add_task("frames done")
-    printed = 0.0
-    with Live(console=console, refresh_per_second=8, transient=False) as live:
-        while True:
-            with engine.connect() as connection:
-                (job,) = list_jobs(connection, job_id=job_id)
-            elapsed = time.monotonic() - began
-            most_cores = max(most_cores, booked_cores(job.centicores))
-            bar.update(task, total=job.frames, completed=job.succeeded)
-            live.update(Group(bar, _line(job, elapsed)))
-            if not console.is_terminal and elapsed - printed >= _PLAIN_LINE_SECONDS:
-                printed = elapsed
-                console.print(_line(job, elapsed))
-            if job.state == JobState.FINISHED:
-                return _Outcome(job, elapsed, most_cores)
-            if job.dead and not job.running and not job.waiting:
-                raise ServiceFailed(f"{job.dead} frames of the job are dead; see their logs")
-            if elapsed > _DEADLINE_SECONDS:
-                raise ServiceFailed(f"the job did not finish in {_DEADLINE_SECONDS:.0f} s: {_line(job, elapsed)}")
-            check()
-            time.sleep(_POLL_SECONDS)
-
-
-def _line(job: JobView, elapsed: float) -> str:
-    rate = job.succeeded / max(elapsed, 0.1)
-    return (
-        f"{job.succeeded}/{job.frames} done, {job.running} running, {job.waiting} waiting, "
-        f"{job.depend} depending, {booked_cores(job.centicores)} cores booked, {rate:.2f} frames/s"
-    )

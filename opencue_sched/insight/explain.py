@@ -30,6 +30,7 @@ from opencue_sched.domain.farm import (
     JobState,
     LockState,
     ThreadMode,
+    duration_text,
     near,
     os_names,
 )
@@ -126,7 +127,7 @@ class SilentHost:
         """A sentence for people."""
         number = len(self.frames)
         frames = f"{number} frame{'' if number == 1 else 's'} of it"
-        silent = f"has been silent for {span(self.silent_seconds)}"
+        silent = f"has been silent for {duration_text(self.silent_seconds)}"
         return f"host {self.host} ({self.state}), with {frames}, {silent}: {self.becomes}"
 
 
@@ -235,7 +236,7 @@ def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:
     """``capacity: a frame needs ... (4 s ago)``."""
     placed = f", {recorded.verdict.frames} placed" if recorded.verdict.frames else ""
-    return f"{verdict_text(recorded.verdict)}{placed} ({span(now - recorded.at)} ago)"
+    return f"{verdict_text(recorded.verdict)}{placed} ({duration_text(now - recorded.at)} ago)"
 
 
 def verdict_text(verdict: LayerVerdict) -> str:
@@ -387,7 +388,7 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
 def _of_start(layer: jobs.LayerView, job: Row[Any]) -> Iterator[WaitReason]:
     if layer.start_after is not None and layer.start_after > job.now:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        left = span((layer.start_after - job.now).total_seconds())
+        left = duration_text((layer.start_after - job.now).total_seconds())
         yield WaitReason("start_after", f"not to be started before {moment} (in {left})")
 
 
@@ -491,7 +492,7 @@ def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
     for host in hosts:
         free = "when it is free is not known"
         if host.free_in_seconds is not None:
-            free = f"expected free {f'in {span(host.free_in_seconds)}' if host.free_in_seconds > 0 else 'now'}"
+            free = f"expected free {f'in {duration_text(host.free_in_seconds)}' if host.free_in_seconds > 0 else 'now'}"
         yield WaitReason(Verdict.DRAINING, f"host {host.host} drains for a frame of it, {free}", decides=False)
 
 
@@ -610,8 +611,9 @@ def _fate(state: str, silent_for: float, down_after: float, *, deaf: bool) -> tu
     if state == HardwareState.UP:
         due = max(0.0, down_after - silent_for)
         many = ", as most hosts are silent" if deaf else ""
-        return due, f"it is DOWN {f'in {span(due)}' if due else 'by then'}, after {span(down_after)}{many}; {again}"
-    dead = f"or are dead after {span(GIVE_UP_SECONDS)} of silence"
+        when = f"in {duration_text(due)}" if due else "by then"
+        return due, f"it is DOWN {when}, after {duration_text(down_after)}{many}; {again}"
+    dead = f"or are dead after {duration_text(GIVE_UP_SECONDS)} of silence"
     return None, f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 
 
@@ -732,11 +734,3 @@ def listed(words: list[str], *, most: int = 4, last: str = "and") -> str:
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
-
-
-def span(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3.5 h``."""
-    seconds = max(0.0, seconds)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

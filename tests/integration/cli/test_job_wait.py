@@ -202,7 +202,7 @@ def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited, mo
     assert ran.err.count("still waiting") == 1
 
 
-def on_terminal(cli: Cli, columns: int, rows: int, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def on_terminal(cli: Cli, columns: int, rows: int, *words: str) -> tuple[int, str]:
     """The exit status, and all that was written to a terminal of this size."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -220,7 +220,7 @@ def on_terminal(cli: Cli, columns: int, rows: int, *words: str, monkeypatch: pyt
 
     reader = threading.Thread(target=read)
     reader.start()
-    with monkeypatch.context() as patch, os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         patch.delenv("COLUMNS")
         patch.setenv("TERM", "xterm")
         patch.setenv("COLUMNS", str(columns))
@@ -232,10 +232,21 @@ def on_terminal(cli: Cli, columns: int, rows: int, *words: str, monkeypatch: pyt
     return status, b"".join(written).decode()
 
 
-@pytest.mark.parametrize("columns", [80, 120, 200])
-def test_a_terminal_shows_a_bar_for_each_layer(
-    cli: Cli, waited: Waited, looks: list[int], columns: int, monkeypatch: pytest.MonkeyPatch
+def test_a_job_of_which_nothing_runs_says_why(
+    cli: Cli, waited: Waited, looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(job_wait, "_REASON_SECONDS", 0.0)
+    waited.do("UPDATE job SET b_paused = true")
+    for show in (lambda: cli("job", "wait", NAME).out, lambda: on_terminal(cli, 100, 24, "job", "wait", NAME)[1]):
+        change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
+        shown = show()
+        change.join()
+        assert f"waits: the job is paused; `opencue-sched job unpause {NAME}`" in shown
+        waited.frames("WAITING")
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_terminal_shows_a_bar_for_each_layer(cli: Cli, waited: Waited, looks: list[int], columns: int) -> None:
     waited.do(
         "UPDATE layer_usage SET int_clock_time_success = 600, int_frame_success_count = 2 WHERE pk_layer = :layer",
         layer=waited.job.layers[0].id,
@@ -244,7 +255,7 @@ def test_a_terminal_shows_a_bar_for_each_layer(
     waited.frames("RUNNING", 2)
     waited.frames("DEAD", 4)
     change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
-    status, written = on_terminal(cli, columns, 24, "job", "wait", NAME, monkeypatch=monkeypatch)
+    status, written = on_terminal(cli, columns, 24, "job", "wait", NAME)
     change.join()
     assert status == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "\n")
@@ -262,17 +273,19 @@ def test_a_terminal_shows_a_bar_for_each_layer(
     assert shown.rstrip().endswith(f"{NAME}: 6 of 6 frames succeeded")
 
 
-def test_of_more_layers_than_lines_those_that_go_on_are_shown(
-    cli: Cli, build: Build, waited: Waited, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_more_layers_than_lines_those_that_go_on_are_shown(cli: Cli, build: Build, waited: Waited) -> None:
     many = build(lambda farm: farm.job([LayerSpec(name=f"l{n:02}") for n in range(40)], show=waited.job.show, name="m"))
     waited.do("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame = ANY(:ids)", ids=list(many.frames[:30]))
     waited.do("UPDATE frame SET str_state = 'DEAD' WHERE pk_frame = ANY(:ids)", ids=list(many.frames[30:]))
-    status, written = on_terminal(cli, 80, 12, "job", "wait", "m", monkeypatch=monkeypatch)
+    status, written = on_terminal(cli, 80, 12, "job", "wait", "m")
     assert status == 1
     assert "l30" in written
     assert "l05" not in written
     assert "and 32 more layers" in written
+
+
+def interrupted(_seconds: float) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list[int], build: Build) -> None:
@@ -283,6 +296,11 @@ def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list
     change.join()
     assert ran.json["submitted"], ran.err
     assert (ran.status, ran.json["ended"]["outcome"]) == (0, "succeeded")
+    with pytest.MonkeyPatch.context() as patch:
+        # when Ctrl-C ends the waiting, then the job is named all the same
+        patch.setattr(job_wait.time, "sleep", interrupted)
+        ran = cli("submit", "-", "--wait", "--json", given=JOB_FILE.replace("waited", "left"))
+    assert (ran.status, ran.json["submitted"], "ended" in ran.json) == (130, True, False)
     change = meanwhile(looks, lambda: waited.do("UPDATE frame SET str_state = 'DEAD' WHERE str_state = 'WAITING'"))
     ran = cli("submit", "-", "--wait", given=JOB_FILE.replace("waited", "again"))
     change.join()
@@ -306,7 +324,7 @@ def test_a_list_of_jobs_is_watched(
 
     monkeypatch.setattr("opencue_sched.cli.output.time.sleep", change)
     words = ("job", "list", "--watch", "--name", "watched")
-    status, written = on_terminal(cli, columns, 12, *words, monkeypatch=monkeypatch)
+    status, written = on_terminal(cli, columns, 12, *words)
     assert status == 130
     first, second = written.split("every 2 s")[1:]
     assert "watched11" in first

@@ -91,9 +91,9 @@ def states(rows: Rows) -> list[str]:
     ("seconds", "state", "due", "words"),
     [
         (200, "UP", 100, "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"),
-        (200, "UP", 100, "it is DOWN in 100 s, after 5 min"),
-        (400, "UP", 0, "it is DOWN by then, after 5 min"),
-        (30, "DOWN", 0, "host render01 (DOWN), with 2 frames of it, has been silent for 30 s"),
+        (200, "UP", 100, "it is DOWN in 1m, after 5m"),
+        (400, "UP", 0, "it is DOWN by then, after 5m"),
+        (30, "DOWN", 0, "host render01 (DOWN), with 2 frames of it, has been silent for 30s"),
         (600, "REBOOTING", None, "they wait again once it boots or its RQD answers that they are gone"),
     ],
 )
@@ -103,7 +103,7 @@ def test_explain_names_silent_hosts_and_when_their_frames_are_given_up(
     assert cli("explain", NAME, "--json").json["silent_hosts"] == []
     silence(seconds, state)
     (line,) = [line for line in cli("explain", NAME).out.splitlines() if line.startswith("host render01")]
-    assert words.replace("100 s", line.partition("DOWN in ")[2].partition(",")[0] or "100 s") in line
+    assert words.replace("1m", line.partition("DOWN in ")[2].partition(",")[0] or "1m") in line
     (host,) = cli("explain", NAME, "--json").json["silent_hosts"]
     assert (host["host"], host["state"], host["frames"]) == ("render01", state, ["0001-render", "0002-render"])
     assert host["due_seconds"] == (due if not due else pytest.approx(due, abs=30))
@@ -113,7 +113,7 @@ def test_most_hosts_silent_at_once_are_waited_for_longer(
     cli: Cli, rendering: Rendering, silence: Callable[..., None]
 ) -> None:
     silence(400, hosts=tuple(NOWHERE)[:3])
-    assert "after 15 min, as most hosts are silent" in cli("explain", NAME).out
+    assert "after 15m, as most hosts are silent" in cli("explain", NAME).out
 
 
 def test_of_an_unmanaged_show_beside_a_cuebot_the_cuebot_decides(
@@ -135,7 +135,7 @@ def test_a_frame_of_a_silent_host_stays_and_it_is_said_until_when(
     ran = cli("job", command[0], NAME, *command[1:], "--force")
     assert ran.status == 1
     assert "2 frames could not be confirmed dead and may still run:" in ran.err
-    assert "host render01 (UP), with 2 frames of it, has been silent for 3 min" in ran.err
+    assert "host render01 (UP), with 2 frames of it, has been silent for 3m" in ran.err
     assert "--force changes nothing: the reaper would end none of them yet" in ran.err
     assert (worker, states(rows)[:2]) == ([], ["RUNNING", "RUNNING"])
 
