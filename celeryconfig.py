@@ -72,7 +72,7 @@ enable_utc = True
 imports = ("tasks.sweep", "tasks.dispatch", "tasks.accounting", "tasks.maintenance")
 
 worker_pool = "threads"
-worker_consumer = "opencue_sched.worker.consumer:TolerantConsumer"
+worker_consumer = "opencue_sched.worker.task:TolerantConsumer"
 worker_concurrency = _settings.queue.stream.clusters_at_once or _settings.queue.worker_threads
 worker_prefetch_multiplier = _settings.queue.stream.messages_per_thread or 1
 worker_send_task_events = True

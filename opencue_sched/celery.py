@@ -1,6 +1,7 @@
 """The Celery application that ``celery -A opencue_sched`` finds.
 
-Only wiring lives here: configuration, logs, signals and the start and stop of a worker's runtime. Celery swallows
+Only wiring lives here: configuration, logs, signals, the start and stop of a worker's runtime, and the heartbeat of its
+presence, which is started anew after each reconnect. Celery swallows
 exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old)
 ends the process at once, with a message and exit status 78 (configuration error: starting again would not help), or 75
 when a store does not answer and may yet.
@@ -12,8 +13,14 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
+import time
+from contextlib import suppress
 from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any, NoReturn
 
 import structlog
@@ -26,34 +33,34 @@ from celery.signals import (
     worker_process_shutdown,
     worker_shutting_down,
 )
+from celery.worker import state
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, describe_failure
 from opencue_sched.settings import get_settings, setting_problems, unknown_variables
-from opencue_sched.worker.consumer import (
-    PresenceStep,
-    begin_to_drain,
-    children_end,
-    end_at_a_second_sigterm,
-    kill_children,
-    sleep_unless_stopped,
-)
 from opencue_sched.worker.control import (
     asks_for_prefork,
+    fleet_figures,
     guard_flower,
     is_celery,
     is_flower,
     keeps_a_log,
 )
+from opencue_sched.worker.metrics import PULSE
+from opencue_sched.worker.task import Workload
 
 log = structlog.get_logger(__name__)
 
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
+_LOOK_FOR_AN_ORDER_SECONDS = 0.2
+# Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
+_workload: Workload | None = None
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -170,6 +177,117 @@ class RuntimeStep(bootsteps.StartStopStep):
 
     def terminate(self, parent: Any) -> None:
         self.stop(parent)
+
+
+class PresenceStep(bootsteps.StartStopStep):
+    """Refreshes the presence every few seconds from the consumer's timer, which is the pulse of the worker."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **_: Any) -> None:  # noqa: ARG002 - celery's signature
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        from opencue_sched.worker.runtime import runtime
+
+        global _workload
+        membership = runtime().membership
+        _workload = membership.workload
+        membership.in_flight = lambda: len(state.reserved_requests)
+        membership.workload.begin()
+        PULSE.store_answers = _redis_answers
+
+        def beat() -> None:
+            PULSE.beat()
+            try:
+                membership.heartbeat()
+                runtime().show_store()
+            except InstanceTaken as error:
+                log.error("worker_stops", reason=str(error))
+                state.should_stop = EX_CONFIG  # type: ignore[assignment]
+            except RedisError as error:
+                log.warning("beat_of_the_worker_failed", error=str(error))
+            except Exception:
+                # As the timer does with the others: the first one would end the worker, at each reconnection.
+                log.exception("beat_of_the_worker_failed")
+
+        beat()
+        self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        PULSE.rest()
+
+    shutdown = stop
+
+    def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
+        """Celery's ``stats`` has what its steps return here."""
+        return fleet_figures()
+
+
+def _redis_answers() -> bool:
+    from opencue_sched.worker.runtime import runtime
+
+    try:
+        return bool(runtime().client.ping())
+    except RedisError:
+        return False
+
+
+def sleep_unless_stopped(seconds: float) -> None:
+    """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
+    (WorkerShutdown or WorkerTerminate)."""
+    deadline = time.monotonic() + seconds
+    while True:
+        state.maybe_shutdown()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
+
+
+def begin_to_drain(**_: Any) -> None:
+    """At the first signal to stop: take nothing new."""
+    if _workload is not None:
+        _workload.stop()
+
+
+def end_at_a_second_sigterm() -> None:
+    """Leave the first SIGTERM to Celery, which tells begin_to_drain; a second one ends the process at once.
+
+    That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
+    It never enters Celery's handler, which may be at work for the first one, with a lock that it would wait for.
+    """
+    drain: Any = signal.getsignal(signal.SIGTERM)
+    orders = count()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if next(orders):  # one step: no other signal comes within
+            os._exit(128 + signum)
+        drain(signum, frame)
+
+    if callable(drain):
+        signal.signal(signal.SIGTERM, handle)
+
+
+# The end of the children of Celery's prefork pool, which waits for what they have in hand without end.
+
+
+def children_end(pool: Any, seconds: float) -> bool:
+    """Have the children end when they have done what is in hand; whether all have within ``seconds``."""
+    stopping = threading.Thread(target=pool.stop, name="pool-stop", daemon=True)
+    stopping.start()
+    stopping.join(seconds)
+    return not stopping.is_alive()
+
+
+def kill_children(pool: Any) -> None:
+    """End them at once, whatever they are at."""
+    for pid in pool.info["processes"]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @beat_init.connect

@@ -3,7 +3,7 @@
 With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
 producer - is popped, raises inside the event loop and takes the worker down. Here each value is checked before kombu
 sees it: a message is only a hint, so one that cannot be read is counted, logged once by kind and dropped. What the
-envelope holds is checked in worker/consumer.py. A broadcast that cannot be read is logged and dropped.
+envelope holds is checked in worker/task.py. A broadcast that cannot be read is logged and dropped.
 
 A push whose answer was lost is made again by Celery; here the message is on the queue once for all that. A periodic
 message takes the place of the one before it that still waits, so that a queue holds one of each however long no worker

@@ -1,24 +1,33 @@
-"""The base class of our tasks, the messages that have them run, and what a process has in hand of them.
+"""From a message to a task that runs, what a process has in hand of these, and the messages that it sends itself.
 
-A task first counts itself, rejects a message that it cannot be run with, and drops one that a former leader sent or a
-later tick overtook. It may be held up after that: so what it changes in the counters carries the leader's fence, and
-the scripts refuse it once there is a newer leader.
+A message is only a hint. With Celery's plain consumer, one whose headers or body are not of the form that Celery
+expects raises inside the event loop and takes the worker down, or raises in a thread of the pool, which then neither
+acknowledges the message nor takes another in its place. Here a message is read completely before Celery sees it: one
+that is not a task of ours is counted, logged once by kind and acknowledged. What Celery raises afterwards is no
+message's fault and is not caught here.
+
+A task first counts itself, rejects arguments that it cannot be run with, and drops a message that a former leader sent
+or a later tick overtook. It may be held up after that: so what it changes in the counters carries the leader's fence,
+and the scripts refuse it once there is a newer leader.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import structlog
 from celery import Celery, Task
+from celery.utils.time import maybe_iso8601
+from celery.worker.consumer import Consumer
 from kombu import Queue
 from kombu.exceptions import OperationalError
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, validate_call
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import JobPriority
@@ -30,6 +39,105 @@ from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import FencedOff, InvalidInput
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
+
+if TYPE_CHECKING:
+    from opencue_sched.worker.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
+
+
+def _time(value: str) -> str:
+    """A time as Celery reads it. Raises ValueError."""
+    try:
+        maybe_iso8601(value)
+    except OverflowError as error:
+        raise ValueError("out of range") from error
+    return value
+
+
+class _Message(BaseModel):
+    """What a message of ours consists of: the headers that Celery reads, those that a leader writes, and the payload
+    of arguments, keywords and options.
+
+    No callbacks, chain or chord, well formed or not: no task of ours has any, and Celery reads them in the thread that
+    runs the task, where a malformed one would keep the thread's slot.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    task: str
+    id: str
+    root_id: str | None = None
+    parent_id: str | None = None
+    argsrepr: str | None = None
+    kwargsrepr: str | None = None
+    origin: str | None = None
+    eta: Annotated[str, AfterValidator(_time)] | None = None
+    sent_at: float | None = None
+    fence: int | None = None
+    tick: int | None = None
+    tick_of: str | None = None
+    catch_up: str | None = None
+    payload: Annotated[
+        tuple[list[Any], dict[str, Any], dict[Literal["callbacks", "errbacks", "chain", "chord"], None]],
+        Field(strict=False),
+    ]
+
+
+class TolerantConsumer(Consumer):
+    """The consumer of our workers (``worker_consumer``)."""
+
+    strategies: dict[str, Any]
+    connection_errors: tuple[type[BaseException], ...]
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """What is called with each message."""
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                message.headers = read_headers(message, self.strategies)
+            except InvalidInput as problem:
+                return self._drop(message, str(problem))
+            return handle(message)
+
+        return on_task_received
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """A message that kombu itself cannot decompress or decode."""
+        self._drop(message, f"cannot be decoded: {type(exc).__name__}")
+
+    def _drop(self, message: Any, problem: str) -> None:
+        note_unreadable(
+            "task",
+            problem,
+            task=repr((message.headers or {}).get("task")),
+            queue=str((message.delivery_info or {}).get("routing_key")),
+            message=repr(message.body),
+        )
+        message.ack_log_error(_log, self.connection_errors)
+
+
+def read_headers(message: Any, tasks: Collection[str]) -> dict[str, Any]:
+    """The headers of a message that is complete and for one of ``tasks``, without any that are not ours: Celery makes
+    attributes of the task's request of them all, and reads limits, stamps and groups without looking at their kind.
+
+    Raises InvalidInput with the kind of mistake, never a value.
+    """
+    try:
+        payload = message.payload
+    except Exception as error:  # a codec may raise anything over a body, and nothing but the codec runs here
+        raise InvalidInput(f"a body that cannot be decoded: {type(error).__name__}") from error
+    try:
+        read = _Message.model_validate({**message.headers, "payload": payload})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidInput(f"{problem['loc'][0]}: {problem['type']}") from error
+    if read.task not in tasks or read.task.startswith("celery."):
+        raise InvalidInput("no task of ours")
+    # No task of ours has a result.
+    return read.model_dump(exclude={"payload"}, exclude_unset=True) | {"ignore_result": True}
 
 
 class Workload:
@@ -97,11 +205,6 @@ class Workload:
                 self._changed.wait(left)
         return True
 
-
-if TYPE_CHECKING:
-    from opencue_sched.worker.runtime import Runtime
-
-log = structlog.get_logger(__name__)
 
 FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""

@@ -13,13 +13,13 @@ from celery import Celery
 from click import BadParameter
 from kombu import Queue
 
+from opencue_sched.celery import PresenceStep
 from opencue_sched.cli.ctl import addressees
 from opencue_sched.coordination.names import LeaderKeys, QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import Settings
 from opencue_sched.worker import control
-from opencue_sched.worker.consumer import PresenceStep
 from opencue_sched.worker.control import broadcast, duration, fleet_control
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Workload

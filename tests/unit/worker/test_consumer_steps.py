@@ -12,10 +12,10 @@ import pytest
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from opencue_sched.celery import RuntimeStep
+from opencue_sched import celery as wiring
+from opencue_sched.celery import RuntimeStep, sleep_unless_stopped
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.worker import consumer, runtime
-from opencue_sched.worker.consumer import sleep_unless_stopped
+from opencue_sched.worker import runtime
 from opencue_sched.worker.task import Workload
 
 
@@ -59,17 +59,17 @@ def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     mine = SimpleNamespace(membership=membership, show_store=show_store)
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
-    monkeypatch.setattr(consumer, "_workload", None)
+    monkeypatch.setattr(wiring, "_workload", None)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
-    consumer.PresenceStep(None).start(SimpleNamespace(timer=timer))
-    assert again == [consumer.REFRESH_SECONDS]
+    wiring.PresenceStep(None).start(SimpleNamespace(timer=timer))
+    assert again == [wiring.REFRESH_SECONDS]
 
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload()
-    monkeypatch.setattr(consumer, "_workload", workload)
-    consumer.begin_to_drain()
+    monkeypatch.setattr(wiring, "_workload", workload)
+    wiring.begin_to_drain()
     workload.resume()
     assert workload.state is WorkerState.DRAINING
 
@@ -78,7 +78,7 @@ _TOLD_TWICE = """
 import os, signal, sys, threading
 from celery.apps.worker import install_worker_term_handler
 from celery.signals import worker_shutting_down
-from opencue_sched.worker.consumer import end_at_a_second_sigterm
+from opencue_sched.celery import end_at_a_second_sigterm
 
 def again(**_):
     signal.raise_signal(signal.SIGTERM)

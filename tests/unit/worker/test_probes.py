@@ -11,9 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from opencue_sched import celery as wiring
+from opencue_sched.celery import PresenceStep
 from opencue_sched.embedded.processes import free_port
-from opencue_sched.worker import consumer, metrics, runtime
-from opencue_sched.worker.consumer import PresenceStep
+from opencue_sched.worker import metrics, runtime
 from opencue_sched.worker.metrics import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.task import Workload
 
@@ -118,7 +119,7 @@ def _hang() -> bool:
 def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     # given a consumer with the step that refreshes the presence
     pulse = Pulse(clock)
-    monkeypatch.setattr(consumer, "PULSE", pulse)
+    monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     client = SimpleNamespace(ping=lambda: True)
     made = SimpleNamespace(membership=membership, show_store=lambda: None, client=client)
