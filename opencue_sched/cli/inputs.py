@@ -169,7 +169,7 @@ def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> li
     """The ids of a job's layers of these names; None for no name. Raises UnknownName for one the job has not."""
     if not names:
         return None
-    by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id, has_start_after=False)}
+    by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id)}
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")

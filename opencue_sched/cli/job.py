@@ -446,10 +446,10 @@ def info(name: str, as_json: bool) -> None:
 
     Example: opencue-sched job info demo-sh010-alice_comp_v001
     """
-    with farm() as (engine, facts), engine.connect() as connection:
+    with farm() as (engine, _), engine.connect() as connection:
         row = choose(connection, Kind.JOB, name)
         (job,) = jobs.list_jobs(connection, job_id=row.id)
-        layers = jobs.layers_of(connection, row.id, has_start_after=facts.has_start_after)
+        layers = jobs.layers_of(connection, row.id)
     from opencue_sched.cli.checks import last_verdicts
 
     layer_columns = layer_columns_of(last_verdicts(row.id))

@@ -37,9 +37,9 @@ def list_(name: str, as_json: bool) -> None:
 
     Example: opencue-sched layer list demo-sh010-alice_comp_v001
     """
-    with farm() as (engine, facts), engine.connect() as connection:
+    with farm() as (engine, _), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        found = jobs.layers_of(connection, job.id, has_start_after=facts.has_start_after)
+        found = jobs.layers_of(connection, job.id)
     show_rows(found, layer_columns_of(last_verdicts(job.id)), as_json=as_json)
 
 
@@ -77,17 +77,13 @@ def set_(
         fields["tags"] = join_tags(fields["tags"])
         if len(fields["tags"]) > LAYER_TAGS_WIDTH:
             raise CommandRefused(f"tags: {LAYER_TAGS_WIDTH} characters are the most OpenCue stores")
-    with farm() as (engine, facts):
+    with farm() as (engine, _):
         with engine.begin() as connection:
             job = choose(connection, Kind.JOB, name)
             chosen = layer_ids(connection, job, layers) or []
             limits = [[row.id for row in choose_all(connection, Kind.LIMIT, names)] for names in (add, drop)]
             jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
-            found = [
-                row
-                for row in jobs.layers_of(connection, job.id, has_start_after=facts.has_start_after)
-                if row.id in chosen
-            ]
+            found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
             _check(found)
         with engine.connect() as connection:
             notes = _notes(connection, job.id, found)

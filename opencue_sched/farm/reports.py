@@ -24,6 +24,7 @@ from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, short_name
 from opencue_sched.settings import Release
 from opencue_sched.store import reports
+from opencue_sched.store.hosts import set_lock
 from opencue_sched.store.procs import Run, read_runs
 from opencue_sched.store.reports import HostRow, HostSize, HostStatus
 
@@ -456,7 +457,7 @@ class HostReports:
         changed = False
         lock = next_lock_state(row.lock_state, nimby_locked=host.nimby_locked)
         if lock is not row.lock_state:
-            changed |= reports.set_lock_state(connection, row.id, row.lock_state, lock, "NIMBY")
+            changed |= bool(set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY"))
         if boot or (row.size != host.size and not row.busy):
             changed |= reports.resize_host(connection, row.id, host.size)
         if boot:

@@ -166,7 +166,7 @@ def explain_job(
     """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over; both are empty when Redis does not answer.
     ``with_logs``: say of what dead frames died, which reads their logs."""
     job = figures.situation(connection, job_id)
-    subscriptions = pending.fetch_subscriptions(connection, job.show_id)
+    subscriptions = pending.fetch_subscriptions(connection, [job.show_id])
     whole = (
         *switch_reasons(job),
         *_quarantine(jobs.quarantined_jobs(connection, job_id)),
@@ -174,7 +174,7 @@ def explain_job(
         *_of_subscriptions(job, subscriptions),
         *_of_caps(job),
     )
-    layers = jobs.layers_of(connection, job_id, has_start_after=facts.has_start_after)
+    layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
@@ -268,8 +268,8 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     """Sentences on what nothing on the farm could serve now of a job that was just put in, however idle it were; and
     on services nobody knows. At most six statements."""
     job = figures.situation(connection, job_id)
-    subscriptions = pending.fetch_subscriptions(connection, job.show_id)
-    layers = jobs.layers_of(connection, job_id, has_start_after=False)
+    subscriptions = pending.fetch_subscriptions(connection, [job.show_id])
+    layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, Hold, PlannedProc, centicores
+from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
@@ -35,7 +35,7 @@ _TIMEOUTS = """
 # shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
 _TRANSACTION_TIMEOUTS = text(f"{_TIMEOUTS}, set_config('transaction_timeout', :transaction_ms, true)")
 
-_LOCK_FRAMES = """
+_LOCK_FRAMES = f"""
     SELECT f.pk_frame
     FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS wanted(pk_frame, version)
     JOIN frame f ON f.pk_frame = wanted.pk_frame
@@ -43,13 +43,12 @@ _LOCK_FRAMES = """
     JOIN job j ON j.pk_job = f.pk_job
     JOIN show s ON s.pk_show = j.pk_show
     WHERE f.str_state = 'WAITING' AND f.int_version IS NOT DISTINCT FROM wanted.version
-      AND j.str_state = 'PENDING' AND NOT j.b_paused AND j.b_auto_book
-      AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
-      {started}
+      AND {SWITCHED_ON}
+      {{started}}
       AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
     ORDER BY f.pk_frame
     FOR NO KEY UPDATE OF f SKIP LOCKED
-"""
+"""  # noqa: S608 - only our own constant
 
 # Two statements in one message: the second sees the holds that were granted before the first had its locks, and nobody
 # grants another while these are held (store/promises.py).
@@ -237,7 +236,7 @@ def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: S
     Ids of the frames locked. One that is locked already is not waited for.
     """
     parameters = {"frames": [p.frame.id for p in procs], "versions": [p.frame.version for p in procs]}
-    return frozenset(connection.execute(_lock_frames(columns.has_start_after), parameters).scalars())
+    return frozenset(connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after), parameters).scalars())
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_seconds: float) -> dict[str, LockedHost]:
@@ -378,12 +377,6 @@ def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:
         "gpus": [p.reservation.gpus for p in procs],
         "gpu_memory": [p.reservation.gpu_memory_kb for p in procs],
     }
-
-
-@cache
-def _lock_frames(has_start_after: bool) -> TextClause:
-    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
-    return text(_LOCK_FRAMES.format(started=started))
 
 
 def _milliseconds(seconds: float) -> str:

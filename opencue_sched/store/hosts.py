@@ -26,7 +26,7 @@ from opencue_sched.domain.farm import (
     os_names,
 )
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
+from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -39,8 +39,7 @@ _COLUMNS = f"""
     JOIN host_stat s ON s.pk_host = h.pk_host
     JOIN alloc a ON a.pk_alloc = h.pk_alloc
     LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
-    WHERE h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
-      AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
+    WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
 
 _OF_TAGS = text(
@@ -227,8 +226,15 @@ _TAG_KINDS = text(
     "SELECT str_tag, upper(str_tag_type) FROM host_tag"
     " WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) ORDER BY 1"
 )
-RECALCULATE_TAGS = text(
-    "SELECT recalculate_tags(pk_host) FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host"
+# Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
+SHOW_TAGS = text(
+    """
+    UPDATE host SET str_tags = left(tags.joined, 128)
+      FROM host tagged CROSS JOIN LATERAL (
+           SELECT coalesce(string_agg(str_tag, ' ' ORDER BY str_tag_type, str_tag), '') AS joined
+             FROM host_tag WHERE host_tag.pk_host = tagged.pk_host) tags
+     WHERE tagged.pk_host = ANY(CAST(:hosts AS varchar[])) AND host.pk_host = tagged.pk_host
+    """
 )
 _MOVE = (
     text("UPDATE host SET pk_alloc = :alloc WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND pk_alloc <> :alloc"),
@@ -242,7 +248,7 @@ _MOVE = (
            AND alloc.str_tag NOT IN (SELECT str_tag FROM host_tag WHERE host_tag.pk_host = host.pk_host)
         """
     ),
-    RECALCULATE_TAGS,
+    SHOW_TAGS,
 )
 _DELETE = (text("DELETE FROM comments WHERE pk_host = :host"), text("DELETE FROM host WHERE pk_host = :host"))
 
@@ -329,5 +335,5 @@ def _retag(connection: Connection, change: TextClause, host_id: str, tags: Seque
     lock_hosts(connection, [host_id])
     changed = bool(connection.execute(change, {"host": host_id, "tags": tags}).all())
     if changed:
-        connection.execute(RECALCULATE_TAGS, {"hosts": [host_id]})
+        connection.execute(SHOW_TAGS, {"hosts": [host_id]})
     return changed

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import FrameState
 
@@ -38,13 +37,14 @@ _JOBS = text(
      LIMIT :most
     """
 )
-_LAYERS = """
+_LAYERS = text(
+    """
     SELECT layer.pk_layer AS id, layer.str_name AS name, layer.str_type AS type, str_cmd AS command,
            str_range AS range, int_chunk_size AS chunk_size, int_cores_min AS cores_min,
            layer.int_cores_max AS cores_max, b_threadable AS threadable, b_optimize AS optimize,
            int_mem_min AS memory_kb, int_gpus_min AS gpus, int_gpu_mem_min AS gpu_memory_kb, str_tags AS tags,
            str_services AS services, int_timeout AS timeout_minutes, int_timeout_llu AS timeout_llu_minutes,
-           {start_after} AS start_after,
+           CAST(to_jsonb(layer) ->> 'ts_start_after' AS timestamptz) AS start_after,
            ARRAY(SELECT DISTINCT limit_record.str_name FROM layer_limit
                    JOIN limit_record ON limit_record.pk_limit_record = layer_limit.pk_limit_record
                   WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
@@ -56,7 +56,8 @@ _LAYERS = """
       FROM layer JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
      WHERE layer.pk_job = :job
      ORDER BY layer.int_dispatch_order, layer.str_name
-"""
+    """
+)
 _FRAMES = text(
     """
     SELECT frame.pk_frame AS id, frame.str_name AS name, layer.str_name AS layer, int_number AS number,
@@ -201,15 +202,9 @@ def list_jobs(
     return connection.execute(_JOBS, wanted).all()
 
 
-def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> Sequence[LayerView]:
-    """The layers of a job in dispatch order. ``has_start_after``: the schema knows layer.ts_start_after."""
-    return connection.execute(_layers(has_start_after), {"job": job_id}).all()
-
-
-@cache
-def _layers(has_start_after: bool) -> TextClause:
-    column = "layer.ts_start_after" if has_start_after else "CAST(NULL AS timestamptz)"
-    return text(_LAYERS.format(start_after=column))
+def layers_of(connection: Connection, job_id: str) -> Sequence[LayerView]:
+    """The layers of a job in dispatch order. ``start_after`` is None where the schema does not know it (V47)."""
+    return connection.execute(_LAYERS, {"job": job_id}).all()
 
 
 def frames_of(

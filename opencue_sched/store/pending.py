@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom, TagType
 from opencue_sched.domain.frames import cores_cap, gpus_cap
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,11 @@ _CLUSTERS = """(
              WITH ORDINALITY AS it(show_id, facility_id, tags, shard, draw, headroom, turn)
     ) c"""
 QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
-          AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
-          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
+SWITCHED_ON = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
+          AND s.b_active AND s.b_scheduler_managed
+          AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused"""
+MAY_BE_BOOKED = f"""{SWITCHED_ON}
+          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""  # noqa: S608
 # domain.frames.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
 LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
@@ -71,19 +72,19 @@ LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
 
 _SUBSCRIPTIONS = text(
     f"""
-    SELECT sub.pk_alloc AS alloc_id, a.str_name AS allocation, a.pk_facility AS facility_id,
+    SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.str_name AS allocation, a.pk_facility AS facility_id,
            sub.int_burst AS burst_centicores,
            COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
     FROM subscription sub
     JOIN alloc a ON a.pk_alloc = sub.pk_alloc
     LEFT JOIN (
-        SELECT h.pk_alloc, {USED}
+        SELECT p.pk_show, h.pk_alloc, {USED}
         FROM proc p
         JOIN host h ON h.pk_host = p.pk_host
-        WHERE p.pk_show = :show_id AND NOT p.b_local
-        GROUP BY h.pk_alloc
-    ) used ON used.pk_alloc = sub.pk_alloc
-    WHERE sub.pk_show = :show_id
+        WHERE p.pk_show = ANY(CAST(:shows AS varchar[])) AND NOT p.b_local
+        GROUP BY p.pk_show, h.pk_alloc
+    ) used ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
+    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[]))
     ORDER BY a.str_name
     """  # noqa: S608 - only our own constant
 )
@@ -338,12 +339,6 @@ _NEXT_START = text(
 )
 
 
-@cache
-def _statement(template: str, has_start_after: bool) -> TextClause:
-    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
-    return text(template.format(started=started, start_after=", l.ts_start_after" if has_start_after else ""))
-
-
 class WaitingWork(NamedTuple):
     """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
     over_folder when that cap has too little headroom for one of them, else behind."""
@@ -359,7 +354,9 @@ def fetch_waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
 ) -> list[WaitingWork]:
     """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
-    rows = connection.execute(_statement(_WAITING_WORK, facts.has_start_after), {"facility_ids": _ids(facilities)})
+    rows = connection.execute(
+        with_start_after(_WAITING_WORK, facts.has_start_after), {"facility_ids": _ids(facilities)}
+    )
     return [
         WaitingWork(row.pk_facility, row.pk_show, frozenset(row.tags.split("|")), row.why, int(row.frames))
         for row in rows
@@ -369,16 +366,16 @@ def fetch_waiting_work(
 def fetch_gpu_waits(connection: Connection, facts: SchemaFacts) -> Sequence[Row[Any]]:
     """Waiting ``frames`` of layers that need GPUs, by facility, show, OS, tags and need; ``least_cores`` is the fewest
     whole cores of one frame, ``bursts`` the show's subscriptions (allocation id -> centicores). One statement."""
-    return connection.execute(_statement(_GPU_WAITS, facts.has_start_after)).all()
+    return connection.execute(with_start_after(_GPU_WAITS, facts.has_start_after)).all()
 
 
-def fetch_subscriptions(connection: Connection, show_id: str) -> Sequence[Row[Any]]:
-    """Every subscription of the show, in any facility (``alloc_id``, ``allocation``, ``facility_id``,
+def fetch_subscriptions(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Every subscription of these shows, in any facility (``show_id``, ``alloc_id``, ``allocation``, ``facility_id``,
     ``burst_centicores``), with the whole ``cores`` and ``gpus`` that its procs on the allocation's hosts take now.
 
     Local procs (a user's own machine) do not count against a subscription.
     """
-    return connection.execute(_SUBSCRIPTIONS, {"show_id": show_id}).all()
+    return connection.execute(_SUBSCRIPTIONS, {"shows": sorted(show_ids)}).all()
 
 
 def fetch_shares(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
@@ -427,7 +424,7 @@ def fetch_pending_jobs(
         **_skipped(skipped),
         "max_jobs": max_jobs,
     }
-    return connection.execute(_statement(_PENDING_JOBS, facts.has_start_after), parameters).all()
+    return connection.execute(with_start_after(_PENDING_JOBS, facts.has_start_after), parameters).all()
 
 
 def fetch_next_starts(
@@ -463,7 +460,7 @@ def fetch_waiting_layers(
         "max_frames": max_frames,
         "most_frames": most_frames,
     }
-    return connection.execute(_statement(_WAITING_LAYERS, facts.has_start_after), parameters).all()
+    return connection.execute(with_start_after(_WAITING_LAYERS, facts.has_start_after), parameters).all()
 
 
 def _clusters(clusters: Sequence[Cluster], draws: Sequence[str], headroom: Sequence[int] = ()) -> dict[str, Any]:

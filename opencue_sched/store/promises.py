@@ -9,17 +9,20 @@ row, which a booking has, too, so a booking either is there before the hold or k
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import Hold
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, Hold
+from opencue_sched.store.pending import QUARANTINED, SWITCHED_ON, fetch_subscriptions
+from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 _LOCK_KEY = 0x6F63732D686F6C64
 """Advisory lock of the task: the bytes of ``ocs-hold``."""
 
+MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
+      AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
+"""Of a host ``h`` and its statistics ``s``: it is open, up, and was heard of lately."""
 HELD = """
     SELECT hold.pk_host, hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
            CAST(extract(epoch FROM hold.until) AS double precision) AS until,
@@ -82,7 +85,7 @@ def begin_duty(connection: Connection, role: str) -> Begun | None:
 
 # What waits, by kind: layers that need the same of a host. ``tags`` without spaces, between bars.
 
-_KINDS = """
+_KINDS = f"""
     SELECT j.pk_facility, j.pk_show, j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min,
            l.int_gpu_mem_min, l.b_threadable, replace(l.str_tags, ' ', '') AS tags, array_agg(l.pk_layer) AS layers
     FROM layer_stat ls
@@ -90,16 +93,11 @@ _KINDS = """
     JOIN job j ON j.pk_job = ls.pk_job
     JOIN show s ON s.pk_show = j.pk_show
     WHERE ls.int_waiting_count > 0
-      AND j.str_state = 'PENDING' AND NOT j.b_paused AND j.b_auto_book
-      AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
-      AND NOT EXISTS (SELECT FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())
+      AND {SWITCHED_ON} AND NOT {QUARANTINED}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
-      {started}
+      {{started}}
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-"""
-
-_MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
-      AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
+"""  # noqa: S608 - only our own constants
 
 _HOST_KINDS = text(
     f"""
@@ -114,7 +112,7 @@ _HOST_KINDS = text(
         WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
         GROUP BY t.pk_host
     ) tagged ON tagged.pk_host = h.pk_host
-    WHERE {_MAY_TAKE_FRAMES}
+    WHERE {MAY_TAKE_FRAMES}
       AND (CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facilities AS varchar[])))
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     """  # noqa: S608 - only our own constant
@@ -139,22 +137,6 @@ _LAYERS = text(
     """
 )
 
-# Procs of a fraction of a core count as one core, as the counters do.
-_SUBSCRIPTIONS = text(
-    """
-    SELECT sub.pk_show, sub.pk_alloc, GREATEST(0, sub.int_burst / 100 - coalesce(used.cores, 0)) AS cores
-    FROM subscription sub
-    LEFT JOIN (
-        SELECT p.pk_show, h.pk_alloc, sum((p.int_cores_reserved + 99) / 100) AS cores
-        FROM proc p
-        JOIN host h ON h.pk_host = p.pk_host
-        WHERE p.pk_show = ANY(CAST(:shows AS varchar[])) AND NOT p.b_local
-        GROUP BY p.pk_show, h.pk_alloc
-    ) used ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
-    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[])) AND sub.int_burst > 0
-    """
-)
-
 # Of a layer that many hosts could take, some that its id draws among them: the best of these is about as good.
 _CANDIDATES = text(
     f"""
@@ -167,7 +149,7 @@ _CANDIDATES = text(
         FROM host h
         JOIN host_stat s ON s.pk_host = h.pk_host
         JOIN alloc a ON a.pk_alloc = h.pk_alloc
-        WHERE {_MAY_TAKE_FRAMES}
+        WHERE {MAY_TAKE_FRAMES}
           AND a.pk_facility = asked.pk_facility AND h.pk_alloc = ANY(string_to_array(asked.allocs, '|'))
           AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory AND h.int_gpus >= asked.gpus
           AND EXISTS (SELECT FROM host_tag t WHERE t.pk_host = h.pk_host
@@ -279,7 +261,8 @@ def fetch_waiting_kinds(
 ) -> Sequence[Row[Any]]:
     """What waits and may be booked as far as its job and show say, by facility, show, OS and what it needs: the columns
     of layer, ``tags`` joined by bars, and the ids of the ``layers``."""
-    return connection.execute(_kinds(facts.has_start_after), {"facilities": _list(facilities)}).all()
+    statement = with_start_after(_KINDS, facts.has_start_after)
+    return connection.execute(statement, {"facilities": _list(facilities)}).all()
 
 
 def fetch_host_kinds(
@@ -299,8 +282,12 @@ def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence
 
 def fetch_cores_left(connection: Connection, show_ids: Collection[str]) -> dict[tuple[str, str], int]:
     """(show id, allocation id) -> cores left under the burst, by what runs now."""
-    rows = connection.execute(_SUBSCRIPTIONS, {"shows": sorted(show_ids)})
-    return {(row.pk_show, row.pk_alloc): int(row.cores) for row in rows}
+    rows = fetch_subscriptions(connection, show_ids)
+    return {
+        (it.show_id, it.alloc_id): max(0, it.burst_centicores // CENTICORES_PER_CORE - it.cores)
+        for it in rows
+        if it.burst_centicores > 0
+    }
 
 
 def fetch_candidates(
@@ -381,12 +368,6 @@ def grant_holds(connection: Connection, holds: Iterable[tuple[str, Hold]]) -> fr
         "free_at": [wanted[host].free_at for host in hosts],
     }
     return frozenset(connection.execute(_GRANT, parameters).scalars())
-
-
-@cache
-def _kinds(has_start_after: bool) -> TextClause:
-    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
-    return text(_KINDS.format(started=started))
 
 
 def _list(ids: Sequence[str] | None) -> list[str] | None:

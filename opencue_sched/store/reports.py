@@ -16,6 +16,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.store import frame_memory
+from opencue_sched.store.hosts import SHOW_TAGS
 
 _FIND_HOST = text(
     """
@@ -71,12 +72,6 @@ _UPDATE_HOST_STAT = text(
 _SET_HARDWARE_STATE = text(
     "UPDATE host_stat SET str_state = :new WHERE pk_host = :host AND str_state = :old RETURNING pk_host"
 )
-_SET_LOCK_STATE = text(
-    """
-    UPDATE host SET str_lock_state = :new, str_lock_source = :source
-     WHERE pk_host = :host AND str_lock_state = :old RETURNING pk_host
-    """
-)
 _LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
 _RESIZE_HOST = text(
     """
@@ -113,15 +108,6 @@ _INSERT_TAGS = text(
     INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
     SELECT CAST(gen_random_uuid() AS varchar), :host, tag, :kind, :constant
       FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
-    """
-)
-# Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
-_SHOW_TAGS = text(
-    """
-    UPDATE host SET str_tags = left(tags.joined, 128)
-      FROM (SELECT coalesce(string_agg(str_tag, ' ' ORDER BY str_tag_type, str_tag), '') AS joined
-              FROM host_tag WHERE pk_host = :host) tags
-     WHERE pk_host = :host
     """
 )
 _ADD_COMMENT = text(
@@ -226,12 +212,6 @@ def set_hardware_state(connection: Connection, host_id: str, old: HardwareState,
     return connection.execute(_SET_HARDWARE_STATE, {"host": host_id, "old": old, "new": new}).first() is not None
 
 
-def set_lock_state(connection: Connection, host_id: str, old: LockState, new: LockState, source: str) -> bool:
-    """Change the lock state if it is still ``old``."""
-    parameters = {"host": host_id, "old": old, "new": new, "source": source}
-    return connection.execute(_SET_LOCK_STATE, parameters).first() is not None
-
-
 def resize_host(connection: Connection, host_id: str, size: HostSize) -> bool:
     """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc.
     Returns whether anything changed."""
@@ -255,7 +235,7 @@ def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequ
     connection.execute(_DELETE_TAGS, {"host": host_id, "kind": kind})
     parameters = {"host": host_id, "kind": kind, "constant": kind is TagType.ALLOC, "tags": wanted}
     connection.execute(_INSERT_TAGS, parameters)
-    connection.execute(_SHOW_TAGS, {"host": host_id})
+    connection.execute(SHOW_TAGS, {"hosts": [host_id]})
     return True
 
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import psycopg2
 from psycopg2 import errorcodes
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.errors import SchedulerError, WrongSchema
@@ -59,6 +60,14 @@ _FACTS = text(
 )
 
 _HOLDINGS = text("SELECT (SELECT count(*) FROM show) AS shows, (SELECT count(*) FROM job) AS jobs")
+
+
+@cache
+def with_start_after(template: str, has_start_after: bool) -> TextClause:
+    """A statement on layers ``l``. ``{started}`` leaves out those that may not start yet, ``{start_after}`` adds the
+    column, where the database has it."""
+    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
+    return text(template.format(started=started, start_after=", l.ts_start_after" if has_start_after else ""))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.store.hosts import RECALCULATE_TAGS
+from opencue_sched.store.hosts import SHOW_TAGS
 
 _SHOWS = text(
     """
@@ -35,6 +35,13 @@ _SHOWS = text(
      ORDER BY show.str_name
     """
 )
+# What a department uses of a show. The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
+INSERT_POINT = text(
+    """
+    INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (CAST(gen_random_uuid() AS varchar), :dept, :show)
+    ON CONFLICT DO NOTHING
+    """
+)
 # As Cuebot makes a show: with its statistics, its root folder and its point.
 _NEW_SHOW = (
     text(
@@ -45,7 +52,7 @@ _NEW_SHOW = (
     ),
     text("INSERT INTO show_stats (pk_show) VALUES (:show)"),
     text("INSERT INTO folder (pk_folder, pk_show, str_name, pk_dept) VALUES (:folder, :show, left(:name, 36), :dept)"),
-    text("INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show) ON CONFLICT DO NOTHING"),
+    INSERT_POINT,
 )
 _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
 _SHOW_COLUMNS = {
@@ -161,8 +168,8 @@ def insert_show(
     connection: Connection, name: str, *, managed: bool, min_cores: int | None, max_cores: int | None
 ) -> str:
     """A new show; its id."""
-    show, folder, point = (str(uuid.uuid4()) for _ in range(3))
-    row = {"show": show, "folder": folder, "point": point, "dept": connection.execute(_DEFAULT_DEPT).scalar_one()}
+    show, folder = str(uuid.uuid4()), str(uuid.uuid4())
+    row = {"show": show, "folder": folder, "dept": connection.execute(_DEFAULT_DEPT).scalar_one()}
     row |= {"name": name, "managed": managed, "min_cores": min_cores, "max_cores": max_cores}
     for statement in _NEW_SHOW:
         connection.execute(statement, row)
@@ -208,7 +215,7 @@ def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Seque
     connection.execute(_SET_ALLOCATION_TAG, {"alloc": alloc_id, "tag": tag})
     tagged = connection.execute(_SET_HOST_ALLOCATION_TAGS, {"alloc": alloc_id, "tag": tag}).scalars().all()
     hosts = sorted(set(tagged))
-    connection.execute(RECALCULATE_TAGS, {"hosts": hosts})
+    connection.execute(SHOW_TAGS, {"hosts": hosts})
     return hosts
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import FrameState
+from opencue_sched.store.shows import INSERT_POINT
 
 _TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
 
@@ -32,13 +33,6 @@ _JOB_RESOURCE = text(
     UPDATE job_resource SET int_priority = :priority, int_min_cores = :min_cores, int_max_cores = :max_cores,
                             int_min_gpus = :min_gpus, int_max_gpus = :max_gpus
      WHERE pk_job = :job
-    """
-)
-# The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
-_POINT = text(
-    """
-    INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (CAST(gen_random_uuid() AS varchar), :dept_id, :show_id)
-    ON CONFLICT DO NOTHING
     """
 )
 _INSERT_JOB_ENV = text(
@@ -154,7 +148,7 @@ def insert_job(connection: Connection, job: Mapping[str, Any]) -> bool:
     if connection.execute(_INSERT_JOB, job).one_or_none() is None:
         return False
     connection.execute(_JOB_RESOURCE, job)
-    connection.execute(_POINT, job)
+    connection.execute(INSERT_POINT, {"dept": job["dept_id"], "show": job["show_id"]})
     connection.execute(_INSERT_JOB_ENV, job)
     return True
 
