@@ -6,16 +6,12 @@
 -- Invariants: adds, never overwrites, so it commutes with everything that moves counter and ledger together. A call that
 --         is sent again, or after the check ran out (then another may have corrected the same), does nothing.
 --@include ledger
+--@include counters
 if AUDITING ~= ARGV[2] .. '|' .. (ARGV[3] - 1) then
   return {1, tonumber(call('GET', SEQ) or 0), 0}
 end
 call('SET', AUDIT, ARGV[2] .. '|' .. ARGV[3], 'KEEPTTL')
 for i = 4, #ARGV, 3 do
-  if string.sub(ARGV[i], 1, 11) == 'acct:limit:' then
-    add(ARGV[i], 'int_running', ARGV[i + 1])
-  else
-    add(ARGV[i], 'int_cores', ARGV[i + 1])
-    add(ARGV[i], 'int_gpus', ARGV[i + 2])
-  end
+  add_to(ARGV[i], ARGV[i + 1], ARGV[i + 2])
 end
 return {1, call('INCR', SEQ), 1}

@@ -24,10 +24,8 @@ local function take_along(uuids, sleeping)
     end
     local name = fields_now(uuid, 'name')[1]
     local job = name and (string.match(name, '@(.*)$') or '') == shard and whole(uuid)
-    if job and sleeping and (job.rest > now or not redis.call('ZSCORE', AWAITED, uuid)) then
-      job = nil
-    end
-    if job then
+    local rests = job and sleeping and (job.rest > now or not redis.call('ZSCORE', AWAITED, uuid))
+    if job and not rests then
       if sleeping then
         make_ready(uuid)
       end

@@ -13,8 +13,6 @@ end
 if #uuids > 0 then
   -- As forget() does for one, with one command for all on each index.
   redis.call('DEL', unpack(jobs))
-  for _, index in ipairs({LISTED, CLAIMED, READY, AWAITED}) do
-    redis.call('ZREM', index, unpack(uuids))
-  end
+  remove_from({LISTED, CLAIMED, READY, AWAITED}, unpack(uuids))
 end
 return #uuids

@@ -37,26 +37,11 @@ for i = 3, #ARGV, 4 do
   local uuid = redis.call('HGET', NAMES, name)
   local job = uuid and readable(uuid, details)
   local send, in_vain, rests = false, false, false
-  if job then
-    local state, modified = job.state, tonumber(job.modified) or 0
-    if wake then
-      redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
-    end
-    if state == 'delayed' and (wake or modified > now) and job.rest <= now then
-      make_ready(uuid)
-      send = true
-    elseif state == 'delayed' then
-      rests = true
-    elseif state == 'claimed' and modified > now then
-      -- Made at a moment that is still to come: its life is counted from now, unless its owner prolonged it since.
-      redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
-      if job.expires > modified and job.expires < math.huge then
-        set_expiry(uuid, job.expires - modified)
-      end
-    elseif state == 'ready' and is_due(uuid, job.sent) then
-      send, in_vain = true, job.sent > 0
-    end
-  else
+  local state, modified = job and job.state, job and tonumber(job.modified) or 0
+  if job and wake then
+    redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
+  end
+  if not job then
     if uuid then
       forget(uuid)
     end
@@ -64,6 +49,19 @@ for i = 3, #ARGV, 4 do
     create(uuid, name, name, details, prio)
     make_ready(uuid)
     send = true
+  elseif state == 'delayed' and (wake or modified > now) and job.rest <= now then
+    make_ready(uuid)
+    send = true
+  elseif state == 'delayed' then
+    rests = true
+  elseif state == 'claimed' and modified > now then
+    -- Made at a moment that is still to come: its life is counted from now, unless its owner prolonged it since.
+    redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
+    if job.expires > modified and job.expires < math.huge then
+      set_expiry(uuid, job.expires - modified)
+    end
+  elseif state == 'ready' and is_due(uuid, job.sent) then
+    send, in_vain = true, job.sent > 0
   end
   local ticket = send and next_ticket(uuid, in_vain, resend) or 0
   answer[#answer + 1] = {uuid, ticket, in_vain and 1 or 0, rests and 1 or 0}

@@ -12,13 +12,11 @@ local before = answered_before(ARGV[8])
 if before then
   return {uuid, {'name', ARGV[3], 'key', key, 'details', ARGV[5], 'prio', ARGV[6], 'seq', before[1], 'created', before[2]}}
 end
-if key ~= '' then
-  local existing = redis.call('HGET', NAMES, key)
-  if existing and not whole(existing) then
-    forget(existing)
-  elseif existing then
-    return {existing, redis.call('HGETALL', PREFIX .. existing)}
-  end
+local existing = redis.call('HGET', NAMES, key)
+if existing and not whole(existing) then
+  forget(existing)
+elseif existing then
+  return {existing, redis.call('HGETALL', PREFIX .. existing)}
 end
 remember(ARGV[8], {create(uuid, ARGV[3], key, ARGV[5], ARGV[6]), format(now)})
 if delay > 0 then

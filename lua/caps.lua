@@ -6,16 +6,12 @@
 -- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one of the same
 --         server. Another server's numbers say nothing of this one's.
 --@include ledger
+--@include counters
 local server, number = string.match(ARGV[2], '^(.*|)(%d+)$')
 local written, newer = 0, 0
 for i = 3, #ARGV, 2 do
   local key = ARGV[i]
-  if string.sub(key, 1, 11) == 'acct:limit:' then
-    add(key, 'int_running', 0)
-  else
-    add(key, 'int_cores', 0)
-    add(key, 'int_gpus', 0)
-  end
+  add_to(key, 0, 0)
   local of, stored = string.match(call('HGET', key, 'caps_at') or '', '^(.*|)(%d+)$')
   if of == server and tonumber(stored) > tonumber(number) then
     newer = newer + 1

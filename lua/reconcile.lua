@@ -22,11 +22,7 @@ local answer, seq, fields, gone = {1, 0, 0}, nil, {}, {}
 for i, id in ipairs(ids) do
   local at = 3 + (i - 1) * 4
   local expected, state, entry = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local now_state, booked, changed, owner, old
-  if known[i] then
-    now_state, booked, changed, owner, old = string.match(known[i], RECORD)
-    if changed and #changed > 15 then now_state, changed, old = nil, nil, nil end
-  end
+  local old, now_state, booked, changed, owner = read_record(known[i])
   local over = expected == 'any' and known[i] and now_state ~= 'F'
   if expected == 'any' then
     expected, entry = changed or '', old or entry
@@ -39,13 +35,13 @@ for i, id in ipairs(ids) do
   else
     seq = seq or call('INCR', SEQ)
     if old and old ~= entry then
-      move(id, old, -1, DUAL and state == '')
+      move(id, old, -1, seq, DUAL and state == '')
     end
     if state == '' then
       gone[#gone + 1] = id
     else
       if old ~= entry then
-        move(id, entry, 1)
+        move(id, entry, 1, seq)
       end
       fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or now, seq, owner or ARGV[2], entry)
     end
@@ -53,7 +49,7 @@ for i, id in ipairs(ids) do
   end
 end
 if seq then
-  apply_moves(seq)
+  apply_moves()
   if #gone > 0 then call('HDEL', LEDGER, unpack(gone)) end
   if #fields > 0 then call('HSET', LEDGER, unpack(fields)) end
 end

@@ -1,6 +1,6 @@
 -- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash,
 -- 8 listed, 9 awaited. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
--- KEYS[10] and the last of ARGV of a periodic task are the fences, as in includes/ledger.lua.
+-- KEYS[10] and the last of ARGV of a periodic task are as includes/fence.lua says.
 --
 -- Keyspace: a job is one hash {prefix}{uuid} with the fields
 --   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,
@@ -20,12 +20,8 @@ local EVENTS_KEPT = '10000'
 local CALLS_KEPT_MS = 60000
 local TRASH_KEPT_MS = 7 * 86400 * 1000
 
-if KEYS[10] then
-  local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[10])
-  if newest and tonumber(newest) > tonumber(fence) then
-    return {0, 'fenced', newest, fence}
-  end
-end
+local FENCE = KEYS[10]
+--@include fence
 
 local function format(number)
   return string.format('%.0f', number)
@@ -57,9 +53,9 @@ local function rank(prio, seq)
   return tonumber(prio) * 1e12 + tonumber(seq)
 end
 
-local function remove_from(indexes, uuid)
+local function remove_from(indexes, ...)
   for _, index in ipairs(indexes) do
-    redis.call('ZREM', index, uuid)
+    redis.call('ZREM', index, ...)
   end
 end
 
@@ -186,16 +182,14 @@ for _, index in ipairs({DELAYED, CLAIMED}) do
     local job = whole(uuid)
     if not job then
       forget(uuid)
-    else
-      if index == CLAIMED then
-        emit('EXPIRED', uuid, job.name)
-      end
+    elseif index == DELAYED then
       make_ready(uuid)
-      if index == CLAIMED then
-        -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
-        redis.call('HSET', PREFIX .. uuid, 'sent', 1)
-        set_due(uuid, now)
-      end
+    else
+      emit('EXPIRED', uuid, job.name)
+      make_ready(uuid)
+      -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+      redis.call('HSET', PREFIX .. uuid, 'sent', 1)
+      set_due(uuid, now)
     end
   end
 end

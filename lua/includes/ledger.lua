@@ -1,8 +1,7 @@
 -- The ledger, shared by every accounting script.
 -- KEYS of all of them: 1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit. ARGV[1] is the epoch the caller knows.
 -- Vertex keys are derived from entries (on release only the ledger knows them), so acct:* is on one node: no Cluster.
--- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
--- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
+-- KEYS[5] and the last of ARGV of a periodic task are as includes/fence.lua says.
 --
 -- Keyspace (whole cores; GPUs and frames are units):
 --   acct:sub:{show}:{alloc}, acct:folder:{folder}, acct:job:{job}, acct:layer:{layer}, acct:point:{dept}:{show}
@@ -33,12 +32,8 @@ local AUDITING = gate[2]
 if gate[1] ~= ARGV[1] then
   return {0, 'not_ready', gate[1] or '', '0'}
 end
-if KEYS[5] then
-  local fence, newest = table.remove(ARGV), call('GET', KEYS[5])
-  if newest and tonumber(newest) > tonumber(fence) then
-    return {0, 'fenced', newest, fence}
-  end
-end
+local FENCE = KEYS[5]
+--@include fence
 
 -- Add to a counter. HINCRBY would end a script in the midst of its work where another program wrote what is no whole
 -- number, or a key of another type: that counter becomes SPOILT, more than any cap, and nothing is booked there until
@@ -77,4 +72,27 @@ end
 
 local function record_of(state, booked, seq, owner, entry)
   return '1|' .. state .. '|' .. booked .. '|' .. seq .. '|' .. owner .. '|' .. entry
+end
+
+-- The keys of an entry's vertices that count cores and GPUs, in this order; false for each that there is not.
+local function vertices(show, alloc, folder, job, layer, dept)
+  return {
+    alloc ~= '' and 'acct:sub:' .. show .. ':' .. alloc,
+    folder ~= '' and 'acct:folder:' .. folder,
+    job ~= '' and 'acct:job:' .. job,
+    layer ~= '' and 'acct:layer:' .. layer,
+    dept ~= '' and 'acct:point:' .. dept .. ':' .. show,
+  }
+end
+
+-- Move the counters of a vertex, in a dual store also what the ledger alone accounts for. GPUs of 0 are written only to
+-- a vertex that is new.
+local function count(key, cores, gpus, ledger_cores, ledger_gpus)
+  if add(key, 'int_cores', cores) == tonumber(cores) or gpus ~= 0 then
+    add(key, 'int_gpus', gpus)
+  end
+  if DUAL then
+    add(key, 'ledger_cores', ledger_cores)
+    add(key, 'ledger_gpus', ledger_gpus)
+  end
 end

@@ -1,14 +1,11 @@
--- Sums up entries per vertex and moves each vertex once. Needs includes/ledger.
+-- Sums up entries per vertex and moves each vertex once; releases procs. Needs includes/ledger.
 -- What a call does is bounded in commands of Redis, as in opencue_sched/accounting/ledger.py.
 local WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = 400, 6, DUAL and 6 or 2
-local moves, moved = {}, {}
+local moves = {}
 
 local function move_key(key, cores, gpus, ledger_only)
-  local sum = moves[key]
-  if not sum then
-    sum = {0, 0, 0, 0}
-    moves[key] = sum
-  end
+  local sum = moves[key] or {0, 0, 0, 0}
+  moves[key] = sum
   sum[3], sum[4] = sum[3] + cores, sum[4] + gpus
   if ledger_only then
     sum.dropped = true
@@ -17,49 +14,76 @@ local function move_key(key, cores, gpus, ledger_only)
   end
 end
 
--- Count the entry of a proc in (sign 1) or out (sign -1). An unreadable entry (or nil) goes out without touching counters,
--- so that it cannot block the others of its call; the consistency check puts its counters right. With ledger_only the
--- int_* fields stay: in a dual store the other program takes the cores of a proc it deleted off them itself.
-local function move(id, entry, sign, ledger_only)
+-- The parts of a record, its entry first; nothing of an unreadable one, or of none.
+local function read_record(record)
+  local state, booked, changed, owner, entry = string.match(record or '', RECORD)
+  if changed and #changed < 16 then
+    return entry, state, booked, changed, owner
+  end
+end
+
+-- Count the entry of a proc in (sign 1) or out (sign -1), at this sequence number. An unreadable entry (or nil) goes out
+-- without touching counters, so that it cannot block the others of its call; the consistency check puts its counters
+-- right. With ledger_only the int_* fields stay: in a dual store the other program takes the cores of a proc it deleted
+-- off them itself.
+local function move(id, entry, sign, seq, ledger_only)
   local cores, gpus, show, alloc, folder, job, layer, dept, limits = string.match(entry or '', ENTRY)
   if not cores then
     if sign < 0 then return end
     error('malformed ledger entry: ' .. entry)
   end
-  cores, gpus = sign * cores, sign * gpus
-  if alloc ~= '' then move_key('acct:sub:' .. show .. ':' .. alloc, cores, gpus, ledger_only) end
-  if folder ~= '' then move_key('acct:folder:' .. folder, cores, gpus, ledger_only) end
-  if job ~= '' then move_key('acct:job:' .. job, cores, gpus, ledger_only) end
-  if layer ~= '' then move_key('acct:layer:' .. layer, cores, gpus, ledger_only) end
-  if dept ~= '' then move_key('acct:point:' .. dept .. ':' .. show, cores, gpus, ledger_only) end
+  for _, key in ipairs(vertices(show, alloc, folder, job, layer, dept)) do
+    if key then move_key(key, sign * cores, sign * gpus, ledger_only) end
+  end
   for limit in string.gmatch(limits, '[^,]+') do
     move_key('acct:limit:' .. limit, sign, 0)
   end
-  if AUDITING then
-    moved[#moved + 1] = (sign > 0 and '+|' or '-|') .. id .. '|' .. entry
-  end
+  if AUDITING then call('RPUSH', AUDIT_LOG, seq .. (sign > 0 and '|+|' or '|-|') .. id .. '|' .. entry) end
 end
 
--- Adding 0 turns -0, which HINCRBY does not read, into 0. GPUs of 0 are written only to a vertex that is new.
-local function apply_moves(seq)
+-- Adding 0 turns -0, which HINCRBY does not read, into 0.
+local function apply_moves()
   local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
       add(key, 'int_running', sum[1] + 0)
     else
-      if add(key, 'int_cores', sum[1] + 0) == sum[1] or sum[2] ~= 0 then
-        add(key, 'int_gpus', sum[2] + 0)
-      end
-      if DUAL then
-        add(key, 'ledger_cores', sum[3] + 0)
-        add(key, 'ledger_gpus', sum[4] + 0)
-      end
-      if sum.dropped then
-        call('HSET', key, 'dropped_at', now)
+      count(key, sum[1] + 0, sum[2] + 0, sum[3] + 0, sum[4] + 0)
+    end
+    if sum.dropped then call('HSET', key, 'dropped_at', now) end
+  end
+end
+
+-- Take the entries of these procs (at most 250, each once) out of ledger and counters, and remember all ids as released.
+-- Nobody but the ledger knows how much an id is to do, so those for which there is no work left, but not the first, are
+-- left for another call. Returns {1, seq or 0, entries removed, ids left...}.
+local function release(ids)
+  local known = call('HMGET', LEDGER, unpack(ids))
+  local done, gone, answer, work = {}, {}, {1, 0, 0}, 0
+  for i, id in ipairs(ids) do
+    local entry = read_record(known[i])
+    work = work + WORK_OF_AN_ID
+    if entry then
+      local _, commas = string.gsub(entry, ',', '')
+      work = work + WORK_OF_A_VERTEX * (string.sub(entry, -1) == '|' and 5 or 6 + commas)
+    end
+    if i > 1 and work > WORK then
+      answer[#answer + 1] = id
+    else
+      done[#done + 1] = id
+      if known[i] then
+        answer[2] = answer[2] > 0 and answer[2] or call('INCR', SEQ)
+        move(id, entry, -1, answer[2])
+        gone[#gone + 1] = id
       end
     end
   end
-  for _, line in ipairs(moved) do
-    call('RPUSH', AUDIT_LOG, seq .. '|' .. line)
+  local _, bucket = clock()
+  remember_released(done, bucket)
+  if #gone > 0 then
+    answer[3] = #gone
+    apply_moves()
+    call('HDEL', LEDGER, unpack(gone))
   end
+  return answer
 end

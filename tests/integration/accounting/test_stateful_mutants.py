@@ -80,18 +80,24 @@ MUTANTS = {
         plots.booked_during_a_recompute,
     ),
     "release that counts twice": Mutant(
-        "release.lua",
-        "  local entry\n  if known[i] then\n",
-        "  local entry\n  known[i] = known[i] or call('HGET', 'acct:gone', id)\n"
-        "  if known[i] then\n    call('HSET', 'acct:gone', id, known[i])\n",
+        "includes/moves.lua",
+        "    local entry = read_record(known[i])\n",
+        "    known[i] = known[i] or call('HGET', 'acct:gone', id)\n"
+        "    if known[i] then call('HSET', 'acct:gone', id, known[i]) end\n"
+        "    local entry = read_record(known[i])\n",
         plots.released_twice,
         MISCOUNTED,
     ),
     "rollback that decrements after a flush": Mutant(
         "book.lua",
-        "  if not record then\n",
-        "  if not record then\n"
-        "    count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '-1')\n",
+        "  local released = release({id})\n",
+        "  local released = release({id})\n"
+        "  if released[3] == 0 then\n"
+        "    for _, key in ipairs(vertices(unpack(ARGV, 7, 12))) do\n"
+        "      if key then count(key, cores, gpus, cores, gpus) end\n"
+        "    end\n"
+        "    for limit in string.gmatch(limits, '[^,]+') do count('acct:limit:' .. limit, -1) end\n"
+        "  end\n",
         plots.lost_before_its_insert,
         MISCOUNTED,
     ),
@@ -159,8 +165,8 @@ MUTANTS = {
     ),
     "entry that takes its decrement with it": Mutant(
         "reconcile.lua",
-        "move(id, old, -1, DUAL and state == '')",
-        "move(id, old, -1)",
+        "move(id, old, -1, seq, DUAL and state == '')",
+        "move(id, old, -1, seq)",
         plots.decremented_before_its_entry_goes,
         LACKING,
         "busy",
