@@ -22,9 +22,12 @@ def _row(family: MetricWrapperBase) -> str:
 
 def tables() -> list[str]:
     """Of the farm, of the fleet, of every beat, and of workers, in the order in which they are declared."""
-    declared = [it for module in (fleet_metrics, metrics) for it in vars(module).values()]
+    declared = [
+        *fleet_metrics.OF_USE.values(),
+        *(it for module in (fleet_metrics, metrics) for it in vars(module).values()),
+    ]
     families = list(dict.fromkeys(it for it in declared if isinstance(it, MetricWrapperBase)))
-    of_farm = set(fleet_metrics.OF_USE)
+    of_farm = set(fleet_metrics.OF_USE.values())
     of_leader = {it for figures in fleet_metrics.LEADING for it in _registered(figures.registry)} - of_farm
     of_beats = set(_registered(fleet_metrics.BEAT)) - of_leader - of_farm
     groups: list[list[MetricWrapperBase]] = [[], [], [], []]

@@ -26,51 +26,38 @@ import click
 import redis
 import structlog
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
 from opencue_sched.cli.inputs import checked_redis, farm
-from opencue_sched.cli.output import json_option, show_json
+from opencue_sched.cli.output import json_option, live, show_json
 from opencue_sched.cli.top_screen import ANY_HEIGHT, SORTS, Chosen, Read, Screen, draw, farm_lines, moved
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
+from opencue_sched.insight.explain import explain_job, passes_over
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
 
-INTERVAL = click.FloatRange(0.5, 3600)
-LATE_SECONDS = 5.0
+_INTERVAL_SECONDS = 2.0
+_LATE_SECONDS = 5.0
 _LOOK_AT_SIZE_SECONDS, _POLL_SECONDS = 0.5, 0.1
 _REST_OF_KEY_SECONDS = 0.05
-_KEYS = {
-    "\x1b[A": "up",
-    "k": "up",
-    "\x1b[B": "down",
-    "j": "down",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    "\r": "enter",
-    "\n": "enter",
-    "\x1b": "escape",
-    "\x7f": "backspace",
-}
+_KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace"}
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
-Look = Callable[[Chosen], Read]
-_STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}
+_STEPS = {"up": -1, "down": 1}
+Look = Callable[[Chosen, Read], Read]
 
 
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the farm once and end.")
-@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
 @click.option("--job", default="", metavar="PART", help="Only jobs with this in their name.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="wait", show_default=True, help="Order of the jobs.")
 @json_option
-def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_json: bool) -> None:
-    """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason.
+def top_command(once: bool, show: str, job: str, sort: str, as_json: bool) -> None:
+    """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason; every two seconds anew.
 
     Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Each look costs
     the same number of statements on a farm of any size. When a store goes away, a line says so and the figures stay as
@@ -78,14 +65,16 @@ def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_
 
     Example: opencue-sched top --once --json | jq '.jobs[] | {name, why_text}'
     """
-    live = not (once or as_json)
-    if live and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    watched = not (once or as_json)
+    if watched and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("this is no terminal; --once prints the farm once, --json for scripts")
     chosen = Chosen(sort=sort, show=show, job=job)
     settings = get_settings()
     with farm() as (engine, facts), checked_redis() as client:
-        if live:
-            _watch(partial(_look, engine, facts, client, settings), interval, chosen)
+        if watched:
+            structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
+            look = partial(_look, engine, facts, client, settings)
+            live(lambda console: _pictures(console, look, chosen), screen=True)
             return
         view = farm_view(engine, client, settings, show=show or None, job=job or None)
     if as_json:
@@ -97,7 +86,9 @@ def top_command(once: bool, interval: float, show: str, job: str, sort: str, as_
     console.print(*screen.lines, sep="\n")
 
 
-def _look(engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Settings, chosen: Chosen) -> Read:
+def _look(
+    engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Settings, chosen: Chosen, before: Read
+) -> Read:
     """Read what was chosen. A store that is away is the problem of what is returned."""
     job = chosen.explained
     try:
@@ -105,22 +96,24 @@ def _look(engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Set
         if job is None:
             return Read(view)
         passes = passes_over(client, settings, job)
+        # The logs of dead frames may lie on a slow file server, and do not change: they are read once.
+        known = before.explanation if before.of_job == job else None
         with engine.connect() as connection:
-            found = explain_job(connection, job, settings, facts, *passes, with_logs=True)
-        return Read(view, explanation_lines(found, found.layers), job)
+            found = explain_job(connection, job, settings, facts, *passes, with_logs=known is None)
+        return Read(view, found if known is None else replace(found, deaths=known.deaths), job)
     except NoResultFound:
-        return Read(view, ["the job is gone"], job)
+        return Read(view, None, job)
     except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
-        return Read(problem=describe_failure(error, settings))
+        return replace(before, problem=describe_failure(error, settings))
 
 
-def _in_thread(look: Look, chosen: Chosen) -> Future[Read]:
+def _in_thread(look: Look, chosen: Chosen, before: Read) -> Future[Read]:
     """In a thread that the end of the process does not wait for, whatever store keeps it."""
     future: Future[Read] = Future()
 
     def run() -> None:
         try:
-            future.set_result(look(chosen))
+            future.set_result(look(chosen, before))
         except BaseException as error:
             future.set_exception(error)
 
@@ -128,26 +121,23 @@ def _in_thread(look: Look, chosen: Chosen) -> Future[Read]:
     return future
 
 
-def _watch(look: Look, interval: float, chosen: Chosen) -> None:
-    """Draw what is read every ``interval`` seconds, and at once when something else is chosen; and take keys, until the
-    user quits."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
-    console = Console(highlight=False)
+def _pictures(console: Console, look: Look, chosen: Chosen) -> Iterator[Group]:
+    """What is read every two seconds, and at once when something else is chosen, until the user quits."""
     read, shown = Read(), list[Text]()
-    looking, asked, began = _in_thread(look, chosen), chosen, time.monotonic()
-    with _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+    looking, asked, began = _in_thread(look, chosen, read), chosen, time.monotonic()
+    with _keyboard() as keyboard:
         while True:
             if looking.done():
-                found = looking.result()
-                read = found if found.view is not None else replace(read, problem=found.problem)
-                if _wanted(asked) != _wanted(chosen) or time.monotonic() >= began + interval:
-                    looking, asked, began = _in_thread(look, chosen), chosen, time.monotonic()
+                read = looking.result()
+                if _wanted(asked) != _wanted(chosen) or time.monotonic() >= began + _INTERVAL_SECONDS:
+                    looking, asked, began = _in_thread(look, chosen, read), chosen, time.monotonic()
             waits = 0.0 if looking.done() else time.monotonic() - began
-            late = f"a store has not answered for {waits:.0f} s" if waits > LATE_SECONDS else ""
-            told = replace(read, problem=read.problem or late)
-            lines = draw(told, chosen, width=console.width, height=console.height)
+            late = f"a store has not answered for {waits:.0f} s" if waits > _LATE_SECONDS else ""
+            lines = draw(
+                replace(read, problem=read.problem or late), chosen, width=console.width, height=console.height
+            )
             if lines != shown:
-                live.update(Group(*lines), refresh=True)
+                yield Group(*lines)
                 shown = lines
             pause = _LOOK_AT_SIZE_SECONDS if looking.done() else _POLL_SECONDS
             ready, _, _ = select.select([keyboard], [], [], pause)
@@ -166,24 +156,22 @@ def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
     """What is chosen after a key; None: nothing more, the user quits."""
     name = _KEYS.get(key, key)
     if chosen.typing:
-        return _typed(name if len(key) != 1 or not key.isprintable() else key, chosen)
-    if name in ("q", "Q"):
+        return _typed(name, chosen)
+    if name == "q":
         return None
     if chosen.explained is not None:
         if name in ("escape", "enter"):
             return replace(chosen, explained=None, scrolled=0)
         return replace(chosen, scrolled=max(0, chosen.scrolled + _STEPS.get(name, 0)))
-    if name in _STEPS and read.view is not None:
-        return moved(read.view, chosen, _STEPS[name])
-    if name == "enter" and read.view is not None:
-        selected = moved(read.view, chosen, 0)
-        return replace(selected, explained=selected.selected)
-    if name == "s":
-        orders = list(SORTS)
-        return replace(chosen, sort=orders[(orders.index(chosen.sort) + 1) % len(orders)])
     if name in ("f", "/"):
         typing = "show" if name == "f" else "job"
         return replace(chosen, typing=typing, typed=getattr(chosen, typing))
+    if name == "s":
+        orders = list(SORTS)
+        return replace(chosen, sort=orders[(orders.index(chosen.sort) + 1) % len(orders)])
+    if read.view is not None and name in (*_STEPS, "enter"):
+        after = moved(read.view, chosen, _STEPS.get(name, 0))
+        return replace(after, explained=after.selected) if name == "enter" else after
     return replace(chosen, show="", job="") if name == "escape" else chosen
 
 
@@ -191,8 +179,8 @@ def _typed(name: str, chosen: Chosen) -> Chosen:
     if name == "escape":
         return replace(chosen, typing="", typed="")
     if name == "enter":
-        text, done = chosen.typed.strip(), replace(chosen, typing="", typed="", selected=None)
-        return replace(done, show=text) if chosen.typing == "show" else replace(done, job=text)
+        found: dict[str, Any] = {chosen.typing: chosen.typed.strip()}
+        return replace(chosen, typing="", typed="", selected=None, **found)
     if name == "backspace":
         return replace(chosen, typed=chosen.typed[:-1])
     return replace(chosen, typed=chosen.typed + name) if len(name) == 1 and name.isprintable() else chosen
@@ -221,9 +209,8 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 
 def _keys(keyboard: int) -> Iterator[str]:
     """What was typed, key by key; a key that sends several bytes is one."""
-    more = partial(select.select, [keyboard], [], [])
     typed = os.read(keyboard, 1024)
-    while typed.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and more(_REST_OF_KEY_SECONDS)[0]:
+    while typed.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and select.select([keyboard], [], [], _REST_OF_KEY_SECONDS)[0]:
         typed += os.read(keyboard, 1024)
     if not typed:
         raise click.Abort  # the terminal is gone

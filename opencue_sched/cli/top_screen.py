@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -16,17 +15,18 @@ from rich.text import Text
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, counted, lay_out
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import duration_text
-from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse
+from opencue_sched.insight.explain import Explanation, explanation_lines
+from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, SubscriptionUse
 
 ANY_HEIGHT = 100_000
-_BAR, _LEAST_BAR = 40, 10
+_BAR = 40
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 _WHY = 30
 """Characters of a reason for which other columns are left out."""
 
-SORTS: dict[str, Callable[[JobUse], Any] | None] = {
-    "wait": None,
+SORTS: dict[str, Callable[[JobUse], Any]] = {
+    "wait": lambda _: 0,
     "frames": lambda it: -it.waiting,
     "cores": lambda it: -it.cores,
     "priority": lambda it: -it.priority,
@@ -81,10 +81,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read last: None and nothing at first. ``problem``: why nothing newer could be read."""
+    """What was read last: None and nothing at first. ``problem``: why nothing newer could be read. ``explanation`` is
+    None for a job that is gone."""
 
     view: FarmView | None = None
-    explanation: Sequence[str] = ()
+    explanation: Explanation | None = None
     of_job: str | None = None
     problem: str = ""
 
@@ -113,8 +114,7 @@ class Screen:
 
 def sorted_jobs(view: FarmView, chosen: Chosen) -> list[JobUse]:
     """The jobs in the order that was chosen."""
-    key = SORTS[chosen.sort]
-    return list(view.jobs) if key is None else sorted(view.jobs, key=key)
+    return sorted(view.jobs, key=SORTS[chosen.sort])
 
 
 def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
@@ -151,7 +151,6 @@ def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str =
         found = sorted(view.waiting_by_verdict.items(), key=lambda it: -it[1])
         screen.add("why frames wait: " + ", ".join(f"{_words(name)} {count}" for name, count in found))
     _fleet(screen, view)
-    _holds(screen, view)
     rows = [row for it in view.shows if chosen.show.lower() in it.name.lower() for row in _rows(it)]
     jobs = sorted_jobs(view, chosen)
     room = max(0, screen.left - 4)
@@ -195,10 +194,12 @@ def _allocations(screen: Screen, allocations: Sequence[AllocationUse]) -> None:
     most = max(2, screen.height // 6)
     shown = found if len(found) <= most else found[: most - 1]
     names = max((cell_len(it.name) for it in shown), default=0)
-    texts = [_cores_text(it) for it in shown]
-    bar = min(_BAR, max(_LEAST_BAR, screen.width - names - max(map(len, texts), default=0) - 4))
-    for it, text in zip(shown, texts, strict=True):
-        screen.add(Text.assemble(set_cell_size(it.name, names), "  ", _bar(it, bar), "  ", text))
+    for it in shown:
+        screen.add(
+            Text.assemble(
+                set_cell_size(it.name, names), "  ", _bar(it, min(_BAR, screen.width // 6)), "  ", _cores_text(it)
+            )
+        )
     if rest := found[len(shown) :]:
         screen.add(
             f"and {len(rest)} more: {sum(it.booked for it in rest):g} of {sum(it.cores for it in rest):g} booked"
@@ -210,18 +211,15 @@ def _allocations(screen: Screen, allocations: Sequence[AllocationUse]) -> None:
 def _cores_text(it: AllocationUse) -> str:
     parts = [f"{it.booked:g} of {it.cores:g} cores booked", f"{it.idle:g} idle"]
     parts += [f"{cores:g} {word}" for cores, word in ((it.locked, "locked"), (it.down, "down")) if cores]
-    parts += [f"{it.gpus - it.idle_gpus} of {it.gpus} GPUs"] if it.gpus else []
     return ", ".join(parts)
 
 
 def _bar(it: AllocationUse, width: int) -> Text:
-    bar, drawn, cores = Text(), 0, 0.0
+    bar, cores = Text(), 0.0
     for part, sign, style in ((it.booked, "█", "green"), (it.idle, "░", "dim"), (it.locked, "▒", "yellow")):
         cores += part
-        ends = round(width * cores / it.cores) if it.cores else 0
-        bar.append(sign * (ends - drawn), style)
-        drawn = ends
-    return bar.append("x" * (width - drawn), "red")
+        bar.append(sign * ((round(width * cores / it.cores) if it.cores else 0) - len(bar)), style)
+    return bar.append("x" * (width - len(bar)), "red")
 
 
 def _fleet(screen: Screen, view: FarmView) -> None:
@@ -241,28 +239,14 @@ def _fleet(screen: Screen, view: FarmView) -> None:
     screen.add("  ".join(parts))
 
 
-def _holds(screen: Screen, view: FarmView) -> None:
-    if view.holds:
-        it = view.holds[0]
-        free = "" if it.free_in_seconds is None else f", free in {duration_text(it.free_in_seconds)}"
-        more = f"; {view.holds_total - 1} more drain" if view.holds_total > 1 else ""
-        screen.add(f"{it.host} drains for {it.job}/{it.layer}{free}{more}", "yellow")
-
-
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
     """A row for each subscription of a show; the show's frames stand in the first of them only."""
-    frames: Mapping[str, Any] = {name: getattr(show, name) for name in ("running", "waiting", "dead")}
+    counts: Mapping[str, Any] = {name: getattr(show, name) for name in ("running", "waiting", "dead")}
+    nothing = dict.fromkeys(it.name for it in fields(SubscriptionUse)) | {"used": show.cores}
     for it in show.subscriptions or (None,):
-        use = dict.fromkeys(("allocation", "size", "burst", "share", "due")) if it is None else asdict(it)
-        yield {
-            "used": show.cores,
-            **use,
-            **frames,
-            "show": show.name,
-            "off": show.off,
-            "busy": show.running + show.waiting,
-        }
-        frames = dict.fromkeys(frames)
+        use = nothing if it is None else asdict(it)
+        yield {**use, **counts, "show": show.name, "off": show.off, "busy": show.running + show.waiting}
+        counts = dict.fromkeys(counts)
 
 
 def _table(
@@ -287,8 +271,9 @@ def _explanation(screen: Screen, read: Read, chosen: Chosen) -> None:
     if read.of_job != chosen.explained:
         screen.add("asking ...", "dim")
         return
-    wrap = partial(textwrap.wrap, width=screen.width, subsequent_indent="    ")
-    wrapped = [line for text in read.explanation for line in wrap(text)]
+    found = read.explanation
+    lines = ["the job is gone"] if found is None else explanation_lines(found, found.layers)
+    wrapped = [part for line in lines for part in textwrap.wrap(line, screen.width, subsequent_indent="    ")]
     for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
         screen.add(line)
 

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, Row
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import Verdict, normalise_tags
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,
@@ -50,35 +50,18 @@ BOOKINGS_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Hosts of an allocation in one state. ``silent``: nothing was heard of them for host_staleness_threshold."""
+    """Hosts of a facility in one state. SILENT: UP, but nothing was heard of them for host_staleness_threshold."""
 
     facility: str
-    allocation: str
     state: str
     lock_state: str
-    silent: bool
     hosts: int
-    cores: float
-    idle_cores: float
-    memory_kb: int
-    idle_memory_kb: int
-    gpus: int
-    idle_gpus: int
-
-    @property
-    def down(self) -> bool:
-        """Not UP, or silent."""
-        return self.silent or self.state != HardwareState.UP
-
-    @property
-    def locked(self) -> bool:
-        """Up, but nothing is booked there."""
-        return not self.down and self.lock_state != LockState.OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationUse:
-    """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down``."""
+    """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down`` (of
+    hosts that are silent or not UP)."""
 
     facility: str
     name: str
@@ -90,10 +73,6 @@ class AllocationUse:
     idle: float
     locked: float
     down: float
-    memory_kb: int
-    idle_memory_kb: int
-    gpus: int
-    idle_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +85,6 @@ class SubscriptionUse:
     size: float
     burst: float
     used: float
-    used_gpus: int
     share: float | None
     due: float | None
 
@@ -117,17 +95,12 @@ class ShowUse:
     keeps all of it from being booked, in words."""
 
     name: str
-    active: bool
-    managed: bool
-    booking: bool
-    paused: bool
     off: str
     jobs: int
     running: int
     waiting: int
     dead: int
     cores: float
-    gpus: int
     subscriptions: tuple[SubscriptionUse, ...]
 
 
@@ -161,19 +134,15 @@ class JobUse:
     id: str
     name: str
     show: str
-    facility: str
     user: str
     priority: int
     paused: bool
     frames: int
     waiting: int
     running: int
-    depend: int
     dead: int
     done: int
     cores: float
-    gpus: int
-    age_seconds: float
     waiting_seconds: float | None
     why: str
     why_text: str
@@ -182,15 +151,11 @@ class JobUse:
 
 @dataclass(frozen=True, slots=True)
 class HoldView:
-    """A host that drains for a wide frame of a layer. ``free_in_seconds``: None where nobody knows."""
+    """A host that drains for a wide frame of a show."""
 
     host: str
     facility: str
     show: str
-    job: str
-    layer: str
-    held_seconds: float
-    free_in_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +214,6 @@ def farm_view(
     fleet = fleet_view(client, settings, PersistentFences(engine))
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
-    host_groups = tuple(_filled(HostGroup, row) for row in groups if row.hosts)
     shown = _shows(shows, [it for it in subscriptions if facility in (None, it.facility)])
     now = time.time()
     return FarmView(
@@ -260,8 +224,8 @@ def farm_view(
         dead=sum(it.dead for it in shown),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
         waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
-        allocations=_allocations(groups, host_groups),
-        hosts=host_groups,
+        allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
+        hosts=tuple(_filled(HostGroup, it) for it in groups if it.state is not None),
         shows=tuple(shown[:most_shows]),
         shows_total=len(shown),
         folders=_folders(folders)[:most_shows],
@@ -284,32 +248,6 @@ def _filled(kind: type[T], row: Any, **more: Any) -> T:
     """A dataclass whose fields are ``more``, and else the row's columns of their names."""
     names = {it.name for it in fields(cast(Any, kind))} - more.keys()
     return kind(**{name: getattr(row, name) for name in names}, **more)
-
-
-def _allocations(rows: Iterable[Row[Any]], groups: Iterable[HostGroup]) -> tuple[AllocationUse, ...]:
-    """By facility and name, also those without a host."""
-    found: dict[tuple[str, str], list[HostGroup]] = {(row.facility, row.allocation): [] for row in rows}
-    for it in groups:
-        found[it.facility, it.allocation].append(it)
-    return tuple(
-        AllocationUse(
-            facility=facility,
-            name=name,
-            hosts=sum(it.hosts for it in of),
-            hosts_locked=sum(it.hosts for it in of if it.locked),
-            hosts_down=sum(it.hosts for it in of if it.down),
-            cores=sum(it.cores for it in of),
-            booked=sum(it.cores - it.idle_cores for it in of if not it.down),
-            idle=sum(it.idle_cores for it in of if not (it.down or it.locked)),
-            locked=sum(it.idle_cores for it in of if it.locked),
-            down=sum(it.cores for it in of if it.down),
-            memory_kb=sum(it.memory_kb for it in of),
-            idle_memory_kb=sum(it.idle_memory_kb for it in of if not it.down),
-            gpus=sum(it.gpus for it in of),
-            idle_gpus=sum(it.idle_gpus for it in of if not it.down),
-        )
-        for (facility, name), of in found.items()
-    )
 
 
 def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list[ShowUse]:
@@ -337,7 +275,6 @@ def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list
         _filled(
             ShowUse,
             it,
-            booking=it.booking and it.dispatch,
             off=_off(it, of_show[it.id]),
             jobs=it.pending_jobs,
             running=it.running_frames,

@@ -275,47 +275,54 @@ def unknown_hosts(connection: Connection, names: list[str]) -> list[str]:
 # What the farm is like now, as top, its page and its metrics show it; what may grow with it is summed or bounded here.
 # Cores are whole cores with fractions here, memory is in KB, ages in seconds. ``facility`` is a name; None is all.
 
+
+def _cores_of(what: str, where: str = "true") -> str:
+    return f"CAST(coalesce(sum({what}) FILTER (WHERE {where}), 0) AS double precision) / {CENTICORES_PER_CORE}"
+
+
 _HOST_GROUPS = text(
-    """
-    SELECT facility.str_name AS facility, alloc.str_name AS allocation, host_stat.str_state AS state,
-           host.str_lock_state AS lock_state,
-           coalesce(host_stat.ts_ping < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second',
-                    false) AS silent,
-           count(host.pk_host) AS hosts,
-           CAST(coalesce(sum(host.int_cores), 0) AS double precision) / 100 AS cores,
-           CAST(coalesce(sum(host.int_cores_idle), 0) AS double precision) / 100 AS idle_cores,
-           CAST(coalesce(sum(host.int_mem), 0) AS bigint) AS memory_kb,
-           CAST(coalesce(sum(host.int_mem_idle), 0) AS bigint) AS idle_memory_kb,
-           CAST(coalesce(sum(host.int_gpus), 0) AS bigint) AS gpus,
-           CAST(coalesce(sum(host.int_gpus_idle), 0) AS bigint) AS idle_gpus
-      FROM alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
-      LEFT JOIN (host JOIN host_stat ON host_stat.pk_host = host.pk_host) ON host.pk_alloc = alloc.pk_alloc
-     WHERE coalesce(alloc.b_enabled, true)
-       AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-     GROUP BY 1, 2, 3, 4, 5
-     ORDER BY 1, 2, 3, 4, 5
-    """
+    f"""
+    WITH found AS (
+        SELECT facility.str_name AS facility, alloc.str_name AS name, host.*, host.str_lock_state AS lock_state,
+               CASE WHEN host_stat.str_state = 'UP' AND host_stat.ts_ping
+                         < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
+                    THEN 'SILENT' ELSE host_stat.str_state END AS state
+          FROM alloc
+          JOIN facility ON facility.pk_facility = alloc.pk_facility
+          LEFT JOIN (host JOIN host_stat ON host_stat.pk_host = host.pk_host) ON host.pk_alloc = alloc.pk_alloc
+         WHERE coalesce(alloc.b_enabled, true)
+           AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
+    )
+    SELECT facility, name, state, lock_state, count(pk_host) AS hosts,
+           count(*) FILTER (WHERE state = 'UP' AND lock_state <> 'OPEN') AS hosts_locked,
+           count(*) FILTER (WHERE state <> 'UP') AS hosts_down,
+           {_cores_of("int_cores")} AS cores,
+           {_cores_of("int_cores - int_cores_idle", "state = 'UP'")} AS booked,
+           {_cores_of("int_cores_idle", "state = 'UP' AND lock_state = 'OPEN'")} AS idle,
+           {_cores_of("int_cores_idle", "state = 'UP' AND lock_state <> 'OPEN'")} AS locked,
+           {_cores_of("int_cores", "state <> 'UP'")} AS down
+      FROM found
+     GROUP BY GROUPING SETS ((facility, name), (facility, state, lock_state))
+     ORDER BY 1, 2, 3, 4
+    """  # noqa: S608 - only our own constants
 )
 # The jobs that nothing runs of come first, those that still wait for something next, those that wait longest before
 # the others. A layer waits as long as the frame of it that goes first, which an index finds.
 _LIVE_JOBS = text(
     """
     SELECT live.*, CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
-           CAST(coalesce(used.gpus, 0) AS bigint) AS gpus,
            CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
                 THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
            END AS waiting_seconds,
            quarantine.reason AS quarantined
       FROM (
-          SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, facility.str_name AS facility,
+          SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, job.ts_started,
                  job.str_user AS user, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
                  show.b_active AS show_active, show.b_scheduler_managed AS show_managed,
                  show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking, show.b_paused AS show_paused,
                  resource.int_priority AS priority, int_frame_count AS frames, stat.int_waiting_count AS waiting,
-                 stat.int_running_count AS running, stat.int_depend_count AS depend, stat.int_dead_count AS dead,
+                 stat.int_running_count AS running, stat.int_dead_count AS dead,
                  stat.int_succeeded_count + stat.int_eaten_count AS done,
-                 CAST(extract(epoch FROM clock_timestamp() - job.ts_started) AS double precision) AS age_seconds,
                  count(*) OVER () AS jobs
             FROM job
             JOIN show ON show.pk_show = job.pk_show
@@ -330,8 +337,7 @@ _LIVE_JOBS = text(
                     stat.int_running_count > 0 DESC, job.ts_started, job.pk_job
            LIMIT :most
       ) live
-      LEFT JOIN LATERAL (SELECT sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
-                           FROM proc WHERE proc.pk_job = live.id) used ON true
+      LEFT JOIN LATERAL (SELECT sum(int_cores_reserved) AS cores FROM proc WHERE proc.pk_job = live.id) used ON true
       LEFT JOIN LATERAL (
           SELECT min(next.ts_eligible) AS eligible
             FROM layer_stat
@@ -343,14 +349,12 @@ _LIVE_JOBS = text(
       LEFT JOIN opencue_sched_quarantine quarantine
              ON quarantine.pk_job = live.id AND quarantine.until > clock_timestamp()
      ORDER BY live.waiting > 0 AND live.running = 0 DESC, live.waiting > 0 DESC, live.running > 0 DESC,
-              waiting_seconds DESC NULLS LAST, live.age_seconds DESC, live.id
+              waiting_seconds DESC NULLS LAST, live.ts_started, live.id
     """
 )
 _HOLDS = text(
     """
-    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility, job.str_name AS job,
-           layer.str_name AS layer, show.str_name AS show,
-           CAST(extract(epoch FROM clock_timestamp() - hold.granted_at) AS double precision) AS held_seconds,
+    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility, show.str_name AS show,
            CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
            count(*) OVER () AS holds
       FROM opencue_sched_hold hold
@@ -358,7 +362,6 @@ _HOLDS = text(
       JOIN alloc ON alloc.pk_alloc = host.pk_alloc
       JOIN facility ON facility.pk_facility = alloc.pk_facility
       JOIN job ON job.pk_job = hold.pk_job
-      JOIN layer ON layer.pk_layer = hold.pk_layer
       JOIN show ON show.pk_show = job.pk_show
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
        AND (CAST(:job AS varchar) IS NULL OR hold.pk_job = :job)
@@ -400,8 +403,9 @@ _BOOKINGS = text(
 
 
 def host_groups(connection: Connection, facility: str | None, *, staleness: float) -> Sequence[Row[Any]]:
-    """Hosts summed by facility, allocation, ``state``, ``lock_state`` and whether they are ``silent``: no report for
-    ``staleness`` seconds. An allocation without hosts has one row, with None for these and 0 ``hosts``."""
+    """Hosts and cores summed by allocation (``name``), and by ``state`` and ``lock_state`` in each facility; in either
+    kind of row what the other is summed by is None. SILENT are hosts that are UP without a report for ``staleness``
+    seconds. Enabled allocations without hosts have a row too, and a row with 0 ``hosts`` and no state."""
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
 
 

@@ -8,9 +8,10 @@ neither does any other process.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -28,7 +29,6 @@ from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import HardwareState
 from opencue_sched.insight.farm import FarmView, believed_seconds, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -135,54 +135,42 @@ oldest_hold = Gauge(
     registry=of_farm.registry,
 )
 
-OF_USE: list[Gauge] = []
-
-
-def _gauge_of_use(name: str, help_text: str, *labels: str) -> Gauge:
-    OF_USE.append(Gauge(name, help_text, labels, registry=of_use.registry))
-    return OF_USE[-1]
-
-
-farm_hosts = _gauge_of_use(
-    "scheduler_farm_hosts",
-    "Hosts by state (as the database has it; SILENT: UP there, but nothing was heard of them lately) and lock.",
-    *("facility", "state", "lock"),
+_SUBSCRIPTION, _FOLDER = "facility allocation show_name", "show_name folder"
+_USE = (
+    (
+        "farm_hosts",
+        "facility state lock",
+        "Hosts by state (as the database has it; SILENT: UP there, but nothing was heard of them lately) and lock.",
+    ),
+    (
+        "farm_cores",
+        "facility allocation use",
+        "Cores of an allocation's hosts: booked, idle, locked (of locked hosts, and not booked) or down; all is their "
+        "sum.",
+    ),
+    ("show_frames", "show_name state", "Frames of a show's pending jobs, in all facilities: running, waiting or dead."),
+    ("show_cores", "show_name", "Cores that a show uses, in all facilities."),
+    ("draining_hosts", "facility show_name", "Hosts that drain for a show's wide frames."),
+    ("subscription_cores", _SUBSCRIPTION, "Cores that a show uses of an allocation."),
+    ("subscription_size_cores", _SUBSCRIPTION, "A subscription's size."),
+    ("subscription_burst_cores", _SUBSCRIPTION, "A subscription's burst."),
+    ("subscription_share", _SUBSCRIPTION, "A show's part of the cores in use in an allocation, 0 to 1."),
+    (
+        "subscription_due",
+        _SUBSCRIPTION,
+        "The part due to a show by its size among those of the shows with frames that run or wait, 0 to 1.",
+    ),
+    ("folder_cores", _FOLDER, "Cores used in a folder with a cap of cores."),
+    ("folder_max_cores", _FOLDER, "A folder's cap of cores."),
+    ("folder_gpus", _FOLDER, "GPUs used in a folder with a cap of GPUs."),
+    ("folder_max_gpus", _FOLDER, "A folder's cap of GPUs."),
+    ("limit_frames", "limit", "Frames that run under a limit (a licence)."),
+    ("limit_max_frames", "limit", "Frames that may run under a limit."),
 )
-farm_cores = _gauge_of_use(
-    "scheduler_farm_cores",
-    "Cores of an allocation's hosts: booked, idle, locked (of locked hosts, and not booked) or down; all is their sum.",
-    *("facility", "allocation", "use"),
-)
-show_frames = _gauge_of_use(
-    "scheduler_show_frames",
-    "Frames of a show's pending jobs, in all facilities: running, waiting or dead.",
-    *("show_name", "state"),
-)
-show_cores = _gauge_of_use("scheduler_show_cores", "Cores that a show uses, in all facilities.", "show_name")
-draining_hosts = _gauge_of_use(
-    "scheduler_draining_hosts", "Hosts that drain for a show's wide frames.", "facility", "show_name"
-)
-_SUBSCRIPTION = ("facility", "allocation", "show_name")
-subscription_cores = _gauge_of_use(
-    "scheduler_subscription_cores", "Cores that a show uses of an allocation.", *_SUBSCRIPTION
-)
-subscription_size = _gauge_of_use("scheduler_subscription_size_cores", "A subscription's size.", *_SUBSCRIPTION)
-subscription_burst = _gauge_of_use("scheduler_subscription_burst_cores", "A subscription's burst.", *_SUBSCRIPTION)
-subscription_share = _gauge_of_use(
-    "scheduler_subscription_share", "A show's part of the cores in use in an allocation, 0 to 1.", *_SUBSCRIPTION
-)
-subscription_due = _gauge_of_use(
-    "scheduler_subscription_due",
-    "The part due to a show by its size among those of the shows with frames that run or wait, 0 to 1.",
-    *_SUBSCRIPTION,
-)
-_FOLDER = ("show_name", "folder")
-folder_cores = _gauge_of_use("scheduler_folder_cores", "Cores used in a folder with a cap of cores.", *_FOLDER)
-folder_max_cores = _gauge_of_use("scheduler_folder_max_cores", "A folder's cap of cores.", *_FOLDER)
-folder_gpus = _gauge_of_use("scheduler_folder_gpus", "GPUs used in a folder with a cap of GPUs.", *_FOLDER)
-folder_max_gpus = _gauge_of_use("scheduler_folder_max_gpus", "A folder's cap of GPUs.", *_FOLDER)
-limit_frames = _gauge_of_use("scheduler_limit_frames", "Frames that run under a limit (a licence).", "limit")
-limit_max_frames = _gauge_of_use("scheduler_limit_max_frames", "Frames that may run under a limit.", "limit")
+OF_USE = {
+    name: Gauge(f"scheduler_{name}", text, labels.split(), registry=of_use.registry) for name, labels, text in _USE
+}
+"""The gauges of hosts, shows and caps."""
 
 messages_dropped = Counter(
     "scheduler_messages_dropped_total",
@@ -210,82 +198,55 @@ def watch_gate(gate: LeaderGate) -> None:
 
 
 Name = TypeVar("Name", bound=Hashable)
-Sample = tuple[Gauge, tuple[str, ...], float]
 
 
-def series_of_use(view: FarmView) -> dict[Gauge, dict[tuple[str, ...], float]]:
-    """What the gauges of hosts, shows and caps show, by the values of their labels.
+def _samples(view: FarmView) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Gauges of OF_USE with the values of their labels and a value, which are to be added up.
 
-    Of each kind the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
+    Of each kind of name the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
     Facilities are few and all have theirs.
     """
-    found: dict[Gauge, dict[tuple[str, ...], float]] = {gauge: {} for gauge in OF_USE}
-    kinds = (_use_of_hosts, _use_of_shows, _use_of_subscriptions, _use_of_caps)
-    for gauge, labels, value in chain.from_iterable(of_kind(view) for of_kind in kinds):
-        found[gauge][labels] = found[gauge].get(labels, 0.0) + value
-    return found
+    subscriptions = [(it, show.name) for show in view.shows for it in show.subscriptions]
+    subscriptions.sort(key=lambda it: (-it[0].used, -it[0].size))
+    show = _first((it.name for it in view.shows), OTHER)
+    allocation = _first((it.name for it in sorted(view.allocations, key=lambda it: -it.cores)), OTHER)
+    subscription = _first(((it.allocation, name) for it, name in subscriptions), _OTHERS)
+    folder = _first(((it.show, it.name) for it in view.folders), _OTHERS)
+    limit = _first((it.name for it in view.limits), OTHER)
+    for group in view.hosts:
+        yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
+    for it in view.allocations:
+        for use in ("booked", "idle", "locked", "down"):
+            yield "farm_cores", (it.facility, allocation(it.name), use), getattr(it, use)
+    for of in view.shows:
+        yield "show_cores", (show(of.name),), of.cores
+        for state in ("running", "waiting", "dead"):
+            yield "show_frames", (show(of.name), state), getattr(of, state)
+    for hold in view.holds:
+        yield "draining_hosts", (hold.facility, show(hold.show)), 1
+    yield "draining_hosts", _OTHERS, view.holds_total - len(view.holds)
+    for sub, name in subscriptions:
+        labels = (sub.facility, allocation(sub.allocation), subscription((sub.allocation, name))[1])
+        yield "subscription_cores", labels, sub.used
+        yield "subscription_size_cores", labels, sub.size
+        yield "subscription_burst_cores", labels, sub.burst
+        for part, value in (("subscription_share", sub.share), ("subscription_due", sub.due)):
+            if value is not None and labels[1] == sub.allocation:  # parts of different wholes have no sum
+                yield part, labels, value
+    for capped in view.folders:
+        for what in ("cores", "gpus"):
+            if (cap := getattr(capped, f"max_{what}")) is not None:
+                yield f"folder_{what}", folder((capped.show, capped.name)), getattr(capped, what)
+                yield f"folder_max_{what}", folder((capped.show, capped.name)), cap
+    for licence in view.limits:
+        yield "limit_frames", (limit(licence.name),), licence.running
+        yield "limit_max_frames", (limit(licence.name),), licence.most
 
 
-def _busiest(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
+def _first(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
     """Gives each of the first 50 names as it is, and ``other`` for those beyond."""
     own = frozenset(islice(dict.fromkeys(names), MOST_SERIES))
     return lambda name: name if name in own else other
-
-
-def _use_of_hosts(view: FarmView) -> Iterable[Sample]:
-    for group in view.hosts:
-        state = "SILENT" if group.silent and group.state == HardwareState.UP else group.state
-        yield farm_hosts, (group.facility, state, group.lock_state), group.hosts
-    named = _largest_allocations(view)
-    for it in view.allocations:
-        for use in ("booked", "idle", "locked", "down"):
-            yield farm_cores, (it.facility, named(it.name), use), getattr(it, use)
-
-
-def _use_of_shows(view: FarmView) -> Iterable[Sample]:
-    named = _busiest((it.name for it in view.shows), OTHER)
-    for it in view.shows:
-        yield show_cores, (named(it.name),), it.cores
-        for state in ("running", "waiting", "dead"):
-            yield show_frames, (named(it.name), state), getattr(it, state)
-    for hold in view.holds:
-        yield draining_hosts, (hold.facility, named(hold.show)), 1
-    yield draining_hosts, _OTHERS, view.holds_total - len(view.holds)
-
-
-def _use_of_subscriptions(view: FarmView) -> Iterable[Sample]:
-    found = [(show.name, it) for show in view.shows for it in show.subscriptions]
-    found.sort(key=lambda it: (-it[1].used, -it[1].size))
-    named, allocations = _busiest(((show, it.allocation) for show, it in found), _OTHERS), _largest_allocations(view)
-    for show, it in found:
-        allocation = allocations(it.allocation)
-        labels = (it.facility, allocation, named((show, it.allocation))[0])
-        yield subscription_cores, labels, it.used
-        yield subscription_size, labels, it.size
-        yield subscription_burst, labels, it.burst
-        for gauge, part in ((subscription_share, it.share), (subscription_due, it.due)):
-            if part is not None and allocation == it.allocation:  # parts of different wholes have no sum
-                yield gauge, labels, part
-
-
-def _use_of_caps(view: FarmView) -> Iterable[Sample]:
-    named = _busiest(((it.show, it.name) for it in view.folders), _OTHERS)
-    for it in view.folders:
-        names = named((it.show, it.name))
-        if it.max_cores is not None:
-            yield folder_cores, names, it.cores
-            yield folder_max_cores, names, it.max_cores
-        if it.max_gpus is not None:
-            yield folder_gpus, names, it.gpus
-            yield folder_max_gpus, names, it.max_gpus
-    limits = _busiest((it.name for it in view.limits), OTHER)
-    for limit in view.limits:
-        yield limit_frames, (limits(limit.name),), limit.running
-        yield limit_max_frames, (limits(limit.name),), limit.most
-
-
-def _largest_allocations(view: FarmView) -> Callable[[str], str]:
-    return _busiest((it.name for it in sorted(view.allocations, key=lambda it: -it.cores)), OTHER)
 
 
 def _replace_series(gauge: Gauge, series: Mapping[tuple[str, ...], float]) -> None:
@@ -365,8 +326,11 @@ class FleetCensus:
     def look_at_use(self) -> None:
         """Set the gauges of hosts, shows and caps. Raises SQLAlchemyError and RedisError."""
         view = farm_view(self._engine, self._client, self._settings, most_jobs=0, most_shows=None)
-        for gauge, series in series_of_use(view).items():
-            _replace_series(gauge, series)
+        series: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in OF_USE}
+        for name, labels, value in _samples(view):
+            series[name][labels] += value
+        for name, gauge in OF_USE.items():
+            _replace_series(gauge, series[name])
         of_use.updated()
 
     def close(self) -> None:

@@ -66,10 +66,12 @@ const words = (code) => code.toLowerCase().replaceAll("_", " ");
 const clock = () => new Date(farm.at * 1000).toLocaleTimeString("en-GB");
 const list = (...parts) => parts.filter(Boolean).join(", ");
 
+// As `opencue-sched` writes durations.
 function span(seconds) {
-  if (seconds < 100) return `${Math.round(seconds)} s`;
-  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
+  const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
+  if (seconds < 100) return `${Math.max(0, Math.floor(seconds))}s`;
+  if (hours < 24) return hours ? `${hours}h ${minutes % 60}m` : `${minutes}m`;
+  return `${Math.floor(hours / 24)}d ${hours % 24}h`;
 }
 
 // Commands stand between backticks.
@@ -131,21 +133,12 @@ function hostWords(it) {
     + `tags ${it.tags.join(" ")}`;
 }
 
-function newCell(it) {
-  const cell = make("button", "cell");
-  cell.tabIndex = -1;
-  cell.ariaLabel = it.name;
-  for (const event of ["focus", "pointerenter"]) cell.addEventListener(event, () => put($("#host"), hostWords(cell.host)));
-  return cell;
-}
-
 function showCell(cell, it) {
   const down = it.silent || it.state !== "UP";
   const held = farm.holds.some((hold) => hold.host === it.name);
-  const use = `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`;
-  if (cell.style.getPropertyValue("--use") !== use) cell.style.setProperty("--use", use);
+  cell.style.setProperty("--use", `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
   put(cell, "", `cell ${down ? "down" : it.lock === "OPEN" ? "" : "locked"} ${held ? "held" : ""}`);
-  cell.host = it;
+  cell.title = hostWords(it);
 }
 
 function showHosts() {
@@ -157,9 +150,8 @@ function showHosts() {
     const apart = [it.hosts_locked && `${it.hosts_locked} locked`, it.hosts_down && `${it.hosts_down} not up`];
     put(node.firstChild.firstChild, it.name);
     put(node.firstChild.lastChild, list(`${number(it.booked)} of ${number(it.cores - it.down)} cores`, count(it.hosts, "host"), ...apart));
-    fill(node.lastChild, farm.grid.filter((host) => host.allocation === it.name), (host) => host.name, newCell, showCell);
+    fill(node.lastChild, farm.grid.filter((host) => host.allocation === it.name), (host) => host.name, () => make("i"), showCell);
   });
-  if (!$("#hosts .cell[tabindex='0']") && $("#hosts .cell")) $("#hosts .cell").tabIndex = 0;
 }
 
 function subscription(it) {
@@ -242,27 +234,6 @@ async function watch() {
   setTimeout(watch, EVERY_MS);
 }
 
-// The arrow keys go to the one before and the one after.
-function rove(within, selector) {
-  within.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-    if (!step || !event.target.matches(selector)) return;
-    event.preventDefault();
-    const all = [...within.querySelectorAll(selector)];
-    all[all.indexOf(event.target) + step]?.focus();
-  });
-}
-
-rove($("#hosts"), ".cell");
-rove($("#jobs tbody"), ".job");
-$("#hosts").addEventListener("focusin", (event) => {
-  for (const cell of document.querySelectorAll("#hosts .cell")) cell.tabIndex = cell === event.target ? 0 : -1;
-});
 $("#filter").addEventListener("input", () => farm && showJobs());
 $("#job").addEventListener("close", () => { job = null; });
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.target === $("#filter") || $("#job").open) return;
-  event.preventDefault();
-  $("#filter").focus();
-});
 watch();

@@ -87,7 +87,10 @@ NAMED = (
 
 def families() -> dict[str, MetricWrapperBase]:
     """Our metrics by exposed name."""
-    ours = [value for module in (metrics, fleet_metrics) for value in vars(module).values()]
+    ours = [
+        *fleet_metrics.OF_USE.values(),
+        *(value for module in (metrics, fleet_metrics) for value in vars(module).values()),
+    ]
     found = [value for value in ours if isinstance(value, MetricWrapperBase)]
     return {value._name + ("_total" if value._type == "counter" else ""): value for value in found}
 
