@@ -9,18 +9,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import checked_redis, with_names
-from opencue_sched.cli.output import (
-    HIGH,
-    NAME,
-    Column,
-    age_text,
-    done,
-    json_option,
-    json_row,
-    show_fields,
-    show_json,
-    show_rows,
-)
+from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, answering, done, field_lines, json_row
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
@@ -76,8 +65,8 @@ def command() -> None:
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
 @click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
-@json_option
-def list_(state: str | None, permits: bool, as_json: bool) -> None:
+@answering
+def list_(state: str | None, permits: bool) -> Rows:
     """List postings: what waits, is worked on, sleeps or is in the trash.
 
     With --permits, the layers that passes hold now: a pass gives its permits back at its end, or they run out.
@@ -96,13 +85,13 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
             for listing in board.listings(which)
             if state in (None, listing.fields.get("state"))
         ]
-    show_rows(found, _named(found, permits=permits), as_json=as_json)
+    return Rows(found, _named(found, permits=permits))
 
 
 @command.command()
 @click.argument("cluster")
-@json_option
-def show(cluster: str, as_json: bool) -> None:
+@answering
+def show(cluster: str) -> Done:
     """Show one posting, by its cluster's key or its id; with the traceback of its last failure.
 
     Example: opencue-sched board show alloc-0f3a9c1d2b4e5f60
@@ -113,37 +102,34 @@ def show(cluster: str, as_json: bool) -> None:
         "error": listing.fields.get("error", ""),
         "fence": int(listing.fields.get("fence", "0")),
     }
-    if as_json:
-        show_json(row)
-        return
-    show_fields({name: "" if value is None else str(value) for name, value in row.items()})
+    return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
 
 
 @command.command()
 @click.argument("cluster")
 @click.option("--reason", default="trashed by an operator", show_default=True, help="Kept with the posting.")
 @click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
-@json_option
-def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
+@answering
+def trash(cluster: str, reason: str, force: bool) -> Done:
     """Put a posting into the trash: its cluster is not dispatched until it is restored. A key without a shard (what
     follows @) means the cluster's postings in all of them.
 
     Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
     """
     _update(cluster, "trash", reason, force=force)
-    done(f"{cluster} is in the trash", as_json=as_json, cluster=cluster, state="trash")
+    return done(f"{cluster} is in the trash", cluster=cluster, state="trash")
 
 
 @command.command()
 @click.argument("cluster")
-@json_option
-def restore(cluster: str, as_json: bool) -> None:
+@answering
+def restore(cluster: str) -> Done:
     """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds.
 
     Example: opencue-sched board restore alloc-0f3a9c1d2b4e5f60
     """
     _update(cluster, "restore")
-    done(f"{cluster} is on the board again", as_json=as_json, cluster=cluster, state="ready")
+    return done(f"{cluster} is on the board again", cluster=cluster, state="ready")
 
 
 def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:

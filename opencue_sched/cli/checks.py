@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
 import redis
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import (
-    UnknownName,
-    checked_redis,
-    choose,
-    complete_job,
-    database,
-    farm,
-    redis_store,
-    with_names,
-)
-from opencue_sched.cli.output import (
-    HIGH,
-    LOW,
-    NAME,
-    Column,
-    json_option,
-    show_json,
-    show_report,
-    show_rows,
-    working,
-)
+from opencue_sched.cli.inputs import JOB, UnknownName, checked_redis, database, on_farm, redis_store, with_names
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, answering, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
@@ -53,7 +34,7 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from opencue_sched.store.shows import Kind
+from opencue_sched.store.shows import NamedRow
 
 # ``opencue-sched audit``.
 
@@ -61,8 +42,8 @@ UNDECIDED_STATUS = 3
 
 
 @click.command("audit")
-@json_option
-def audit_command(as_json: bool) -> None:
+@on_farm
+def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
     One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
@@ -71,22 +52,18 @@ def audit_command(as_json: bool) -> None:
 
     Example: opencue-sched audit --json | jq .failed
     """
-    with farm() as (engine, _), redis_store() as client, working("checking the invariants"):
+    with redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
-    lines = [] if as_json else with_names(report.lines())
-    show_report(lines, report.as_dict(), as_json=as_json)
-    if report.failed:
-        raise click.exceptions.Exit(1)
-    if report.undecided:
-        raise click.exceptions.Exit(UNDECIDED_STATUS)
+    status = 1 if report.failed else UNDECIDED_STATUS if report.undecided else 0
+    return Done(with_names(report.lines()), report.as_dict(), status=status)
 
 
 # ``opencue-sched doctor``.
 
 
 @click.command("doctor")
-@json_option
-def doctor_command(as_json: bool) -> None:
+@answering
+def doctor_command() -> Done:
     """Say whether everything a scheduler needs is there, and what to do about what is not.
 
     Looks at PostgreSQL, the schema, Redis, clocks, shows, hosts, RQDs, the release feed and the workers. Exit status 1
@@ -96,9 +73,7 @@ def doctor_command(as_json: bool) -> None:
     """
     with database() as engine, redis_store() as client:
         diagnosis = diagnose(engine, client, get_settings())
-    show_report(diagnosis.lines(), diagnosis.as_dict(), as_json=as_json)
-    if diagnosis.failed:
-        raise click.exceptions.Exit(1)
+    return Done(diagnosis.lines(), diagnosis.as_dict(), status=1 if diagnosis.failed else 0)
 
 
 # ``opencue-sched explain``.
@@ -131,10 +106,10 @@ def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str
 
 
 @click.command("explain")
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
+@click.argument("job", type=JOB)
 @click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
-@json_option
-def explain_command(name: str, layer: str | None, as_json: bool) -> None:
+@on_farm
+def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: str | None) -> Done:
     """Say why a job's frames are waiting.
 
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
@@ -145,15 +120,14 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
 
     Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
-    with farm() as (engine, facts), engine.connect() as connection:
-        job = choose(connection, Kind.JOB, name)
+    with engine.connect() as connection:
         explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), with_logs=True)
     chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
     lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
-    show_report(lines, explanation_dict(explanation, chosen), as_json=as_json)
+    return Done(list(lines), explanation_dict(explanation, chosen))
 
 
 # ``opencue-sched fleet``.
@@ -184,8 +158,8 @@ _QUEUE_COLUMNS = (
 
 
 @click.command("fleet")
-@json_option
-def fleet_command(as_json: bool) -> None:
+@answering
+def fleet_command() -> Done:
     """Show who is alive, who leads, what each works on, and what waits.
 
     Example: opencue-sched fleet --json | jq .leader
@@ -197,29 +171,25 @@ def fleet_command(as_json: bool) -> None:
         except OperationalError as error:  # most of what is known of the fleet is in Redis
             click.echo(f"warning: {describe_failure(error, get_settings())}", err=True)
         view = fleet_view(client, get_settings(), PersistentFences(engine))
-    if as_json:
-        show_json(view)
-        return
-    click.echo(_leader_line(view["leader"]))
+    return Done(list(_fleet_lines(view)), view)
+
+
+def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
+    yield _leader_line(view["leader"])
     if view["leader"]["two_redis"]:
-        click.echo(f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}")
-    click.echo(_beats_line(view["beats"]))
-    if view["workers"]:
-        show_rows(view["workers"], _WORKER_COLUMNS)
-    else:
-        click.echo("workers: none alive")
-    click.echo()
-    show_rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
-    click.echo()
-    postings = view["postings"]
-    click.echo(
-        f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['delayed']} delayed, "
-        f"{postings['trash']} trashed (opencue-sched board list)"
-    )
+        yield f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}"
+    said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
+    yield f"beats: {', '.join(said) or 'none alive'}"
+    workers = Rows(view["workers"], _WORKER_COLUMNS)
+    yield from workers.lines() if workers.things else ["workers: none alive"]
+    queues = Rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
+    yield from ["", *queues.lines(), ""]
+    clusters = "{ready} ready, {claimed} worked on, {delayed} delayed, {trash} trashed".format_map(view["postings"])
+    yield f"clusters: {clusters} (opencue-sched board list)"
     backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())
-    click.echo(f"backlog per worker: {backlog}")
+    yield f"backlog per worker: {backlog}"
     if view["gone"]:
-        click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
+        yield f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}"
 
 
 def _leader_line(leader: dict[str, Any]) -> str:
@@ -229,8 +199,3 @@ def _leader_line(leader: dict[str, Any]) -> str:
     age = leader["tick_age_seconds"]
     fired = "no tick fired yet" if age is None else f"last tick {age:.1f}s ago"
     return f"leader: {who}, fence {leader['fence']}, {fired}"
-
-
-def _beats_line(beats: list[dict[str, Any]]) -> str:
-    said = [f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}" for beat in beats]
-    return f"beats: {', '.join(said) or 'none alive'}"

@@ -6,7 +6,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import checked_redis, database
-from opencue_sched.cli.output import json_option, show_json, working
+from opencue_sched.cli.output import Done, answering, working
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
@@ -50,8 +50,8 @@ def _remote(name: str, command_: str, help_: str) -> None:
     )
     @click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own.")
     @click.option("--instance", help="Only this instance; with --group if several groups have one of the name.")
-    @json_option
-    def send(type_: str, group: str | None, instance: str | None, as_json: bool) -> None:
+    @answering
+    def send(type_: str, group: str | None, instance: str | None) -> Done:
         from opencue_sched.celery import app
 
         settings = get_settings()
@@ -60,15 +60,10 @@ def _remote(name: str, command_: str, help_: str) -> None:
             meant = addressees(list_members(client, namespace), settings.scheduler.facility, type_, group, instance)
         answers = broadcast(app, namespace, command_, meant, wait_seconds=WAIT_SECONDS)
         rows = {node: answer for reply in answers for node, answer in reply.items()}
-        if as_json:
-            show_json(rows)
-        else:
-            for node, answer in sorted(rows.items()):
-                click.echo(f"{node}: {answer.get('ok') or answer.get('error')}")
-        if not rows:
-            raise SchedulerError("no live worker answered; see: opencue-sched fleet")
-        if any("error" in answer for answer in rows.values()):
-            raise click.exceptions.Exit(1)
+        lines = [f"{node}: {answer.get('ok') or answer.get('error')}" for node, answer in sorted(rows.items())]
+        notes = [] if rows else ["error: no live worker answered; see: opencue-sched fleet"]
+        failed = not rows or any("error" in answer for answer in rows.values())
+        return Done(lines, rows, notes, status=1 if failed else 0)
 
 
 _remote("pause", "pause_dispatch", "Take no more dispatch messages until `ctl resume`; other work goes on.")
@@ -80,8 +75,8 @@ _remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.
 @command.command()
 @click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
-@json_option
-def sleep(cluster: str, duration: str, as_json: bool) -> None:
+@answering
+def sleep(cluster: str, duration: str) -> Done:
     """Let a cluster of one's own facility sleep for a time, whatever would wake it.
 
     Example: opencue-sched ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m
@@ -91,11 +86,8 @@ def sleep(cluster: str, duration: str, as_json: bool) -> None:
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     with checked_redis() as client:
-        done = put_to_sleep(cluster_postings(client, get_settings()), cluster, seconds)
-    if as_json:
-        show_json({"ok": done})
-    else:
-        click.echo(done)
+        said = put_to_sleep(cluster_postings(client, get_settings()), cluster, seconds)
+    return Done([said], {"ok": said})
 
 
 def addressees(
@@ -126,8 +118,8 @@ def addressees(
 @click.option("--cluster", "key", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the pass and print what it did.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
-@json_option
-def dispatch_command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
+@answering
+def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
@@ -139,13 +131,12 @@ def dispatch_command(key: str, wait: bool, timeout: float, as_json: bool) -> Non
     settings = get_settings()
     with checked_redis() as client:
         answer = _dispatch(client, settings, _cluster(settings, key), timeout if wait else None)
-    if as_json:
-        show_json(answer)
-    else:
-        click.echo(", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None)))
-    if wait and answer.get("ended") not in [end.value for end in PassEnd if end.did_its_work]:
-        reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
-        raise SchedulerError(f"the pass over {key} did not do its work: {answer.get('ended')} ({reason})")
+    line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
+    if not wait or answer.get("ended") in [end.value for end in PassEnd if end.did_its_work]:
+        return Done([line], answer)
+    reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
+    failure = f"error: the pass over {key} did not do its work: {answer.get('ended')} ({reason})"
+    return Done([line], answer, [failure], status=1)
 
 
 def _cluster(settings: Settings, key: str) -> Cluster:

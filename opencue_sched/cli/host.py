@@ -1,45 +1,48 @@
-"""``opencue-sched host``."""
+"""``opencue-sched host`` and ``proc``: hosts, and what runs on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from sqlalchemy import Connection, Engine, Row
 
-from opencue_sched.cli import output
+from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
+    ALLOCATION,
+    HOST,
+    JOB,
+    SHOW,
     CommandRefused,
-    choose,
-    choose_all,
-    complete_allocation,
-    complete_host,
     current_user,
-    farm,
+    most_option,
     new_name,
     notify_hosts_changed,
+    on_farm,
+    reads,
+    writes,
 )
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
     NAME,
     Column,
+    Done,
+    Rows,
+    Thing,
     age_text,
-    first,
+    counted,
     in_cores,
-    json_option,
-    json_row,
     memory_text,
-    show_json,
-    show_report,
-    show_rows,
-    show_thing,
+    working,
 )
 from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
-from opencue_sched.store.shows import Kind, NamedRow
+from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.shows import NamedRow
 
 _COLUMNS = (
     Column("host", "Host", importance=NAME),
@@ -67,7 +70,7 @@ _COLUMNS = (
     Column("booted"),
     Column("tags", "Tags", show=" ".join, wraps=True),
 )
-PROC_COLUMNS = (
+_PROCS_OF_HOST_COLUMNS = (
     Column("id"),
     Column("job", "Job", importance=NAME),
     Column("frame"),
@@ -80,6 +83,14 @@ PROC_COLUMNS = (
     Column("dispatched", "Start", importance=LOW),
     Column("", "Runtime", "dispatched", age_text),
     Column("local"),
+)
+_PROC_COLUMNS = (
+    Column("host", "Host", importance=HIGH),
+    *_PROCS_OF_HOST_COLUMNS,
+    Column("layer"),
+    Column("show", "Show", importance=LOW),
+    Column("pinged", "Ping", show=age_text, importance=LOW),
+    Column("", "Proc", "id", importance=LOW),
 )
 _CALLS = {
     ("reboot", False): "RebootIdle",
@@ -96,86 +107,81 @@ _TAG_ORIGIN = {
 }
 
 
+_HOSTS = click.argument("chosen", type=HOST, nargs=-1, required=True)
+_HOST = click.argument("host", type=HOST)
+_TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
+
+
 @click.group("host")
-def command() -> None:
+def host_command() -> None:
     """List, lock, unlock, tag and move hosts. A host is named by its name or its id.
 
     Example: opencue-sched host list --alloc local.general
     """
 
 
-@command.command("list")
-@click.option("--alloc", metavar="NAME", shell_complete=complete_allocation, help="Only of this allocation.")
+@host_command.command("list")
+@click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
 @click.option("--lock", type=click.Choice([lock.value for lock in LockState], case_sensitive=False))
 @click.option("--state", type=click.Choice([state.value for state in HardwareState], case_sensitive=False))
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
-@click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
-@json_option
-def list_(
-    alloc: str | None,
-    lock: str | None,
-    state: str | None,
-    tag: str | None,
-    part: str | None,
-    most: int,
-    as_json: bool,
-) -> None:
+@most_option(1000)
+@reads
+def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Rows:
     """List hosts with what is idle on them. Ping is how long ago the last report came.
 
     Example: opencue-sched host list --tag gpu --lock OPEN --state UP
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
-        found = hosts.list_hosts(
-            connection, alloc_id=alloc_id, lock=lock, state=state, tag=tag, part=part, most=most + 1
-        )
-    show_rows(first(found, most), _COLUMNS, as_json=as_json)
+    found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, **wanted, most=most + 1)
+    return Rows(found, _COLUMNS, most=most)
 
 
-@command.command()
-@click.argument("name", metavar="HOST", shell_complete=complete_host)
-@json_option
-def info(name: str, as_json: bool) -> None:
+@host_command.command()
+@_HOST
+@reads
+def info(connection: Connection, host: NamedRow) -> Thing:
     """Show one host and what runs on it.
 
     Example: opencue-sched host info render01
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        (host,) = hosts.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
-        running = hosts.list_procs(connection, host_id=host.id)
-    if as_json:
-        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, PROC_COLUMNS) for proc in running]})
-        return
-    show_thing(host, _COLUMNS)
-    if running:
-        click.echo()
-        show_rows(running, PROC_COLUMNS)
+    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
+    return Thing(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROCS_OF_HOST_COLUMNS))
 
 
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
-@json_option
-def lock(names: tuple[str, ...], as_json: bool) -> None:
-    """Lock hosts: nothing more is booked on them; what runs goes on.
-
-    Example: opencue-sched host lock render01 render02
-    """
-    _set_lock(names, LockState.LOCKED, [LockState.OPEN, LockState.NIMBY_LOCKED], "locked", as_json=as_json)
-
-
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
-@json_option
-def unlock(names: tuple[str, ...], as_json: bool) -> None:
-    """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.
-
-    Example: opencue-sched host unlock render01
-    """
-    _set_lock(names, LockState.OPEN, [LockState.LOCKED], "open", as_json=as_json)
+def _lock_command(name: str, new: LockState, old: Sequence[LockState], word: str, does: str) -> None:
+    @host_command.command(name, help=f"{does}\n\nExample: opencue-sched host {name} render01 render02")
+    @_HOSTS
+    @writes
+    def set_lock(connection: Connection, chosen: list[NamedRow]) -> Done:
+        ids = [host.id for host in chosen]
+        source = current_user() or "opencue-sched"
+        changed = hosts.set_lock(connection, ids, old=old, new=new, source=source)
+        states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=ids)}
+        return Done(
+            [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
+            [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
+            hosts=changed,
+        )
 
 
-@command.group()
+_lock_command(
+    "lock",
+    LockState.LOCKED,
+    [LockState.OPEN, LockState.NIMBY_LOCKED],
+    "locked",
+    "Lock hosts: nothing more is booked on them; what runs goes on.",
+)
+_lock_command(
+    "unlock",
+    LockState.OPEN,
+    [LockState.LOCKED],
+    "open",
+    "Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.",
+)
+
+
+@host_command.group()
 def tags() -> None:
     """Add or remove manual tags.
 
@@ -184,133 +190,111 @@ def tags() -> None:
 
 
 @tags.command()
-@click.argument("name", metavar="HOST", shell_complete=complete_host)
-@click.argument("words", nargs=-1, required=True, metavar="TAG...")
-@json_option
-def add(name: str, words: tuple[str, ...], as_json: bool) -> None:
+@_HOST
+@_TAGS
+@writes
+def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Give a host manual tags.
 
     Example: opencue-sched host tags add render01 bigmem ssd
     """
     wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
-    with farm() as (engine, _), engine.begin() as connection:
-        host = choose(connection, Kind.HOST, name)
-        changed = hosts.add_tags(connection, host.id, wanted)
-        tags_now = _tags(connection, host)
-    notify_hosts_changed([host.id] if changed else [])
-    _say_tags(host, tags_now, as_json=as_json)
+    return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
 
 
 @tags.command()
-@click.argument("name", metavar="HOST", shell_complete=complete_host)
-@click.argument("words", nargs=-1, required=True, metavar="TAG...")
-@json_option
-def remove(name: str, words: tuple[str, ...], as_json: bool) -> None:
+@_HOST
+@_TAGS
+@writes
+def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Take manual tags from a host.
 
     Example: opencue-sched host tags remove render01 bigmem
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        host = choose(connection, Kind.HOST, name)
-        changed = hosts.remove_tags(connection, host.id, words)
-        for tag, kind in hosts.kinds_of_tags(connection, host.id, words):
-            why = _TAG_ORIGIN.get(kind, "is not a manual one")
-            raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
-        tags_now = _tags(connection, host)
-    notify_hosts_changed([host.id] if changed else [])
-    _say_tags(host, tags_now, "" if changed else " (it had none of those)", as_json=as_json)
+    changed = hosts.remove_tags(connection, host.id, words)
+    for tag, kind in hosts.kinds_of_tags(connection, host.id, words):
+        why = _TAG_ORIGIN.get(kind, "is not a manual one")
+        raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
+    return _tags_now(connection, host, "" if changed else " (it had none of those)", changed=changed)
 
 
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
-@click.argument("alloc", metavar="ALLOC", shell_complete=complete_allocation)
+def _tags_now(connection: Connection, host: NamedRow, note: str = "", *, changed: bool) -> Done:
+    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
+    text = f"{host.name} has the tags {' '.join(row.tags) or 'none'}{note}"
+    document = {"host": host.name, "id": host.id, "tags": list(row.tags)}
+    return Done([text], document, hosts=[host.id] if changed else [])
+
+
+@host_command.command()
+@_HOSTS
+@click.argument("target", type=ALLOCATION)
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
-@json_option
-def move(names: tuple[str, ...], alloc: str, force: bool, as_json: bool) -> None:
+@writes
+def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force: bool) -> Done:
     """Put hosts into another allocation.
 
     Example: opencue-sched host move render01 render02 local.desktop
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        chosen = choose_all(connection, Kind.HOST, names)
-        target = choose(connection, Kind.ALLOCATION, alloc)
-        ids = [host.id for host in chosen]
-        procs.lock_hosts(connection, ids)
-        running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
-        if running and not force:
-            raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
-        hosts.move_hosts(connection, ids, target.id)
-    notify_hosts_changed(ids)
-    moved = [host.name for host in chosen]
-    output.done(f"{', '.join(moved)} in {target.name} now", as_json=as_json, hosts=moved, allocation=target.name)
+    ids, names = [host.id for host in chosen], [host.name for host in chosen]
+    procs.lock_hosts(connection, ids)
+    running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
+    if running and not force:
+        raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
+    hosts.move_hosts(connection, ids, target.id)
+    text = f"{', '.join(names)} in {target.name} now"
+    return Done([text], {"hosts": names, "allocation": target.name}, hosts=ids)
 
 
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
-@click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
-@click.option("--yes", is_flag=True, help="Do not ask before --now.")
-@json_option
-def reboot(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
-    """Have hosts reboot when they are idle. Until they have, nothing is booked on them.
-
-    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
-
-    Example: opencue-sched host reboot render01 render02
-    """
-    _power(names, "reboot", now=now, yes=yes, as_json=as_json)
-
-
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_host)
-@click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
-@click.option("--yes", is_flag=True, help="Do not ask before --now.")
-@json_option
-def down(names: tuple[str, ...], now: bool, yes: bool, as_json: bool) -> None:
-    """Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.
-
-    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
-
-    Example: opencue-sched host down render01 --now
-    """
-    _power(names, "down", now=now, yes=yes, as_json=as_json)
-
-
-@command.command()
-@click.argument("name", metavar="HOST", shell_complete=complete_host)
-@json_option
-def delete(name: str, as_json: bool) -> None:
+@host_command.command()
+@_HOST
+@writes
+def delete(connection: Connection, host: NamedRow) -> Done:
     """Delete a host that is down and runs nothing. It comes back when its RQD reports again.
 
     Example: opencue-sched host delete render01
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        host = choose(connection, Kind.HOST, name)
-        procs.lock_hosts(connection, [host.id])
-        (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-        if row.state != HardwareState.DOWN:
-            raise CommandRefused(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
-        if row.frames:
-            raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
-        hosts.delete_host(connection, host.id)
-    notify_hosts_changed([host.id])
-    output.done(f"deleted {host.name}", as_json=as_json, host=host.name, id=host.id)
+    procs.lock_hosts(connection, [host.id])
+    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
+    if row.state != HardwareState.DOWN:
+        raise CommandRefused(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
+    if row.frames:
+        raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
+    hosts.delete_host(connection, host.id)
+    return Done([f"deleted {host.name}"], {"host": host.name, "id": host.id}, hosts=[host.id])
 
 
-def _power(names: Sequence[str], verb: str, *, now: bool, yes: bool, as_json: bool) -> None:
+def _power_command(verb: str, does: str) -> None:
+    refused = "Exit status 1 if an RQD refused or did not answer; of that host nothing is changed."
+
+    @host_command.command(verb, help=f"{does}\n\n{refused}\n\nExample: opencue-sched host {verb} render01 render02")
+    @_HOSTS
+    @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
+    @click.option("--yes", is_flag=True, help="Do not ask before --now.")
+    @on_farm
+    def power(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
+        return _power(engine, [host.id for host in chosen], verb, now=now, yes=yes)
+
+
+_power_command("reboot", "Have hosts reboot when they are idle. Until they have, nothing is booked on them.")
+_power_command(
+    "down",
+    "Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.",
+)
+
+
+def _power(engine: Engine, ids: Sequence[str], verb: str, *, now: bool, yes: bool) -> Done:
     from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
 
     settings = get_settings()
     told: list[str] = []
     failed: dict[str, str] = {}
-    with farm() as (engine, _), RqdChannels(settings.rqd) as channels:
-        with engine.connect() as connection:
-            ids = [host.id for host in choose_all(connection, Kind.HOST, names)]
-            chosen = hosts.list_hosts(connection, host_ids=ids)
-        running = sum(host.frames for host in chosen)
-        if now and running and not yes:
-            named = ", ".join(host.host for host in chosen)
-            frames = output.counted(running, "running frame")
-            click.confirm(f"Kill {frames} on {named}, to run again elsewhere?", abort=True)
+    with engine.connect() as connection:
+        chosen = hosts.list_hosts(connection, host_ids=ids)
+    running = sum(host.frames for host in chosen)
+    if now and running and not yes:
+        named = ", ".join(host.host for host in chosen)
+        click.confirm(f"Kill {counted(running, 'running frame')} on {named}, to run again elsewhere?", abort=True)
+    with RqdChannels(settings.rqd) as channels:
         for host in chosen:
             if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
                 failed[host.host] = f"its RQD ({channels.address(host.host)}) does not answer; nothing is changed"
@@ -324,12 +308,12 @@ def _power(names: Sequence[str], verb: str, *, now: bool, yes: bool, as_json: bo
             else:
                 told.append(host.host)
     when = "now" if now else "when idle"
-    lines = [f"{name}: {_DONE[verb]} {when}" for name in told]
-    output.show_report(lines, {verb: told, "when": when, "failed": failed}, as_json=as_json)
-    for name, why in failed.items():
-        click.echo(f"{name}: {why}", err=True)
-    if failed:
-        raise click.exceptions.Exit(1)
+    return Done(
+        [f"{name}: {_DONE[verb]} {when}" for name in told],
+        {verb: told, "when": when, "failed": failed},
+        [f"{name}: {why}" for name, why in failed.items()],
+        status=1 if failed else 0,
+    )
 
 
 def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool = False) -> None:
@@ -347,34 +331,91 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
     notify_hosts_changed([host.id])
 
 
-def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str, *, as_json: bool) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        chosen = choose_all(connection, Kind.HOST, names)
-        changed = hosts.set_lock(
-            connection,
-            [host.id for host in chosen],
-            old=[state.value for state in old],
-            new=new.value,
-            source=current_user() or "opencue-sched",
-        )
-        states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
-    notify_hosts_changed(changed)
-    show_report(
-        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
-        [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
-        as_json=as_json,
-    )
-
-
-def _tags(connection: Connection, host: NamedRow) -> list[str]:
-    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return list(row.tags)
-
-
-def _say_tags(host: NamedRow, tags_now: list[str], note: str = "", *, as_json: bool) -> None:
-    text = f"{host.name} has the tags {' '.join(tags_now) or 'none'}{note}"
-    output.done(text, as_json=as_json, host=host.name, id=host.id, tags=tags_now)
-
-
 def _thread_mode(number: int) -> str:
     return ThreadMode(number).name if number in list(ThreadMode) else str(number)
+
+
+# ``opencue-sched proc``.
+
+
+def _places(function: Callable[..., None]) -> Callable[..., None]:
+    for it in (ALLOCATION, SHOW, JOB, HOST):
+        name = "alloc" if it is ALLOCATION else it.name
+        function = click.option(f"--{name}", f"{name}_id", type=it, help=f"Only of this {it.name}.")(function)
+    return function
+
+
+def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
+    return {key: row.id for key, row in places.items() if row is not None}
+
+
+@click.group("proc")
+def proc_command() -> None:
+    """List procs (a frame's share of a host while it runs there), and kill them.
+
+    Example: opencue-sched proc list --host render01
+    """
+
+
+@proc_command.command("list")
+@_places
+@most_option(1000)
+@reads
+def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Rows:
+    """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it.
+
+    Example: opencue-sched proc list --job demo-sh010-alice_comp_v001
+    """
+    return Rows(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
+
+
+@proc_command.command()
+@click.argument("proc_ids", nargs=-1, metavar="[PROC...]")
+@_places
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@reason_option
+@force_option
+@on_farm
+def kill(
+    engine: Engine,
+    facts: SchemaFacts,
+    proc_ids: tuple[str, ...],
+    yes: bool,
+    reason: str | None,
+    force: bool,
+    **places: NamedRow | None,
+) -> Done:
+    """Kill what runs, by the ids of procs, or all of a host, job, show or allocation. The frames wait again.
+
+    Exit status 1 if a frame could not be confirmed dead; it stays as it is then.
+
+    Example: opencue-sched proc kill --host render01 --reason "fan is broken"
+    """
+    if not proc_ids and not any(places.values()):
+        raise click.UsageError("name procs, or a --host, --job, --show or --alloc")
+    with engine.connect() as connection:
+        chosen = hosts.list_procs(connection, proc_ids=proc_ids or None, **_ids(places))
+    if unknown := set(proc_ids) - {proc.id for proc in chosen}:
+        raise CommandRefused(f"no such proc runs there: {', '.join(sorted(unknown))}; see: opencue-sched proc list")
+    by_job: dict[NamedRow, list[str]] = defaultdict(list)
+    for proc in chosen:
+        if proc.frame is not None and not proc.local:  # the others are ended by the reaper, and by Cuebot
+            by_job[NamedRow(proc.job_id, proc.job)].append(proc.frame_id)
+    if not by_job:
+        raise CommandRefused("nothing runs there")
+    number = sum(map(len, by_job.values()))
+    if not yes:
+        click.confirm(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?", abort=True)
+    killed: list[str] = []
+    deferred: list[str] = []
+    silent: list[dict[str, Any]] = []
+    with control(engine) as (jobs_control, alive):
+        for job, frames in by_job.items():
+            with working(f"killing frames of {job.name}, and confirming that they are dead"):
+                result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
+            result, of_job = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            killed += result.changed
+            deferred += result.deferred
+            silent += of_job
+    document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
+    return Done([f"{counted(len(killed), 'frame')} killed and waiting again"], document, status=1 if deferred else 0)

@@ -10,13 +10,24 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS, UNLIMITED, centicores_of, near
+from opencue_sched.cli.output import Answer, Done, answering
+from opencue_sched.domain.farm import (
+    CENTICORES_PER_CORE,
+    INT_MAX,
+    NAME,
+    NAME_CHARACTERS,
+    UNLIMITED,
+    centicores_of,
+    near,
+)
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis, describe_failure
@@ -189,24 +200,78 @@ def with_names(lines: Sequence[str]) -> list[str]:
     return [_ID.sub(lambda found: names.get(found[0], found[0]), line) for line in lines]
 
 
-def completing(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completes names in a shell: a few, and none where the database does not answer at once."""
+class NameOf(click.types.StringParamType):
+    """The name or id of something in the database, completed in a shell. The function of an `on_farm` command, and of
+    one that reads or writes, gets its row instead."""
 
-    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.name = kind, kind.value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        return self.name.upper()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """A few names; none where the database does not answer at once."""
         try:
             with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
-                return list(shows.names_beginning(connection, kind, incomplete, most=_NAMES_COMPLETED))
+                names = shows.names_beginning(connection, self.kind, incomplete, most=_NAMES_COMPLETED)
         except Exception:
             return []
+        return [CompletionItem(name) for name in names]
 
-    return complete
+
+ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
 
 
-complete_allocation = completing(Kind.ALLOCATION)
-complete_host = completing(Kind.HOST)
-complete_job = completing(Kind.JOB)
-complete_limit = completing(Kind.LIMIT)
-complete_show = completing(Kind.SHOW)
+def on_farm(function: Callable[..., Answer]) -> Callable[..., None]:
+    """A command on a database that answers: its function gets the engine, what the schema has, and rows for names."""
+
+    @answering
+    @wraps(function)
+    def run(**given: Any) -> Answer:
+        kinds = {it.name: it.type.kind for it in click.get_current_context().command.params if type(it.type) is NameOf}
+        with farm() as (engine, facts):
+            with engine.connect() as connection:
+                for name, kind in kinds.items():
+                    if isinstance(given[name], tuple):
+                        given[name] = choose_all(connection, kind, given[name])
+                    elif given[name] is not None:
+                        given[name] = choose(connection, kind, given[name])
+            return function(engine, facts, **given)
+
+    return run
+
+
+def reads(function: Callable[..., Answer]) -> Callable[..., None]:
+    """A command that reads the database: its function gets a connection, and rows for names."""
+
+    @on_farm
+    @wraps(function)
+    def run(engine: Engine, _: SchemaFacts, **given: Any) -> Answer:
+        with engine.connect() as connection:
+            return function(connection, **given)
+
+    return run
+
+
+def writes(function: Callable[..., Done]) -> Callable[..., None]:
+    """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
+
+    @on_farm
+    @wraps(function)
+    def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
+        with engine.begin() as connection:
+            answer = function(connection, **given)
+        notify_hosts_changed(answer.hosts)
+        return answer
+
+    return run
+
+
+def most_option(most: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """How many rows a list has."""
+    said = "List no more than this many."
+    return click.option("--most", type=click.IntRange(1), default=most, show_default=True, help=said)
 
 
 def new_name(what: str, name: str, *, width: int) -> str:
@@ -236,6 +301,11 @@ def core_cap(value: str) -> int:
     if centicores < CENTICORES_PER_CORE:
         raise click.BadParameter(f"{value} is less than one core, so nothing could ever run; 0 or -1 is no cap")
     return centicores
+
+
+def gpu_cap(value: str) -> int:
+    """A number of GPUs as a cap: 0 and -1 are no cap."""
+    return click.IntRange(UNLIMITED, INT_MAX)(value) or UNLIMITED
 
 
 def frame_range(value: str) -> FrameRange:

@@ -1,4 +1,4 @@
-"""``opencue-sched job``: jobs, their frames and their dependencies."""
+"""``opencue-sched job`` and ``layer``: jobs, their layers, frames and dependencies."""
 
 from __future__ import annotations
 
@@ -8,350 +8,62 @@ from datetime import datetime
 from typing import Any
 
 import click
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli import job_log, job_wait, output
-from opencue_sched.cli.deferred import control, force_option, settle, who_and_why
+from opencue_sched.cli import job_log, job_wait
+from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
+    JOB,
+    LIMIT,
     NEGATIVE_NUMBERS,
+    SHOW,
     CommandRefused,
     UnknownName,
-    choose,
-    choose_all,
-    complete_job,
-    complete_show,
     core_cap,
     core_count,
-    farm,
     frame_range,
+    gpu_cap,
     layer_ids,
+    most_option,
+    on_farm,
+    reads,
+    writes,
 )
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
     NAME,
     Column,
+    Done,
+    Rows,
+    Thing,
+    age_text,
     cap_text,
     cores,
     counted,
-    first,
+    done,
     in_cores,
-    json_option,
-    json_row,
     memory_text,
-    show_json,
-    show_report,
-    show_rows,
-    show_thing,
+    watch_rows,
+    working,
 )
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, FrameState, JobState, near
+from opencue_sched.domain.cluster import join_tags
+from opencue_sched.domain.farm import (
+    CENTICORES_PER_CORE,
+    INT_MAX,
+    LAYER_TAGS_WIDTH,
+    FrameState,
+    JobState,
+    near,
+)
 from opencue_sched.domain.frames import FrameRange, log_path
+from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
-from opencue_sched.store.shows import Kind, NamedRow
+from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.shows import NamedRow
 
-
-@click.group("job")
-def command() -> None:
-    """List, show and manage jobs. A job is named by its name or its id.
-
-    Example: opencue-sched job list --show demo
-    """
-
-
-command.add_command(job_log.command)
-command.add_command(job_wait.command)
-
-
-# ``opencue-sched job depends``.
-
-
-@command.group("depends")
-def depends() -> None:
-    """List or drop what a job waits for.
-
-    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
-    """
-
-
-@depends.command("list")
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
-@click.option("--all", "met", is_flag=True, help="Also what is met already.")
-@json_option
-def list_depends(name: str, met: bool, as_json: bool) -> None:
-    """List what a job, its layers and its frames wait for.
-
-    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
-    """
-    with farm() as (engine, _), engine.connect() as connection:
-        job = choose(connection, Kind.JOB, name)
-        found = jobs.depends_of(connection, job.id, met=met)
-    from opencue_sched.insight.explain import describe_depend
-
-    columns = (
-        Column("id", "Id", importance=NAME),
-        Column("waits", "What Waits", _what_waits, importance=HIGH),
-        Column("on", "For", lambda depend: describe_depend(depend, job.name), wraps=True),
-        Column("type", "Type"),
-        Column("state", "State", _depend_state, importance=HIGH),
-        *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
-        *map(Column, ("open_pairs", "pairs")),
-    )
-    show_rows(found, columns, as_json=as_json, noun="depend")
-
-
-def _what_waits(depend: jobs.Depend) -> str:
-    return depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "the job")
-
-
-def _depend_state(depend: jobs.Depend) -> str:
-    if not depend.active:
-        return "met"
-    return "open" if depend.open_pairs is None else f"{depend.open_pairs} of {depend.pairs} open"
-
-
-@depends.command()
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
-@click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
-@click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
-@json_option
-def drop(name: str, depend_ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it.
-
-    Example: opencue-sched job depends drop demo-sh010-alice_comp_v001 --all
-    """
-    if everything == bool(depend_ids):
-        raise click.UsageError("name dependencies, or say --all")
-    with farm() as (engine, _):
-        with engine.connect() as connection:
-            job = choose(connection, Kind.JOB, name)
-            known = [depend.id for depend in jobs.depends_of(connection, job.id)]
-        unknown = [depend_id for depend_id in depend_ids if depend_id not in known]
-        if unknown:
-            raise UnknownName(f"{job.name} does not wait for {unknown[0]!r}{near(unknown[0], known)}")
-        from opencue_sched.farm.jobs import drop_depends
-
-        dropped = drop_depends(engine, job.id, None if everything else depend_ids)
-    freed = counted(len(dropped.freed_frames), "frame")
-    output.done(
-        f"{job.name}: dropped {counted(dropped.depends, 'dependency', 'dependencies')}, {freed} can run",
-        as_json=as_json,
-        job=job.name,
-        dropped=dropped.depends,
-        freed_frames=len(dropped.freed_frames),
-    )
-
-
-# ``opencue-sched job frames|kill|retry|eat``.
-
-_ANY = "ANY"
-_NAMED = 10
-_FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
-_FRAME_COLUMNS = (
-    Column("frame", "Frame", "name", importance=NAME),
-    *map(Column, ("id", "layer", "number")),
-    Column("state", "Status", importance=HIGH),
-    Column("host", "Host", importance=HIGH),
-    Column("cores", read=in_cores("centicores")),
-    Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
-    Column("retries", "Retries"),
-    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
-    Column("started", "Start", importance=LOW),
-    Column("", "Runtime", lambda frame: _runtime(frame)),
-    Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, output.age_text),
-    Column("", "Memory", lambda frame: _memory(frame)),
-    Column("", "Eligible Time", lambda frame: _since(frame), importance=LOW),
-    *map(Column, ("stopped", "llu", "eligible", "depend_count")),
-    *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
-    Column("log", read=lambda frame: log_path(frame.log_dir, frame.job, frame.name)),
-)
-_UNDECORATED = Callable[..., None]
-
-
-def _selecting(default: tuple[str, ...]) -> Callable[[_UNDECORATED], _UNDECORATED]:
-    """Options --layer, --frames and --state."""
-
-    def decorate(function: _UNDECORATED) -> _UNDECORATED:
-        shown = ", ".join(default) or "any"
-        for option in (
-            click.option(
-                "--state",
-                "states",
-                multiple=True,
-                default=default,
-                type=click.Choice(_FRAME_STATES, case_sensitive=False),
-                help=f"Only frames in this state, or ANY. May be given several times. Default: {shown}.",
-            ),
-            click.option(
-                "--frames", "numbers", type=frame_range, metavar="RANGE", help="Only frames of these numbers."
-            ),
-            click.option(
-                "--layer",
-                "layers",
-                multiple=True,
-                metavar="NAME",
-                help="Only of this layer. May be given several times.",
-            ),
-        ):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-def _wanted(
-    connection: Connection,
-    job: NamedRow,
-    layers: Sequence[str],
-    numbers: FrameRange | None,
-    states: Sequence[str],
-) -> dict[str, Any]:
-    """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
-    ids = layer_ids(connection, job, layers)
-    in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
-    return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
-
-
-@command.command()
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
-@_selecting(())
-@click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
-@json_option
-def frames(name: str, most: int, as_json: bool, **selection: Any) -> None:
-    """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved.
-
-    Example: opencue-sched job frames demo-sh010-alice_comp_v001 --layer render --state DEAD
-    """
-    with farm() as (engine, _), engine.connect() as connection:
-        job = choose(connection, Kind.JOB, name)
-        found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
-    show_rows(first(found, most), _FRAME_COLUMNS, as_json=as_json)
-
-
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--reason", metavar="TEXT", help="Why, for the logs.")
-@force_option
-@json_option
-def kill(names: tuple[str, ...], yes: bool, reason: str | None, force: bool, as_json: bool) -> None:
-    """End jobs for good: their running frames are killed, nothing more of them is booked.
-
-    Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
-    when it gives them up.
-
-    Example: opencue-sched job kill demo-sh010-alice_comp_v001 --yes
-    """
-    with farm() as (engine, facts):
-        with engine.connect() as connection:
-            chosen = choose_all(connection, Kind.JOB, names)
-        if not yes:
-            click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
-        with control(engine) as (jobs_control, alive):
-            with output.working("killing what runs, and confirming that it is dead"):
-                ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
-            killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
-    if as_json:
-        keys = ("job", "id", "finished", "stopped", "deferred", "silent_hosts")
-        found = [(job.name, job.id, it.finished, it.changed, it.deferred, hosts) for job, it, hosts in killed]
-        show_json([dict(zip(keys, row, strict=True)) for row in found])
-    for job, result, _ in killed:
-        if not as_json:
-            verb = "killed" if result.finished else "was finished already:"
-            click.echo(f"{verb} {job.name}, {counted(len(result.changed), 'running frame')} stopped")
-    if any(result.deferred for _, result, _ in killed):
-        raise click.exceptions.Exit(1)
-
-
-@command.command()
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
-@_selecting((FrameState.DEAD.value,))
-@click.option("--reason", metavar="TEXT", help="Why, for the logs.")
-@force_option
-@click.option("--yes", is_flag=True, help="Do not ask before --force.")
-@json_option
-def retry(name: str, **options: Any) -> None:
-    """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
-
-    A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.
-
-    Example: opencue-sched job retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY
-    """
-    _change(name, "retried", **options)
-
-
-@command.command()
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
-@_selecting((FrameState.DEAD.value,))
-@click.option("--reason", metavar="TEXT", help="Why, for the logs.")
-@force_option
-@click.option("--yes", is_flag=True, help="Do not ask before --force.")
-@json_option
-def eat(name: str, **options: Any) -> None:
-    """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
-
-    Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.
-
-    Example: opencue-sched job eat demo-sh010-alice_comp_v001 --frames 7
-    """
-    _change(name, "eaten", **options)
-
-
-def _change(
-    name: str, verb: str, *, reason: str | None, force: bool, yes: bool, as_json: bool, **selection: Any
-) -> None:
-    with farm() as (engine, facts):
-        with engine.connect() as connection:
-            job = choose(connection, Kind.JOB, name)
-            wanted = _wanted(connection, job, **selection)
-            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
-            if not chosen:
-                _refuse_nothing(connection, job, wanted)
-        with control(engine) as (jobs_control, alive):
-            change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
-            with output.working("changing frames, and confirming that what ran is dead"):
-                result = change(list(chosen), reason=who_and_why(verb, reason))
-            deferred = result.deferred
-            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
-            if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
-    changed = set(result.changed)
-    output.done(
-        f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
-        as_json=as_json,
-        job=job.name,
-        frames=[frame for it, frame in chosen.items() if it in changed],
-        changed=result.changed,
-        deferred=result.deferred,
-        silent_hosts=silent,
-    )
-    if result.deferred:
-        raise click.exceptions.Exit(1)
-
-
-def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
-    """No frame is meant: say in which states those are that would be, but for --state."""
-    states = Counter(frame.state for frame in jobs.frames_of(connection, job.id, **{**wanted, "states": None}))
-    there = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    asked = " or ".join(state.value for state in wanted["states"] or ())
-    if not there:
-        raise CommandRefused(f"{job.name} has no such frame")
-    raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
-
-
-def _since(frame: jobs.FrameView) -> datetime | None:
-    return frame.eligible if frame.state == FrameState.WAITING else None
-
-
-def _runtime(frame: jobs.FrameView) -> str:
-    return output.age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
-
-
-def _memory(frame: jobs.FrameView) -> str:
-    """Used (at most, of one that has ended) and reserved, of a frame that was started."""
-    used = frame.memory_used_kb if frame.state == FrameState.RUNNING else frame.memory_max_kb
-    return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
-
-
+_JOB = click.argument("job", type=JOB)
+_JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
 _COLUMNS = (
     Column("job", "Job", "name", importance=NAME),
@@ -359,7 +71,12 @@ _COLUMNS = (
     Column("folder", "Folder", importance=LOW),
     Column("facility"),
     Column("user", "User"),
-    Column("state", "State", lambda job: _state(job), importance=HIGH),
+    Column(
+        "state",
+        "State",
+        lambda job: "PAUSED" if job.paused and job.state == JobState.PENDING else job.state,
+        importance=HIGH,
+    ),
     Column("paused"),
     Column("running", "Booked", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
@@ -374,8 +91,30 @@ _COLUMNS = (
     Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
     Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text, LOW),
     Column("max_gpus", show=cap_text),
-    Column("started", "Age", show=output.age_text),
+    Column("started", "Age", show=age_text),
     *map(Column, ("stopped", "log_dir", "uid", "os", "max_retries", "autoeat")),
+)
+
+
+_ANY = "ANY"
+_FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
+_FRAME_COLUMNS = (
+    Column("frame", "Frame", "name", importance=NAME),
+    *map(Column, ("id", "layer", "number")),
+    Column("state", "Status", importance=HIGH),
+    Column("host", "Host", importance=HIGH),
+    Column("cores", read=in_cores("centicores")),
+    Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
+    Column("retries", "Retries"),
+    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
+    Column("started", "Start", importance=LOW),
+    Column("", "Runtime", lambda frame: _runtime(frame)),
+    Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, age_text),
+    Column("", "Memory", lambda frame: _memory(frame)),
+    Column("", "Eligible Time", lambda frame: _since(frame), importance=LOW),
+    *map(Column, ("stopped", "llu", "eligible", "depend_count")),
+    *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
+    Column("log", read=lambda frame: log_path(frame.log_dir, frame.job, frame.name)),
 )
 
 
@@ -404,41 +143,47 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-@command.command("list")
-@click.option("--show", metavar="NAME", shell_complete=complete_show, help="Only of this show.")
+@click.group("job")
+def job_command() -> None:
+    """List, show and manage jobs. A job is named by its name or its id.
+
+    Example: opencue-sched job list --show demo
+    """
+
+
+job_command.add_command(job_log.command)
+job_command.add_command(job_wait.command)
+
+
+@job_command.command("list")
+@click.option("--show", type=SHOW, help="Only of this show.")
 @click.option("--user", metavar="NAME", help="Only of this user.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
-@click.option("--most", type=click.IntRange(1), default=500, show_default=True, help="List no more than this many.")
-@click.option("--watch", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
-@json_option
-def list_(
-    show: str | None, user: str | None, part: str | None, state: str, most: int, watch: bool, as_json: bool
-) -> None:
+@click.option("--watch", "watched", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
+@most_option(500)
+@on_farm
+def list_jobs(
+    engine: Engine, _: SchemaFacts, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
+) -> Rows:
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold.
 
     Example: opencue-sched job list --show demo --user alice
     """
-    if watch and as_json:
-        raise click.UsageError("--watch goes on, which JSON cannot")
-    with farm() as (engine, _):
+
+    def find(most: int) -> Sequence[jobs.JobView]:
         with engine.connect() as connection:
-            show_id = None if show is None else choose(connection, Kind.SHOW, show).id
+            return jobs.list_jobs(connection, show_id=show and show.id, state=_STATES[state], **wanted, most=most)
 
-        def find(most: int) -> Sequence[jobs.JobView]:
-            with engine.connect() as connection:
-                wanted = {"show_id": show_id, "user": user, "state": _STATES[state], "part": part}
-                return jobs.list_jobs(connection, **wanted, most=most)
-
-        if watch:
-            output.watch_rows(lambda rows: find(min(most, rows)), _COLUMNS)
-        show_rows(first(find(most + 1), most), _COLUMNS, as_json=as_json)
+    if watched:
+        watch_rows(lambda rows: Rows(find(min(most, rows)), _COLUMNS))
+    return Rows(find(most + 1), _COLUMNS, most=most)
 
 
-@command.command()
-@click.argument("name", shell_complete=complete_job)
-@json_option
-def info(name: str, as_json: bool) -> None:
+@job_command.command()
+@_JOB
+@reads
+def info(connection: Connection, job: NamedRow) -> Thing:
     """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
 
     Eligible Time is when the oldest waiting frame of the layer could have run first. `opencue-sched explain` says more
@@ -446,116 +191,446 @@ def info(name: str, as_json: bool) -> None:
 
     Example: opencue-sched job info demo-sh010-alice_comp_v001
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        row = choose(connection, Kind.JOB, name)
-        (job,) = jobs.list_jobs(connection, job_id=row.id)
-        layers = jobs.layers_of(connection, row.id)
+    (row,) = jobs.list_jobs(connection, job_id=job.id)
+    return Thing(row, _COLUMNS, "layers", _layers(connection, job))
+
+
+def _layers(connection: Connection, job: NamedRow) -> Rows:
+    """A job's layers, with the last verdicts on them."""
     from opencue_sched.cli.checks import last_verdicts
 
-    layer_columns = layer_columns_of(last_verdicts(row.id))
-    if as_json:
-        show_json({**json_row(job, _COLUMNS), "layers": [json_row(layer, layer_columns) for layer in layers]})
-        return
-    show_thing(job, _COLUMNS)
-    click.echo()
-    show_rows(layers, layer_columns)
+    return Rows(jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id)))
 
 
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@json_option
-def pause(names: tuple[str, ...], as_json: bool) -> None:
-    """Pause jobs: nothing more of them is booked; what runs goes on.
-
-    Example: opencue-sched job pause demo-sh010-alice_comp_v001
-    """
-    _set_paused(names, paused=True, as_json=as_json)
-
-
-@command.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@json_option
-def unpause(names: tuple[str, ...], as_json: bool) -> None:
-    """Let paused jobs go on.
-
-    Example: opencue-sched job unpause demo-sh010-alice_comp_v001
-    """
-    _set_paused(names, paused=False, as_json=as_json)
+def _pause_command(name: str, does: str, word: str) -> None:
+    @job_command.command(name, help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001")
+    @_JOBS
+    @writes
+    def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
+        paused = name == "pause"
+        changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
+        return Done(
+            [
+                f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished"
+                for it in chosen
+            ],
+            [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
+        )
 
 
-@command.command(context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
-@json_option
-def priority(names: tuple[str, ...], value: int, as_json: bool) -> None:
-    """Set the priority of jobs; higher goes first.
-
-    Example: opencue-sched job priority demo-sh010-alice_comp_v001 80
-    """
-    _set_resource(names, "int_priority", value, f"has priority {value}", as_json=as_json)
+_pause_command("pause", "Pause jobs: nothing more of them is booked; what runs goes on.", "paused")
+_pause_command("unpause", "Let paused jobs go on.", "not paused")
 
 
-@command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@click.argument("value", type=core_cap, metavar="CORES")
-@json_option
-def max_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
-    """Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on.
+def _setter(name: str, value_is: Any, metavar: str, said: Callable[[Any], str], does: str, example: int) -> None:
+    """Add a command that sets a number of jobs."""
+    key = name.replace("-", "_")
 
-    Example: opencue-sched job max-cores demo-sh010-alice_comp_v001 200
-    """
-    _set_resource(names, "int_max_cores", value, f"may use {_cap(cores(value), 'core')}", as_json=as_json)
-
-
-@command.command("min-cores")
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@click.argument("value", type=core_count, metavar="CORES")
-@json_option
-def min_cores(names: tuple[str, ...], value: int, as_json: bool) -> None:
-    """Set the cores jobs should get at least.
-
-    Example: opencue-sched job min-cores demo-sh010-alice_comp_v001 10
-    """
-    _set_resource(names, "int_min_cores", value, f"should get {cores(value)} cores at least", as_json=as_json)
-
-
-@command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-@click.argument("value", type=click.IntRange(UNLIMITED, INT_MAX), metavar="GPUS")
-@json_option
-def max_gpus(names: tuple[str, ...], value: int, as_json: bool) -> None:
-    """Set the most GPUs jobs may use; 0 or -1 is no cap.
-
-    Example: opencue-sched job max-gpus demo-sh010-alice_comp_v001 4
-    """
-    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPU')}", as_json=as_json)
+    @job_command.command(
+        name,
+        context_settings=NEGATIVE_NUMBERS,
+        help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001 {example}",
+    )
+    @_JOBS
+    @click.argument("value", type=value_is, metavar=metavar)
+    @writes
+    def set_(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+        jobs.set_resource(connection, [job.id for job in chosen], f"int_{key}", value)
+        told = cores(value) if key.endswith("cores") else value
+        rows = [{"job": job.name, "id": job.id, key: told} for job in chosen]
+        return Done([f"{job.name} {said(told)}" for job in chosen], rows)
 
 
 def _cap(value: float | None, noun: str) -> str:
-    return f"any number of {noun}s" if value is None or value <= 0 else counted(value, noun)
+    return f"may use {counted(value, noun) if value is not None and value > 0 else f'any number of {noun}s'}"
 
 
-def _set_paused(names: Sequence[str], *, paused: bool, as_json: bool) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        chosen = choose_all(connection, Kind.JOB, names)
-        changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
-    word = "paused" if paused else "not paused"
-    show_report(
-        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished" for it in chosen],
-        [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
-        as_json=as_json,
+_PRIORITY = click.IntRange(-INT_MAX, INT_MAX)
+_setter("priority", _PRIORITY, "PRIORITY", "has priority {}".format, "Set the priority of jobs; higher goes first.", 80)
+_setter(
+    "max-cores",
+    core_cap,
+    "CORES",
+    lambda most: _cap(most, "core"),
+    "Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on.",
+    200,
+)
+_setter(
+    "min-cores",
+    core_count,
+    "CORES",
+    "should get {} cores at least".format,
+    "Set the cores jobs should get at least.",
+    10,
+)
+_setter(
+    "max-gpus",
+    gpu_cap,
+    "GPUS",
+    lambda most: _cap(most, "GPU"),
+    "Set the most GPUs jobs may use; 0 or -1 is no cap.",
+    4,
+)
+
+
+# ``opencue-sched job depends``.
+
+
+@job_command.group()
+def depends() -> None:
+    """List or drop what a job waits for.
+
+    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
+    """
+
+
+@depends.command("list")
+@_JOB
+@click.option("--all", "met", is_flag=True, help="Also what is met already.")
+@reads
+def list_depends(connection: Connection, job: NamedRow, met: bool) -> Rows:
+    """List what a job, its layers and its frames wait for.
+
+    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
+    """
+    from opencue_sched.insight.explain import describe_depend
+
+    columns = (
+        Column("id", "Id", importance=NAME),
+        Column("waits", "What Waits", _what_waits, importance=HIGH),
+        Column("on", "For", lambda depend: describe_depend(depend, job.name), wraps=True),
+        Column("type", "Type"),
+        Column("state", "State", _depend_state, importance=HIGH),
+        *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
+        *map(Column, ("open_pairs", "pairs")),
+    )
+    return Rows(jobs.depends_of(connection, job.id, met=met), columns, "depend")
+
+
+def _what_waits(depend: jobs.Depend) -> str:
+    return depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "the job")
+
+
+def _depend_state(depend: jobs.Depend) -> str:
+    if not depend.active:
+        return "met"
+    return "open" if depend.open_pairs is None else f"{depend.open_pairs} of {depend.pairs} open"
+
+
+@depends.command()
+@_JOB
+@click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
+@click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
+@on_farm
+def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
+    """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it.
+
+    Example: opencue-sched job depends drop demo-sh010-alice_comp_v001 --all
+    """
+    from opencue_sched.farm.jobs import drop_depends
+
+    if everything == bool(depend_ids):
+        raise click.UsageError("name dependencies, or say --all")
+    with engine.connect() as connection:
+        known = [depend.id for depend in jobs.depends_of(connection, job.id)]
+    for depend_id in depend_ids:
+        if depend_id not in known:
+            raise UnknownName(f"{job.name} does not wait for {depend_id!r}{near(depend_id, known)}")
+    dropped = drop_depends(engine, job.id, None if everything else depend_ids)
+    number, freed = dropped.depends, len(dropped.freed_frames)
+    text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
+    return done(f"{job.name}: {text}", job=job.name, dropped=number, freed_frames=freed)
+
+
+# ``opencue-sched job frames|kill|retry|eat``.
+
+
+def _selecting(default: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options --layer, --frames and --state."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        said = f"Only frames in this state, or ANY. May be given several times. Default: {', '.join(default) or 'any'}."
+        states = click.Choice(_FRAME_STATES, case_sensitive=False)
+        several = "Only of this layer. May be given several times."
+        for option in (
+            click.option("--state", "states", multiple=True, default=default, type=states, help=said),
+            click.option("--frames", "numbers", type=frame_range, metavar="RANGE", help="Only of these numbers."),
+            click.option("--layer", "layers", multiple=True, metavar="NAME", help=several),
+        ):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _wanted(
+    connection: Connection,
+    job: NamedRow,
+    layers: Sequence[str],
+    numbers: FrameRange | None,
+    states: Sequence[str],
+) -> dict[str, Any]:
+    """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
+    ids = layer_ids(connection, job, layers)
+    in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
+    return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
+
+
+@job_command.command()
+@_JOB
+@_selecting(())
+@most_option(1000)
+@reads
+def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Rows:
+    """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved.
+
+    Example: opencue-sched job frames demo-sh010-alice_comp_v001 --layer render --state DEAD
+    """
+    found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
+    return Rows(found, _FRAME_COLUMNS, most=most)
+
+
+@job_command.command()
+@_JOBS
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@reason_option
+@force_option
+@on_farm
+def kill(
+    engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool
+) -> Done:
+    """End jobs for good: their running frames are killed, nothing more of them is booked.
+
+    Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
+    when it gives them up.
+
+    Example: opencue-sched job kill demo-sh010-alice_comp_v001 --yes
+    """
+    if not yes:
+        click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
+    with control(engine) as (jobs_control, alive):
+        with working("killing what runs, and confirming that it is dead"):
+            ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
+        killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
+    verbs = {True: "killed", False: "was finished already:"}
+    return Done(
+        [
+            f"{verbs[it.finished]} {job.name}, {counted(len(it.changed), 'running frame')} stopped"
+            for job, it, _ in killed
+        ],
+        [
+            {
+                "job": job.name,
+                "id": job.id,
+                "finished": it.finished,
+                "stopped": it.changed,
+                "deferred": it.deferred,
+                "silent_hosts": hosts,
+            }
+            for job, it, hosts in killed
+        ],
+        status=1 if any(it.deferred for _, it, _ in killed) else 0,
     )
 
 
-def _set_resource(names: Sequence[str], column: str, value: int, words: str, *, as_json: bool) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        chosen: list[NamedRow] = choose_all(connection, Kind.JOB, names)
-        jobs.set_resource(connection, [job.id for job in chosen], column, value)
-    key = column.removeprefix("int_")
-    said = cores(value) if key.endswith("cores") else value
-    rows = [{"job": job.name, "id": job.id, key: said} for job in chosen]
-    show_report([f"{job.name} {words}" for job in chosen], rows, as_json=as_json)
+def _change_command(name: str, does: str, verb: str, example: str) -> None:
+    """Add a command that changes frames of a job, and kills those that run first."""
+
+    @job_command.command(name, help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001 {example}")
+    @_JOB
+    @_selecting((FrameState.DEAD.value,))
+    @reason_option
+    @force_option
+    @click.option("--yes", is_flag=True, help="Do not ask before --force.")
+    @on_farm
+    def change_frames(
+        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, yes: bool, **selection: Any
+    ) -> Done:
+        with engine.connect() as connection:
+            wanted = _wanted(connection, job, **selection)
+            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
+            if not chosen:
+                _refuse_nothing(connection, job, wanted)
+        with control(engine) as (jobs_control, alive):
+            change = jobs_control.eat_frames if name == "eat" else jobs_control.retry_frames
+            with working("changing frames, and confirming that what ran is dead"):
+                result = change(list(chosen), reason=who_and_why(verb, reason))
+            deferred = result.deferred
+            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            if name == "eat" and (reaped := set(deferred) - set(result.deferred)):
+                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+        changed = set(result.changed)
+        document = {
+            "job": job.name,
+            "frames": [frame for it, frame in chosen.items() if it in changed],
+            "changed": result.changed,
+            "deferred": result.deferred,
+            "silent_hosts": silent,
+        }
+        text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
+        return Done([text], document, status=1 if result.deferred else 0)
 
 
-def _state(job: jobs.JobView) -> str:
-    return "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state
+_change_command(
+    "retry",
+    "Let frames run again: the dead ones, unless --state says which. Running ones are killed first.\n\n"
+    "A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.",
+    "retried",
+    "--layer render --frames 10-20 --state ANY",
+)
+_change_command(
+    "eat",
+    "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
+    "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
+    "eaten",
+    "--frames 7",
+)
+
+
+def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
+    """No frame is meant: say in which states those are that would be, but for --state."""
+    states = Counter(frame.state for frame in jobs.frames_of(connection, job.id, **{**wanted, "states": None}))
+    there = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    asked = " or ".join(state.value for state in wanted["states"] or ())
+    if not there:
+        raise CommandRefused(f"{job.name} has no such frame")
+    raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
+
+
+def _since(frame: jobs.FrameView) -> datetime | None:
+    return frame.eligible if frame.state == FrameState.WAITING else None
+
+
+def _runtime(frame: jobs.FrameView) -> str:
+    return age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
+
+
+def _memory(frame: jobs.FrameView) -> str:
+    """Used (at most, of one that has ended) and reserved, of a frame that was started."""
+    used = frame.memory_used_kb if frame.state == FrameState.RUNNING else frame.memory_max_kb
+    return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
+
+
+# ``opencue-sched layer``.
+
+
+@click.group("layer")
+def layer_command() -> None:
+    """List the layers of a job, and change what their frames need. A layer is named by its job and its name.
+
+    Example: opencue-sched layer set demo-sh010-alice_comp_v001 render --memory 16GiB
+    """
+
+
+@layer_command.command("list")
+@_JOB
+@reads
+def list_layers(connection: Connection, job: NamedRow) -> Rows:
+    """List the layers of a job: counts, needs, limits, and the last verdict on them.
+
+    Example: opencue-sched layer list demo-sh010-alice_comp_v001
+    """
+    return _layers(connection, job)
+
+
+@layer_command.command("set")
+@_JOB
+@click.argument("layers", nargs=-1, required=True, metavar="LAYER...")
+@click.option("--cores", type=float, metavar="CORES", help="The least; 0 is the whole host, -2 all but two.")
+@click.option("--max-cores", type=float, metavar="CORES", help="The most of a frame; 0 is no bound.")
+@click.option("--threadable/--no-threadable", default=None, help="Whether its frames thread.")
+@click.option("--memory", metavar="SIZE", help="Such as 512MiB or 16GiB.")
+@click.option("--optimize/--no-optimize", default=None, help="Whether its memory may be lowered to what frames used.")
+@click.option("--gpus", type=int, metavar="GPUS")
+@click.option("--gpu-memory", metavar="SIZE", help="Such as 8GiB.")
+@click.option("--tags", metavar="TAG,TAG", help="In place of those it has.")
+@click.option("--timeout", type=int, metavar="MINUTES", help="The longest a frame runs; 0 is for ever.")
+@click.option("--timeout-llu", type=int, metavar="MINUTES", help="The longest without a log line; 0 is for ever.")
+@click.option("--add-limit", "add", type=LIMIT, multiple=True, help="Also under this limit. May be given again.")
+@click.option("--drop-limit", "drop", type=LIMIT, multiple=True, help="No longer under this limit.")
+@on_farm
+def set_layers(
+    engine: Engine,
+    _: SchemaFacts,
+    job: NamedRow,
+    layers: tuple[str, ...],
+    add: list[NamedRow],
+    drop: list[NamedRow],
+    **given: Any,
+) -> Done:
+    """Change layers of a job, also while it runs: frames that start from now on. What runs keeps what it has.
+
+    Values are those of a job file, and are written as Cuebot writes them. What the farm cannot serve is noted.
+
+    Example: opencue-sched layer set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold
+    """
+    from opencue_sched.farm.job_file import layer_fields
+
+    given = {key: value for key, value in given.items() if value is not None}
+    if not given and not add and not drop:
+        raise click.UsageError("say what to change; see --help")
+    optimize = {key: given.pop(key) for key in ("optimize",) if key in given}
+    fields = layer_fields(given) | optimize
+    if "tags" in fields:
+        fields["tags"] = join_tags(fields["tags"])
+        if len(fields["tags"]) > LAYER_TAGS_WIDTH:
+            raise CommandRefused(f"tags: {LAYER_TAGS_WIDTH} characters are the most OpenCue stores")
+    with engine.begin() as connection:
+        chosen = layer_ids(connection, job, layers) or []
+        limits = [[row.id for row in rows] for rows in (add, drop)]
+        jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
+        found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
+        _check(found)
+    with engine.connect() as connection:
+        notes = _layer_notes(connection, job.id, found)
+    rows = Rows(found, layer_columns_of({})).json()
+    return Done(
+        [f"{job.name} {row.name}: {_needs(row)}" for row in found],
+        {"job": job.name, "layers": rows, "notes": notes},
+        [f"note: {note}" for note in notes],
+    )
+
+
+def _check(layers: list[jobs.LayerView]) -> None:
+    """Raises CommandRefused for what does not go together; the transaction is rolled back then."""
+    for layer in layers:
+        if 0 < layer.cores_max < layer.cores_min:
+            raise CommandRefused(f"layer {layer.name}: its max cores would be less than its cores")
+        if layer.threadable and 0 < layer.cores_min < CENTICORES_PER_CORE:
+            raise CommandRefused(f"layer {layer.name}: less than one core cannot thread; say --no-threadable")
+
+
+def _layer_notes(connection: Connection, job_id: str, layers: list[jobs.LayerView]) -> list[str]:
+    (job,) = jobs.list_jobs(connection, job_id=job_id)
+    from opencue_sched.insight.explain import unserved
+
+    notes = unserved(connection, job_id, get_settings())
+    for layer in layers:
+        for what, asked, most in (
+            ("cores", layer.cores_min / CENTICORES_PER_CORE, job.max_centicores / CENTICORES_PER_CORE),
+            ("gpus", layer.gpus, job.max_gpus),
+        ):
+            if 0 < most < asked:
+                hint = f"`opencue-sched job max-{what}` raises that"
+                notes.append(
+                    f"layer {layer.name}: a frame takes more {what} than the {most:g} the job may have; {hint}"
+                )
+    if job.state == JobState.FINISHED:
+        notes.append("the job is finished; `opencue-sched job retry` makes it run again")
+    return notes
+
+
+def _needs(layer: jobs.LayerView) -> str:
+    """``8 cores, 16.0G, 1 GPU, tags general | gpu, limits arnold, time-out 90 min``."""
+    number = layer.cores_min / CENTICORES_PER_CORE
+    cores = f"{number:g} core{'' if number == 1 else 's'}"
+    if layer.cores_max > 0:
+        cores += f" ({layer.cores_max / CENTICORES_PER_CORE:g} at most)"
+    said = [cores, memory_text(layer.memory_kb)]
+    if layer.gpus or layer.gpu_memory_kb:
+        said.append(f"{counted(layer.gpus, 'GPU')} with {memory_text(layer.gpu_memory_kb)}")
+    said.append(f"tags {layer.tags}")
+    said += [f"limits {', '.join(layer.limits)}"] if layer.limits else []
+    said += [f"time-out {layer.timeout_minutes} min"] if layer.timeout_minutes else []
+    said += [f"{layer.timeout_llu_minutes} min without a log line"] if layer.timeout_llu_minutes else []
+    return ", ".join(said)

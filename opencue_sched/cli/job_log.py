@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.inputs import CommandRefused, choose, complete_job, farm, layer_ids, patiently
+from opencue_sched.cli.inputs import JOB, CommandRefused, choose, farm, layer_ids, patiently
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.domain.farm import FrameState, JobState, exit_meaning
 from opencue_sched.domain.frames import log_path
@@ -32,7 +32,7 @@ _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOIN
 
 
 @click.command("log")
-@click.argument("name", metavar="JOB", shell_complete=complete_job)
+@click.argument("name", type=JOB)
 @click.argument("frame", metavar="FRAME")
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame's run ends.")

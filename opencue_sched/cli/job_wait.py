@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import choose_all, complete_job, farm, patiently
+from opencue_sched.cli.inputs import JOB, choose_all, farm, patiently
 from opencue_sched.cli.output import counted, json_option, live, show_json
 from opencue_sched.domain.farm import JobState, duration_text
 from opencue_sched.store import jobs
@@ -35,7 +35,7 @@ _LEAST_ROWS = 4
 
 
 @click.command("wait")
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
+@click.argument("names", type=JOB, nargs=-1, required=True)
 @json_option
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.

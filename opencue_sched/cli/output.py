@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.cells import cell_len
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
-
-T = TypeVar("T")
 
 _KB_PER_MIB = 1024
 _KB_PER_GIB = 1024 * _KB_PER_MIB
@@ -98,6 +97,11 @@ class Column:
     importance: int = 1
     wraps: bool = False
 
+    @property
+    def named(self) -> str:
+        """What the value is, for a thing that is shown alone."""
+        return self.title or self.key.removesuffix("_kb").replace("_", " ").title().replace("Gpu", "GPU")
+
     def value(self, thing: Any) -> Any:
         """The value as JSON has it."""
         if callable(self.read):
@@ -118,34 +122,117 @@ class Column:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool = False, noun: str = "") -> None:
-    """Print things as a JSON list, or as a table whose columns of numbers are aligned to the right.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
 
-    Where there are none, standard error says so; ``noun`` is what they are, unless it is the first column's title. A
-    terminal gets the columns that fit, with no cell cut, and the names of those that do not; a pipe gets all.
+    Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
     """
-    if as_json:
-        show_json([json_row(thing, columns) for thing in things])
-        return
-    if not (things := list(things)):
-        click.echo(f"no {noun or columns[0].title.lower()}s", err=True)
-        return
-    click.echo("\n".join(_table_lines(things, columns, _terminal_width() if sys.stdout.isatty() else None)))
+
+    things: Sequence[Any]
+    columns: Sequence[Column]
+    noun: str = ""
+    most: int = sys.maxsize
+
+    def json(self) -> list[dict[str, Any]]:
+        """The things as JSON has them."""
+        return [json_row(thing, self.columns) for thing in self.things[: self.most]]
+
+    def show(self, *, as_json: bool = False) -> None:
+        """Print a JSON list or a table. Where there are none, standard error says so."""
+        if len(self.things) > self.most:
+            click.echo(f"note: there are more than {self.most}; --most lists more", err=True)
+        if as_json:
+            show_json(self.json())
+        elif self.things:
+            click.echo("\n".join(self.lines()))
+        else:
+            click.echo(f"no {self.noun or self.columns[0].title.lower()}s", err=True)
+
+    def lines(self) -> Iterator[str]:
+        """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no
+        cell cut, and the names of those that do not; a pipe gets all."""
+        table = lay_out(self.things[: self.most], self.columns, _terminal_width() if sys.stdout.isatty() else None)
+        yield click.style(table.line(table.titles), bold=True)
+        for texts in table.cells:
+            parts = [
+                textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
+                for text, width in zip(texts, table.widths, strict=True)
+            ]
+            for number in range(max(len(parts[it]) for it in table.shown)):
+                yield table.line([part[number] if number < len(part) else "" for part in parts])
+        if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
+            note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
+            yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
 
-def _table_lines(things: Sequence[Any], columns: Sequence[Column], width: int | None) -> Iterator[str]:
-    table = lay_out(things, columns, width)
-    yield click.style(table.line(table.titles), bold=True)
-    for texts in table.cells:
-        parts = [
-            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
-            for text, width in zip(texts, table.widths, strict=True)
-        ]
-        for number in range(max(len(parts[it]) for it in table.shown)):
-            yield table.line([part[number] if number < len(part) else "" for part in parts])
-    if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
-        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
-        yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One thing that a command shows, a line for each column, and the ``rows`` that it has.
+
+    They are a table below it, unless ``said`` says them in a line; JSON has them as ``rows_key``.
+    """
+
+    thing: Any
+    columns: Sequence[Column]
+    rows_key: str
+    rows: Rows
+    said: str = ""
+
+    def show(self, *, as_json: bool) -> None:
+        """Print it."""
+        if as_json:
+            show_json({**json_row(self.thing, self.columns), self.rows_key: self.rows.json()})
+            return
+        fields = {column.named: column.cell(column.value(self.thing)) for column in self.columns}
+        click.echo("\n".join(field_lines(fields | {self.rows_key.title(): self.said})))
+        if self.rows.things and not self.said:
+            click.echo()
+            self.rows.show()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command did or found: lines for people, a document for scripts, notes and failures for standard error.
+
+    ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status.
+    """
+
+    lines: Sequence[str]
+    document: Any
+    notes: Sequence[str] = ()
+    status: int = 0
+    hosts: Sequence[str] = ()
+
+    def show(self, *, as_json: bool) -> None:
+        """Print it, and end with the exit status."""
+        if as_json:
+            show_json(self.document)
+        elif self.lines:
+            click.echo("\n".join(self.lines))
+        for note in self.notes:
+            click.echo(note, err=True)
+        if self.status:
+            raise click.exceptions.Exit(self.status)
+
+
+Answer = Rows | Thing | Done
+
+
+def done(text: str, **fields: Any) -> Done:
+    """What was done: a line for people, the fields for scripts."""
+    return Done([text], fields)
+
+
+def answering(function: Callable[..., Answer]) -> Callable[..., None]:
+    """A command that prints what its function answers: a table or lines, or with --json a document."""
+
+    @json_option
+    @wraps(function)
+    def run(*args: Any, as_json: bool, **given: Any) -> None:
+        function(*args, **given).show(as_json=as_json)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,48 +300,20 @@ def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
     return {column.key: column.value(thing) for column in columns if column.key}
 
 
-def first(found: Sequence[T], most: int) -> Sequence[T]:
-    """The first ``most`` of them. A note on standard error says if there are more."""
-    if len(found) > most:
-        click.echo(f"note: there are more than {most}; --most lists more", err=True)
-    return found[:most]
-
-
-def show_fields(fields: Mapping[str, str]) -> None:
-    """Print what is known of one thing, a line each; empty values are left out."""
-    known = {heading: value for heading, value in fields.items() if value}
+def field_lines(fields: Mapping[str, str]) -> list[str]:
+    """What is known of one thing, a line each; empty values are left out."""
+    known = {heading: value.splitlines() for heading, value in fields.items() if value}
     width = max(map(cell_len, known), default=0)
-    for heading, value in known.items():
-        first_line, *more = [_one_line(line) for line in value.splitlines()]
-        click.echo(click.style(_pad(heading, width, right=False), bold=True) + _GAP + first_line)
-        for line in more:
-            click.echo(" " * width + _GAP + line)
-
-
-def show_thing(thing: Any, columns: Sequence[Column], **more: str) -> None:
-    """Print all the columns' values of one thing, a line each, and ``more``."""
-    titles = {
-        it: it.title or it.key.removesuffix("_kb").replace("_", " ").title().replace("Gpu", "GPU") for it in columns
-    }
-    show_fields({title: column.cell(column.value(thing)) for column, title in titles.items()} | more)
+    return [
+        (" " * width if number else click.style(_pad(heading, width, right=False), bold=True)) + _GAP + _one_line(line)
+        for heading, lines in known.items()
+        for number, line in enumerate(lines)
+    ]
 
 
 def show_json(value: Any) -> None:
     """Print one JSON document. Times are ISO 8601."""
     click.echo(json.dumps(value, indent=2, default=_json_value))
-
-
-def show_report(lines: Iterable[str], document: Any, *, as_json: bool) -> None:
-    """Print the lines for people, or the document for scripts."""
-    if as_json:
-        show_json(document)
-    else:
-        click.echo("\n".join(lines))
-
-
-def done(text: str, *, as_json: bool = False, **fields: Any) -> None:
-    """Say what was done: a line for people, the fields for scripts."""
-    show_report([text], fields, as_json=as_json)
 
 
 @contextmanager
@@ -285,7 +344,7 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
             shown.update(picture, refresh=True)
 
 
-def watch_rows(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) -> None:
+def watch_rows(find: Callable[[int], Rows]) -> None:
     """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal")
@@ -294,8 +353,8 @@ def watch_rows(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) 
     def pictures(console: Console) -> Iterator[Text]:
         while True:
             title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
-            rows = find(console.height - _LINES_AROUND)
-            yield Text.from_ansi("\n".join([click.style(title, dim=True), *_table_lines(rows, columns, console.width)]))
+            lines = find(console.height - _LINES_AROUND).lines()
+            yield Text.from_ansi("\n".join([click.style(title, dim=True), *lines]))
             time.sleep(_WATCH_SECONDS)
 
     live(pictures, screen=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import database, redis_store
-from opencue_sched.cli.output import counted, done, json_option, working
+from opencue_sched.cli.output import Done, answering, counted, done, working
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores
@@ -23,8 +23,8 @@ from opencue_sched.worker.metrics import PULSE
 @click.command("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
-@json_option
-def migrate_command(down: bool, yes: bool, as_json: bool) -> None:
+@answering
+def migrate_command(down: bool, yes: bool) -> Done:
     """Create or upgrade the database schema.
 
     On an empty database everything is created. On a database made by Cuebot (V45 or newer) only objects of our own are
@@ -41,8 +41,7 @@ def migrate_command(down: bool, yes: bool, as_json: bool) -> None:
                 click.confirm(_question(engine), abort=True)
             with working("removing"):
                 downgrade(url, "base")
-            done("removed", as_json=as_json, before=before, revision=None)
-            return
+            return done("removed", before=before, revision=None)
         with working("migrating the schema"):
             upgrade(url)
         with engine.connect() as connection:
@@ -53,7 +52,7 @@ def migrate_command(down: bool, yes: bool, as_json: bool) -> None:
         text = f"the schema's objects were made (revision {after})"
     else:
         text = f"the schema was brought from revision {before} to {after}"
-    done(text, as_json=as_json, before=before, revision=after)
+    return done(text, before=before, revision=after)
 
 
 def _question(engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""``opencue-sched show``, ``alloc``, ``subscription`` and ``limit``: shows, and what they may use."""
+"""``opencue-sched show``, ``folder``, ``alloc``, ``subscription`` and ``limit``: shows, and what they may use."""
 
 from __future__ import annotations
 
@@ -7,43 +7,56 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Engine, Row
 
-from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
+    ALLOCATION,
+    JOB,
+    LIMIT,
     NEGATIVE_NUMBERS,
+    SHOW,
     CommandRefused,
     UnknownName,
     choose,
-    complete_allocation,
-    complete_limit,
-    complete_show,
     core_cap,
     core_count,
-    farm,
+    gpu_cap,
     new_name,
-    notify_hosts_changed,
+    on_farm,
+    reads,
     redis_store,
     switch,
+    writes,
 )
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
     NAME,
     Column,
+    Done,
+    Rows,
+    Thing,
+    cap_text,
+    cores,
     counted,
+    done,
     in_cores,
-    json_option,
     json_row,
-    show_json,
-    show_rows,
-    show_thing,
+    working,
 )
-from opencue_sched.domain.farm import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
+from opencue_sched.domain.farm import (
+    FACILITY_NAME_WIDTH,
+    FOLDER_NAME_WIDTH,
+    INT_MAX,
+    LIMIT_NAME_WIDTH,
+    SHOW_NAME_WIDTH,
+    near,
+)
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.pending import fetch_limits
-from opencue_sched.store.shows import Kind
+from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
     from opencue_sched.accounting.show_handover import Flip
@@ -88,7 +101,7 @@ _SUBSCRIPTION_COLUMNS = (
     Column("used", "Used", in_cores("used_centicores")),
     Column("used_gpus"),
     Column("percent", "Used %", lambda it: _percent(it.used_centicores, it.size_centicores), "{:.0f}%".format),
-    Column("left", "Left", lambda it: output.cores(max(0, it.burst_centicores - it.used_centicores))),
+    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - it.used_centicores))),
     Column("running_frames", read="procs"),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
 )
@@ -99,23 +112,41 @@ _LIMIT_COLUMNS = (
     Column("max", "Max", "max_value"),
     Column("left", "Left"),
 )
+_FOLDER_COLUMNS = (
+    Column("show", "Show", importance=NAME),
+    Column("folder", "Folder", "name", importance=NAME),
+    Column("id"),
+    Column("parent", "In", importance=LOW),
+    Column("dept", "Dept", importance=LOW),
+    Column("used_cores", "Used", in_cores("used_centicores"), importance=HIGH),
+    Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text, importance=HIGH),
+    Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
+    Column("used_gpus", "GPUs"),
+    Column("max_gpus", "Max GPUs", show=cap_text),
+    Column("min_gpus"),
+    Column("jobs", "Jobs"),
+    Column("running", "Booked"),
+    Column("waiting", "Wait"),
+)
 
 
 def _percent(used: int, size: int) -> float | None:
     return round(100 * used / size, 2) if size > 0 else None
 
 
+_SHOW = click.argument("show", type=SHOW)
+_ALLOC = click.argument("alloc", type=ALLOCATION)
+
+
 def _list_command(
-    group: click.Group, read: Callable[[Connection], Iterable[Any]], columns: tuple[Column, ...], help_: str
+    group: click.Group, read: Callable[[Connection], Iterable[Any]], columns: tuple[Column, ...], does: str
 ) -> None:
     """Add the command ``list`` of all there are."""
 
-    @group.command("list", help=help_)
-    @json_option
-    def list_(as_json: bool) -> None:
-        with farm() as (engine, _), engine.connect() as connection:
-            found = list(read(connection))
-        show_rows(found, columns, as_json=as_json)
+    @group.command("list", help=f"{does}\n\nExample: opencue-sched {group.name} list")
+    @reads
+    def list_(connection: Connection) -> Rows:
+        return Rows(list(read(connection)), columns)
 
 
 # ``opencue-sched show``.
@@ -129,33 +160,22 @@ def show_command() -> None:
     """
 
 
-_list_command(
-    show_command,
-    shows.list_shows,
-    _SHOW_COLUMNS,
-    "List shows and what they are doing.\n\nExample: opencue-sched show list",
-)
+_list_command(show_command, shows.list_shows, _SHOW_COLUMNS, "List shows and what they are doing.")
 
 
 @show_command.command("info")
-@click.argument("name", shell_complete=complete_show)
-@json_option
-def show_info(name: str, as_json: bool) -> None:
+@_SHOW
+@reads
+def show_info(connection: Connection, show: NamedRow) -> Thing:
     """Show one show with its subscriptions.
 
     Example: opencue-sched show info demo
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        (show,) = shows.list_shows(connection, choose(connection, Kind.SHOW, name).id)
-        subscriptions = [
-            json_row(row, _SUBSCRIPTION_COLUMNS) for row in shows.list_subscriptions(connection, show_id=show.id)
-        ]
-    if as_json:
-        show_json({**json_row(show, _SHOW_COLUMNS), "subscriptions": subscriptions})
-        return
+    (row,) = shows.list_shows(connection, show.id)
+    subscriptions = Rows(shows.list_subscriptions(connection, show_id=show.id), _SUBSCRIPTION_COLUMNS)
     uses = "{allocation} (size {size}, burst {burst}, used {used})".format
-    used = ", ".join(uses(**row) for row in subscriptions) or "none: nothing can be booked"
-    show_thing(show, _SHOW_COLUMNS, Subscriptions=used)
+    used = ", ".join(uses(**it) for it in subscriptions.json()) or "none: nothing can be booked"
+    return Thing(row, _SHOW_COLUMNS, "subscriptions", subscriptions, used)
 
 
 @show_command.command("create")
@@ -163,8 +183,8 @@ def show_info(name: str, as_json: bool) -> None:
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
 @click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
 @click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
-@json_option
-def create_show(name: str, managed: bool | None, min_cores: int | None, max_cores: int | None, as_json: bool) -> None:
+@on_farm
+def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None, **limits: int | None) -> Done:
     """Create a show with its root folder.
 
     Nothing is booked before it has a subscription.
@@ -172,79 +192,68 @@ def create_show(name: str, managed: bool | None, min_cores: int | None, max_core
     Example: opencue-sched show create demo --managed --max-cores 200
     """
     new_name("show", name, width=SHOW_NAME_WIDTH)
-    with farm() as (engine, facts), engine.begin() as connection:
+    managed = managed if managed is not None else facts.origin == "opencue-sched"
+    with engine.begin() as connection:
         if shows.find_row(connection, Kind.SHOW, name) is not None:
             raise CommandRefused(f"there is a show {name!r} already")
-        managed = managed if managed is not None else facts.origin == "opencue-sched"
-        made = shows.insert_show(connection, name, managed=managed, min_cores=min_cores, max_cores=max_cores)
+        made = shows.insert_show(connection, name, managed=managed, **limits)
     text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
-    output.done(text, as_json=as_json, show=name, id=made, managed=managed)
+    return done(text, show=name, id=made, managed=managed)
 
 
-def _set_show(name: str, column: str, value: bool | int, said: str, *, as_json: bool) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        show = choose(connection, Kind.SHOW, name)
-        changed = shows.set_show(connection, show.id, column, value)
+def _show_setter(name: str, column: str, value_is: Any, said: Callable[[Any], str], does: str, example: str) -> None:
+    """Add a command that sets a column of a show."""
     key = column.partition("_")[2].removesuffix("_enabled")
-    set_to = {key: value if isinstance(value, bool) else output.cores(value)}
-    text = said.format(show.name) + ("" if changed else " (it was)")
-    output.done(text, as_json=as_json, show=show.name, id=show.id, **set_to, changed=changed)
 
-
-@show_command.command()
-@click.argument("name", shell_complete=complete_show)
-@click.argument("state", type=switch, metavar="on|off")
-@json_option
-def active(name: str, state: bool, as_json: bool) -> None:
-    """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted.
-
-    Example: opencue-sched show active demo off
-    """
-    _set_show(name, "b_active", state, f"active of {{}} is {'on' if state else 'off'}", as_json=as_json)
-
-
-@show_command.command()
-@click.argument("name", shell_complete=complete_show)
-@click.argument("state", type=switch, metavar="on|off")
-@json_option
-def booking(name: str, state: bool, as_json: bool) -> None:
-    """Let a show's frames be booked or not. What runs goes on.
-
-    Example: opencue-sched show booking demo off
-    """
-    _set_show(name, "b_booking_enabled", state, f"booking of {{}} is {'on' if state else 'off'}", as_json=as_json)
-
-
-@show_command.command("default-min-cores")
-@click.argument("name", shell_complete=complete_show)
-@click.argument("number", type=core_count, metavar="CORES")
-@json_option
-def default_min_cores(name: str, number: int, as_json: bool) -> None:
-    """Set the min_cores of jobs that do not say.
-
-    Example: opencue-sched show default-min-cores demo 1
-    """
-    said = f"jobs of {{}} have {output.cores(number)} min cores unless they say otherwise"
-    _set_show(name, "int_default_min_cores", number, said, as_json=as_json)
-
-
-@show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
-@click.argument("name", shell_complete=complete_show)
-@click.argument("number", type=core_cap, metavar="CORES")
-@json_option
-def default_max_cores(name: str, number: int, as_json: bool) -> None:
-    """Set the max_cores of jobs that do not say; -1 is no cap.
-
-    Example: opencue-sched show default-max-cores demo 200
-    """
-    cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
-    _set_show(
-        name, "int_default_max_cores", number, f"jobs of {{}} have {cap} unless they say otherwise", as_json=as_json
+    @show_command.command(
+        name, context_settings=NEGATIVE_NUMBERS, help=f"{does}\n\nExample: opencue-sched show {name} {example}"
     )
+    @_SHOW
+    @click.argument("value", type=value_is, metavar="on|off" if value_is is switch else "CORES")
+    @writes
+    def set_(connection: Connection, show: NamedRow, value: bool | int) -> Done:
+        changed = shows.set_show(connection, show.id, column, value)
+        text = said(value).format(show.name) + ("" if changed else " (it was)")
+        set_to = {key: value if isinstance(value, bool) else cores(value)}
+        return done(text, show=show.name, id=show.id, **set_to, changed=changed)
+
+
+_show_setter(
+    "active",
+    "b_active",
+    switch,
+    lambda on: f"active of {{}} is {'on' if on else 'off'}",
+    "Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted.",
+    "demo off",
+)
+_show_setter(
+    "booking",
+    "b_booking_enabled",
+    switch,
+    lambda on: f"booking of {{}} is {'on' if on else 'off'}",
+    "Let a show's frames be booked or not. What runs goes on.",
+    "demo off",
+)
+_show_setter(
+    "default-min-cores",
+    "int_default_min_cores",
+    core_count,
+    lambda least: f"jobs of {{}} have {cores(least)} min cores unless they say otherwise",
+    "Set the min_cores of jobs that do not say.",
+    "demo 1",
+)
+_show_setter(
+    "default-max-cores",
+    "int_default_max_cores",
+    core_cap,
+    lambda most: f"jobs of {{}} have {f'{cores(most)} max cores' if most > 0 else 'no cap'} unless they say otherwise",
+    "Set the max_cores of jobs that do not say; -1 is no cap.",
+    "demo 200",
+)
 
 
 @show_command.command()
-@click.argument("name", shell_complete=complete_show)
+@_SHOW
 @click.argument("state", type=switch, metavar="on|off")
 @click.option(
     "--wait",
@@ -252,8 +261,8 @@ def default_max_cores(name: str, number: int, as_json: bool) -> None:
     metavar="SECONDS",
     help="Time until every Cuebot knows, or our commits are over.",
 )
-@json_option
-def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
+@on_farm
+def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: bool, wait: float | None) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
     On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
@@ -266,20 +275,17 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
 
     settings = get_settings()
-    with farm() as (engine, facts), redis_store() as client:
-        with engine.connect() as connection:
-            show_id, name = choose(connection, Kind.SHOW, name)
+    if wait is None:
+        quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
+        wait = quarantine if state else settings.accounting.commit_deadline
+    hand = hand_over if state else hand_back
+    with redis_store() as client, working(f"handing {show.name} {'over' if state else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
-        age = settings.accounting.in_flight_age
-        if wait is None:
-            quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
-            wait = quarantine if state else settings.accounting.commit_deadline
-        with output.working(f"handing {name} {'over' if state else 'back'}"):
-            flip = (hand_over if state else hand_back)(engine, ledger, show_id, wait_seconds=wait, age_seconds=age)
-        with engine.connect() as connection:
-            (show,) = shows.list_shows(connection, show_id)
-    text = "\n".join(_flip_lines(name, state, flip, booking=show.booking))
-    output.done(text, as_json=as_json, show=name, managed=state, booking=show.booking, **asdict(flip))
+        flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
+    with engine.connect() as connection:
+        (row,) = shows.list_shows(connection, show.id)
+    document = {"show": show.name, "managed": state, "booking": row.booking, **asdict(flip)}
+    return Done(_flip_lines(show.name, state, flip, booking=row.booking), document)
 
 
 def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[str]:
@@ -290,6 +296,136 @@ def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[st
     if not flip.store_ready:
         lines.append("Redis is not open for booking yet; the first worker imports what runs before it books")
     return lines
+
+
+# ``opencue-sched folder``: where a show's jobs are, and what those in one place may use together.
+
+_OPTIONS = {
+    "min_cores": core_count,
+    "max_cores": core_cap,
+    "min_gpus": click.IntRange(0, INT_MAX),
+    "max_gpus": gpu_cap,
+}
+
+
+def _caps(function: Callable[..., None]) -> Callable[..., None]:
+    """Options of the four caps."""
+    for name, kind in _OPTIONS.items():
+        unit = "CORES" if "cores" in name else "GPUS"
+        does = "What its jobs should get together." if name.startswith("min") else "The most; 0 or -1 is no cap."
+        function = click.option(f"--{name.replace('_', '-')}", name, type=kind, metavar=unit, help=does)(function)
+    return function
+
+
+@click.group("folder")
+def folder_command() -> None:
+    """List and create folders of shows, cap what their jobs use together, and move jobs into them.
+
+    A folder is named by its show and its name or id. Cuebot calls folders groups.
+
+    Example: opencue-sched folder list demo
+    """
+
+
+@folder_command.command("list")
+@click.argument("show", type=SHOW, required=False)
+@reads
+def list_folders(connection: Connection, show: NamedRow | None) -> Rows:
+    """List folders with their caps and what is used of them. The root of each show comes first.
+
+    Example: opencue-sched folder list demo
+    """
+    return Rows(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
+
+
+@folder_command.command("create", context_settings=NEGATIVE_NUMBERS)
+@_SHOW
+@click.argument("name")
+@click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
+@_caps
+@writes
+def create_folder(connection: Connection, show: NamedRow, name: str, parent: str | None, **caps: int | None) -> Done:
+    """Create a folder, with the department of the one it is in.
+
+    Example: opencue-sched folder create demo lighting --max-cores 200
+    """
+    new_name("folder", name, width=FOLDER_NAME_WIDTH)
+    above = _folder(connection, show, parent)
+    made = shows.insert_folder(connection, name, above)
+    if made is None:
+        raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
+    row = _set_caps(connection, show, made, caps)
+    return done(f"created folder {name} of show {show.name}, {_caps_text(row)}", **row)
+
+
+@folder_command.command("caps", context_settings=NEGATIVE_NUMBERS)
+@_SHOW
+@click.argument("name", metavar="FOLDER")
+@_caps
+@writes
+def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | None) -> Done:
+    """Set what the jobs of a folder may use together. What runs above a cap goes on.
+
+    Example: opencue-sched folder caps demo lighting --max-cores 200 --max-gpus 8
+    """
+    if all(value is None for value in caps.values()):
+        raise click.UsageError("say what to set: --max-cores, --max-gpus, --min-cores or --min-gpus")
+    row = _set_caps(connection, show, _folder(connection, show, name).id, caps)
+    notes = [
+        f"note: {row[f'used_{what}']:g} {what} are in use; nothing is booked until fewer are"
+        for what in ("cores", "gpus")
+        if 0 < row[f"max_{what}"] < row[f"used_{what}"]
+    ]
+    return Done([f"folder {row['folder']} of show {show.name}: {_caps_text(row)}"], row, notes)
+
+
+@folder_command.command("move")
+@click.argument("chosen", type=JOB, nargs=-1, required=True)
+@click.argument("folder")
+@writes
+def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Done:
+    """Move jobs into a folder of their show. They take what it says about priority and caps of its jobs.
+
+    What runs goes along, and counts in the new folder within accounting.recompute_interval_seconds.
+
+    Example: opencue-sched folder move demo-sh010-alice_comp_v001 lighting
+    """
+    ids, names = [job.id for job in chosen], [job.name for job in chosen]
+    of_shows = shows.shows_of(connection, ids)
+    if len(of_shows) > 1:
+        raise CommandRefused("these jobs are of several shows; a job stays in its show")
+    show = choose(connection, Kind.SHOW, of_shows[0])
+    row = _folder(connection, show, folder)
+    shows.move_jobs(connection, ids, row.id)
+    return done(f"{', '.join(names)} in folder {row.name} now", show=show.name, folder=row.name, jobs=names)
+
+
+def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any]:
+    """The folder of a show by name or id; None: its root. Raises UnknownName, and CommandRefused where two match."""
+    there = shows.list_folders(connection, show.id)
+    found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
+    if not found:
+        raise UnknownName(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
+    if len(found) > 1 and name is not None:
+        ids = ", ".join(f"{row.id} (in {row.parent})" for row in found)
+        raise CommandRefused(f"show {show.name} has several folders {name!r}; name one by its id: {ids}")
+    return found[0]
+
+
+def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> dict[str, Any]:
+    """Set the caps that are given; the folder as JSON has it."""
+    shows.set_folder_caps(connection, folder_id, {f"int_{name}": value for name, value in caps.items()})
+    return json_row(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
+
+
+def _caps_text(row: dict[str, Any]) -> str:
+    said = [
+        f"{row[f'{bound}_{what}']:g} {'GPUs' if what == 'gpus' else what} at {bound_word}"
+        for bound, bound_word in (("max", "most"), ("min", "least"))
+        for what in ("cores", "gpus")
+        if row[f"{bound}_{what}"] > 0
+    ]
+    return ", ".join(said) or "without a cap"
 
 
 # ``opencue-sched alloc``.
@@ -307,8 +443,7 @@ _list_command(
     alloc_command,
     shows.list_allocations,
     _ALLOCATION_COLUMNS,
-    "List allocations with their hosts. Idle cores are those of hosts that are up and open.\n\n"
-    "Example: opencue-sched alloc list",
+    "List allocations with their hosts. Idle cores are those of hosts that are up and open.",
 )
 
 
@@ -317,46 +452,44 @@ _list_command(
 @click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
 @click.option("--facility", metavar="NAME", help="Default: what the name begins with, else the default facility.")
 @click.option("--new-facility", is_flag=True, help="Create the facility as well.")
-@json_option
-def create_allocation(name: str, tag: str | None, facility: str | None, new_facility: bool, as_json: bool) -> None:
+@writes
+def create_allocation(
+    connection: Connection, name: str, tag: str | None, facility: str | None, new_facility: bool
+) -> Done:
     """Create an allocation, named FACILITY.NAME as in OpenCue.
 
     Example: opencue-sched alloc create cloud.gpu --tag gpu --new-facility
     """
     before, dot, rest = name.partition(".")
-    with farm() as (engine, _), engine.begin() as connection:
-        facility = facility or (before if dot else shows.default_facility(connection))
-        if new_facility:
-            new_name("facility", facility, width=FACILITY_NAME_WIDTH)
-            facility_id = shows.insert_facility(connection, facility)
-        else:
-            facility_id = choose(connection, Kind.FACILITY, facility).id
-        full_name = name if name.startswith(f"{facility}.") else f"{facility}.{name}"
-        new_name("allocation", full_name, width=ALLOCATION_NAME_WIDTH)
-        tag = new_name("tag", tag or (rest if dot else name), width=ALLOCATION_TAG_WIDTH)
-        made = shows.insert_allocation(connection, full_name, tag, facility_id)
-        if made is None:
-            raise CommandRefused(f"there is an allocation {full_name!r} already")
+    facility = facility or (before if dot else shows.default_facility(connection))
+    if new_facility:
+        new_name("facility", facility, width=FACILITY_NAME_WIDTH)
+        facility_id = shows.insert_facility(connection, facility)
+    else:
+        facility_id = choose(connection, Kind.FACILITY, facility).id
+    full_name = name if name.startswith(f"{facility}.") else f"{facility}.{name}"
+    new_name("allocation", full_name, width=ALLOCATION_NAME_WIDTH)
+    tag = new_name("tag", tag or (rest if dot else name), width=ALLOCATION_TAG_WIDTH)
+    made = shows.insert_allocation(connection, full_name, tag, facility_id)
+    if made is None:
+        raise CommandRefused(f"there is an allocation {full_name!r} already")
     text = f"created allocation {full_name} of hosts tagged {tag}"
-    output.done(text, as_json=as_json, allocation=full_name, id=made, tag=tag, facility=facility)
+    return done(text, allocation=full_name, id=made, tag=tag, facility=facility)
 
 
 @alloc_command.command("tag")
-@click.argument("name", shell_complete=complete_allocation)
+@_ALLOC
 @click.argument("tag")
-@json_option
-def tag_allocation(name: str, tag: str, as_json: bool) -> None:
+@writes
+def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     """Give an allocation and its hosts another tag.
 
     Example: opencue-sched alloc tag local.desktop workstation
     """
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
-    with farm() as (engine, _), engine.begin() as connection:
-        alloc = choose(connection, Kind.ALLOCATION, name)
-        hosts = shows.set_allocation_tag(connection, alloc.id, tag)
-    notify_hosts_changed(hosts)
+    hosts = shows.set_allocation_tag(connection, alloc.id, tag)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
-    output.done(text, as_json=as_json, allocation=alloc.name, id=alloc.id, tag=tag, hosts=len(hosts))
+    return Done([text], {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
 
 
 # ``opencue-sched subscription``.
@@ -373,10 +506,10 @@ def subscription_command() -> None:
 
 
 @subscription_command.command("list")
-@click.argument("show", required=False, shell_complete=complete_show)
-@click.option("--alloc", metavar="NAME", shell_complete=complete_allocation, help="Only of this allocation.")
-@json_option
-def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> None:
+@click.argument("show", type=SHOW, required=False)
+@click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
+@reads
+def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Rows:
     """List subscriptions, or those of one show.
 
     Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
@@ -384,113 +517,96 @@ def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> No
 
     Example: opencue-sched subscription list demo
     """
-    with farm() as (engine, _), engine.connect() as connection:
-        show_id = None if show is None else choose(connection, Kind.SHOW, show).id
-        alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
-        found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
-    show_rows(found, _SUBSCRIPTION_COLUMNS, as_json=as_json, noun="subscription")
+    found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
+    return Rows(found, _SUBSCRIPTION_COLUMNS, "subscription")
 
 
 @subscription_command.command("create")
-@click.argument("show", shell_complete=complete_show)
-@click.argument("alloc", shell_complete=complete_allocation)
+@_SHOW
+@_ALLOC
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
-@json_option
-def create_subscription(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -> None:
+@writes
+def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
     """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it.
 
     Example: opencue-sched subscription create demo local.general 100 150%
     """
     most = size if burst is None else _burst(burst, size)
-    with farm() as (engine, _), engine.begin() as connection:
-        show_id, show = choose(connection, Kind.SHOW, show)
-        alloc_id, alloc = choose(connection, Kind.ALLOCATION, alloc)
-        if not shows.insert_subscription(connection, show_id, alloc_id, size=size, burst=most):
-            raise CommandRefused(f"show {show} has a subscription for {alloc} already")
-    caps = {"size": output.cores(size), "burst": output.cores(most)}
-    text = f"{show} may use {counted(caps['size'], 'core')} of {alloc}, {caps['burst']} at most"
-    output.done(text, as_json=as_json, show=show, allocation=alloc, **caps)
-    _note_burst(size, most)
+    if not shows.insert_subscription(connection, show.id, alloc.id, size=size, burst=most):
+        raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
+    caps = {"size": cores(size), "burst": cores(most)}
+    text = f"{show.name} may use {counted(caps['size'], 'core')} of {alloc.name}, {caps['burst']} at most"
+    return Done([text], {"show": show.name, "allocation": alloc.name, **caps}, _burst_notes(size, most))
 
 
-@subscription_command.command("size")
-@click.argument("show", shell_complete=complete_show)
-@click.argument("alloc", shell_complete=complete_allocation)
-@click.argument("number", type=core_count, metavar="CORES")
-@json_option
-def set_size(show: str, alloc: str, number: int, as_json: bool) -> None:
-    """Set what a show is promised of an allocation.
+def _subscription_setter(name: str, does: str, metavar: str, value: str) -> None:
+    """Add a command that sets size or burst of a subscription."""
 
-    Example: opencue-sched subscription size demo local.general 200
-    """
-    with farm() as (engine, _), engine.begin() as connection:
+    @subscription_command.command(
+        name, help=f"{does}\n\nExample: opencue-sched subscription {name} demo local.general {value}"
+    )
+    @_SHOW
+    @_ALLOC
+    @click.argument("number", metavar=metavar)
+    @writes
+    def set_(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
         found = _subscription(connection, show, alloc)
-        shows.set_subscription(connection, found.id, size=number)
-    cores = output.cores(number)
-    text = f"size of {found.show} in {found.allocation} is {counted(cores, 'core')}"
-    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, size=cores)
-    _note_burst(number, found.burst_centicores)
+        size, burst, used = found.size_centicores, found.burst_centicores, found.used_centicores
+        if name == "size":
+            value = size = core_count(number)
+        else:
+            value = burst = _burst(number, size)
+        shows.set_subscription(connection, found.id, **{name: value})
+        notes = _burst_notes(size, burst)
+        if name == "burst" and burst < used:
+            notes.append(f"note: {counted(cores(used), 'core')} in use; nothing is booked until fewer are")
+        text = f"{name} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
+        document = {"show": found.show, "allocation": found.allocation, "id": found.id, name: cores(value)}
+        return Done([text], document, notes)
 
 
-@subscription_command.command("burst")
-@click.argument("show", shell_complete=complete_show)
-@click.argument("alloc", shell_complete=complete_allocation)
-@click.argument("number", metavar="CORES|PERCENT%")
-@json_option
-def set_burst(show: str, alloc: str, number: str, as_json: bool) -> None:
-    """Set the most a show may use of an allocation, in cores or as a percentage of its size.
-
-    Example: opencue-sched subscription burst demo local.general 150%
-    """
-    with farm() as (engine, _), engine.begin() as connection:
-        found = _subscription(connection, show, alloc)
-        most = _burst(number, found.size_centicores)
-        shows.set_subscription(connection, found.id, burst=most)
-    cores = output.cores(most)
-    text = f"burst of {found.show} in {found.allocation} is {counted(cores, 'core')}"
-    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id, burst=cores)
-    _note_burst(found.size_centicores, most)
-    if most < found.used_centicores:
-        used = counted(output.cores(found.used_centicores), "core")
-        click.echo(f"note: {used} in use; nothing is booked until fewer are", err=True)
+_subscription_setter("size", "Set what a show is promised of an allocation.", "CORES", "200")
+_subscription_setter(
+    "burst",
+    "Set the most a show may use of an allocation, in cores or as a percentage of its size.",
+    "CORES|PERCENT%",
+    "150%",
+)
 
 
 @subscription_command.command("delete")
-@click.argument("show", shell_complete=complete_show)
-@click.argument("alloc", shell_complete=complete_allocation)
+@_SHOW
+@_ALLOC
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
-@json_option
-def delete_subscription(show: str, alloc: str, force: bool, as_json: bool) -> None:
+@writes
+def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, force: bool) -> Done:
     """Take an allocation away from a show.
 
     Example: opencue-sched subscription delete demo local.general
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        found = _subscription(connection, show, alloc)
-        if found.procs and not force:
-            running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
-            raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
-        shows.delete_subscription(connection, found.id)
+    found = _subscription(connection, show, alloc)
+    if found.procs and not force:
+        running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
+        raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
+    shows.delete_subscription(connection, found.id)
     text = f"{found.show} may not use {found.allocation} any more"
-    output.done(text, as_json=as_json, show=found.show, allocation=found.allocation, id=found.id)
+    return done(text, show=found.show, allocation=found.allocation, id=found.id)
 
 
-def _subscription(connection: Connection, show: str, alloc: str) -> Row[Any]:
-    """The subscription of a show for an allocation, both by name or id. Raises UnknownName where there is none."""
-    show_id, show = choose(connection, Kind.SHOW, show)
-    alloc_id, alloc = choose(connection, Kind.ALLOCATION, alloc)
-    found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
+def _subscription(connection: Connection, show: NamedRow, alloc: NamedRow) -> Row[Any]:
+    """The subscription of a show for an allocation. Raises UnknownName where there is none."""
+    found = shows.list_subscriptions(connection, show_id=show.id, alloc_id=alloc.id)
     if not found:
-        raise UnknownName(f"show {show} has no subscription for {alloc}; `subscription create` makes one")
+        raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
     return found[0]
 
 
-def _note_burst(size: int, burst: int) -> None:
+def _burst_notes(size: int, burst: int) -> list[str]:
     """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
-    if 0 < burst < size:
-        most, promised = output.cores(burst), output.cores(size)
-        click.echo(f"note: the burst is below the size: it gets {most} of its {promised} cores at most", err=True)
+    if not 0 < burst < size:
+        return []
+    return [f"note: the burst is below the size: it gets {cores(burst)} of its {cores(size)} cores at most"]
 
 
 def _burst(text: str, size: int) -> int:
@@ -508,7 +624,8 @@ def _burst(text: str, size: int) -> int:
 
 # ``opencue-sched limit``.
 
-_FRAMES = click.IntRange(0, INT_MAX)
+_LIMIT = click.argument("limit", type=LIMIT)
+_MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
 
 
 @click.group("limit")
@@ -523,56 +640,50 @@ _list_command(
     limit_command,
     lambda connection: sorted(fetch_limits(connection).values(), key=lambda limit: limit.name),
     _LIMIT_COLUMNS,
-    "List limits with the frames that run under each.\n\nExample: opencue-sched limit list",
+    "List limits with the frames that run under each.",
 )
 
 
 @limit_command.command("create")
 @click.argument("name")
-@click.argument("most", type=_FRAMES, metavar="MAX")
-@json_option
-def create_limit(name: str, most: int, as_json: bool) -> None:
+@_MOST
+@writes
+def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames.
 
     Example: opencue-sched limit create arnold 20
     """
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
-    with farm() as (engine, _), engine.begin() as connection:
-        if shows.find_row(connection, Kind.LIMIT, name) is not None:
-            raise CommandRefused(f"there is a limit {name!r} already")
-        made = shows.insert_limit(connection, name, most)
-    output.done(f"created limit {name} of {counted(most, 'frame')}", as_json=as_json, limit=name, id=made, max=most)
+    if shows.find_row(connection, Kind.LIMIT, name) is not None:
+        raise CommandRefused(f"there is a limit {name!r} already")
+    made = shows.insert_limit(connection, name, most)
+    return done(f"created limit {name} of {counted(most, 'frame')}", limit=name, id=made, max=most)
 
 
 @limit_command.command("set")
-@click.argument("name", shell_complete=complete_limit)
-@click.argument("most", type=_FRAMES, metavar="MAX")
-@json_option
-def set_limit(name: str, most: int, as_json: bool) -> None:
+@_LIMIT
+@_MOST
+@writes
+def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on.
 
     Example: opencue-sched limit set arnold 25
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        limit_id, name = choose(connection, Kind.LIMIT, name)
-        shows.set_limit(connection, limit_id, most)
-    text = f"{counted(most, 'frame')} may run under {name}"
-    output.done(text, as_json=as_json, limit=name, id=limit_id, max=most)
+    shows.set_limit(connection, limit.id, most)
+    return done(f"{counted(most, 'frame')} may run under {limit.name}", limit=limit.name, id=limit.id, max=most)
 
 
 @limit_command.command("delete")
-@click.argument("name", shell_complete=complete_limit)
+@_LIMIT
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
-@json_option
-def delete_limit(name: str, force: bool, as_json: bool) -> None:
+@writes
+def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit.
 
     Example: opencue-sched limit delete arnold
     """
-    with farm() as (engine, _), engine.begin() as connection:
-        limit_id, name = choose(connection, Kind.LIMIT, name)
-        jobs = shows.pending_jobs_under_limit(connection, limit_id)
-        if jobs and not force:
-            raise CommandRefused(f"{name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
-        shows.delete_limit(connection, limit_id)
-    output.done(f"deleted limit {name}", as_json=as_json, limit=name, id=limit_id)
+    jobs = shows.pending_jobs_under_limit(connection, limit.id)
+    if jobs and not force:
+        raise CommandRefused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
+    shows.delete_limit(connection, limit.id)
+    return done(f"deleted limit {limit.name}", limit=limit.name, id=limit.id)

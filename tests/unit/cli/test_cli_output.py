@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, in_cores, show_rows, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Rows, in_cores, working
 
 
 class Terminal(io.StringIO):
@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[str]) -> None:
-    show_rows(THINGS, COLUMNS, as_json=True)
+    Rows(THINGS, COLUMNS).show(as_json=True)
     assert json.loads(capsys.readouterr().out) == [
         {"thing": "a", "cores": 1.5, "up": True, "note": None},
         {"thing": "b", "cores": 10, "up": False, "note": "full"},
@@ -59,10 +59,10 @@ def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[s
 
 
 def test_of_nothing_standard_error_says_what_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
-    show_rows([], COLUMNS)
-    show_rows([], COLUMNS, noun="gadget")
+    Rows([], COLUMNS).show()
+    Rows([], COLUMNS, "gadget").show()
     assert capsys.readouterr() == ("", "no things\nno gadgets\n")
-    show_rows([], COLUMNS, as_json=True)
+    Rows([], COLUMNS).show(as_json=True)
     assert capsys.readouterr() == ("[]\n", "")
 
 
@@ -81,14 +81,14 @@ def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
     ):
         monkeypatch.setattr("opencue_sched.cli.output._terminal_width", lambda width=width: width)
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        show_rows(THINGS[:1], columns)
+        Rows(THINGS[:1], columns).show()
         lines = click.unstyle(capsys.readouterr().out).splitlines()
         assert lines[0].split() == titles
         assert lines[1].count("word") == 5, "what wraps has the room"
 
 
 def test_a_column_with_a_title_is_in_the_table_and_numbers_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    show_rows(THINGS, COLUMNS)
+    Rows(THINGS, COLUMNS).show()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "Thing  Cores  Up   Note",
         "a        1.5  yes",
