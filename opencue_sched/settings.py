@@ -26,6 +26,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    StringConstraints,
     ValidationError,
     model_validator,
 )
@@ -122,17 +123,13 @@ def _redis_url(value: SecretStr) -> SecretStr:
     return value
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 _NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 Name = Annotated[str, Field(pattern=_NAME)]
 """Part of a queue's name; the grammar is that of coordination/names.py."""
-HostlikeName = Annotated[str, Field(pattern=_NAME), BeforeValidator(_lower)]
-"""As Name, but of what may be a host's name, in which upper case means nothing."""
 FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
 """As its row has it; in lower case it is a group's name."""
+HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]
+"""As Name, but of what may be a host's name, in which upper case means nothing."""
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
 LogRoots = Annotated[dict[str, str], NoDecode, BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
@@ -501,57 +498,43 @@ def get_settings() -> Settings:
 
 # What is wrong with the settings, in words for the person who wrote them.
 
-_FIXED = "it is fixed here: remove it"
-_NO_MONITOR = "it is not needed here: see the metrics"
-_ONE_STRATEGY = "hosts are chosen by core_saturation and memory_saturation"
-_REPLACED = {
-    # Of former releases.
+_REPLACED = {  # of former releases, and of the reference scheduler
     "logging.format": "a terminal gets text, everything else JSON",
     "logging.file_appender": "logs are appended to logging.path when that is set",
-    "queue.core_multiplier": "OpenCue's schema counts 100 centicores a core: remove it",
-    "queue.cluster_empty_sleep": _FIXED,
-    "queue.max_frames_per_plan": _FIXED,
-    "queue.host_candidate_attempts_per_layer": _FIXED,
-    "queue.mem_reserved_min": _FIXED,
-    "database.connect_timeout": _FIXED,
-    "database.statement_timeout": _FIXED,
-    "rqd.launch_concurrency": _FIXED,
-    "rqd.launch_timeout": "use rqd.timeout",
-    "rqd.kill_timeout": "use rqd.timeout",
-    "rqd.channel_idle_timeout": _FIXED,
-    "host_cache.checkout_timeout": "it follows from accounting.commit_deadline",
-    "host_cache.clean_up_interval": _FIXED,
-    "host_cache.concurrent_fetch_permit": _FIXED,
     "host_cache.update_stat_on_book": "rqd.dry_run_mode does it",
-    "host_cache.group_refresh_interval": _FIXED,
-    "accounting.redis_timeout": _FIXED,
-    "accounting.managed_shows_ttl": _FIXED,
-    "accounting.in_flight_age": "it follows from accounting.commit_deadline",
-    "accounting.cas_max_retries": _FIXED,
-    "coordination.renew_deadline": "it follows from coordination.lease_ttl",
-    "coordination.retry_interval": "it follows from coordination.lease_ttl",
-    "coordination.queue_age": _FIXED,
-    "coordination.beat_metrics_port": "it follows from queue.metrics_port",
-    "coordination.claim_ttl": _FIXED,
-    "coordination.handover_wait": "use coordination.lease_ttl",
-    "release.workers": _FIXED,
-    "release.facility": "scheduler.facility is that of hosts that report none",
-    "release.default_alloc_tag": _FIXED,
-    "submission": "use log_root, with a value for each OS if need be",
-    # Of the reference scheduler.
-    "sentry_dsn": "it is not needed here: errors are in the log",
     "accounting.recompute_interval": "use accounting.recompute_interval_seconds",
     "accounting.limit_reseed_interval": "use accounting.limit_reseed_interval_seconds",
     "accounting.redis": "use accounting.redis_url and accounting.redis_pool_size",
-    "database.core_multiplier": "OpenCue's schema counts 100 centicores a core: remove it",
-    "host_cache.monitoring_interval": _NO_MONITOR,
-    "queue.monitor_interval": _NO_MONITOR,
+    "coordination.beat_metrics_port": "it follows from queue.metrics_port",
+    "coordination.handover_wait": "use coordination.lease_ttl",
+    "release.facility": "scheduler.facility is that of hosts that report none",
+    "submission": "use log_root, with a value for each OS if need be",
+    "sentry_dsn": "it is not needed here: errors are in the log",
     "queue.empty_job_cycles_before_quiting": "a worker runs until it is told to stop",
-    "queue.host_booking_strategy.type": _ONE_STRATEGY,
-    "queue.host_booking_strategy.weights": _ONE_STRATEGY,
-    "queue.host_booking_strategy.max_candidates": _ONE_STRATEGY,
 }
 """Keys that do not exist (any more), and what replaces them."""
+for _remedy, _keys in (
+    ("use rqd.timeout", "rqd.launch_timeout rqd.kill_timeout"),
+    ("it follows from accounting.commit_deadline", "host_cache.checkout_timeout accounting.in_flight_age"),
+    ("it follows from coordination.lease_ttl", "coordination.renew_deadline coordination.retry_interval"),
+    ("it is not needed here: see the metrics", "host_cache.monitoring_interval queue.monitor_interval"),
+    ("OpenCue's schema counts 100 centicores a core: remove it", "queue.core_multiplier database.core_multiplier"),
+    (
+        "hosts are chosen by core_saturation and memory_saturation",
+        "queue.host_booking_strategy.type queue.host_booking_strategy.weights "
+        "queue.host_booking_strategy.max_candidates",
+    ),
+    (
+        "it is fixed here: remove it",
+        "queue.cluster_empty_sleep queue.max_frames_per_plan queue.host_candidate_attempts_per_layer "
+        "queue.mem_reserved_min database.connect_timeout database.statement_timeout rqd.launch_concurrency "
+        "rqd.channel_idle_timeout host_cache.clean_up_interval host_cache.concurrent_fetch_permit "
+        "host_cache.group_refresh_interval accounting.redis_timeout accounting.managed_shows_ttl "
+        "accounting.cas_max_retries coordination.queue_age coordination.claim_ttl release.workers "
+        "release.default_alloc_tag",
+    ),
+):
+    _REPLACED |= dict.fromkeys(_keys.split(), _remedy)
 
 
 def setting_problems(error: ValidationError) -> list[str]:

@@ -7,7 +7,6 @@ for by the recompute, the reseed and the sweep.
 
 from __future__ import annotations
 
-import json
 import math
 import select
 import threading
@@ -21,6 +20,7 @@ import psycopg2
 import redis
 import structlog
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
+from pydantic import ConfigDict, TypeAdapter
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -51,6 +51,10 @@ _LISTS = {
     HANDED_BACK_CHANNEL: ("shows",),
 }
 """The lists of ids in the payload of each channel. Notifications come with the commit of what they tell."""
+_PAYLOAD = TypeAdapter[dict[str, list[str]] | list[str]](
+    dict[str, list[str]] | list[str], config=ConfigDict(strict=True)
+)
+"""A payload is an object with these lists, or the only one itself."""
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
 _PROBE_SECONDS = 10.0
@@ -145,12 +149,13 @@ class NotificationListener(PeriodicThread):
     def _handle(self, channel: str, payload: str) -> None:
         """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
-            ids = _ids(json.loads(payload), _LISTS[channel])
-        except (ValueError, TypeError) as error:
+            content = _PAYLOAD.validate_json(payload)
+        except ValueError as error:
             self.count("notification_malformed")
             log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
             return
-        self._call(channel, partial(self._handlers[channel], *ids))
+        lists = [content] if isinstance(content, list) else [content.get(name, []) for name in _LISTS[channel]]
+        self._call(channel, partial(self._handlers[channel], *lists))
 
     def _call(self, name: str, handler: Callable[[], object]) -> None:
         try:
@@ -160,18 +165,6 @@ class NotificationListener(PeriodicThread):
             log.exception("notification_failed", channel=name)
         else:
             self.count(f"notification_{name}")
-
-
-def _ids(content: Any, lists: Sequence[str]) -> list[list[str]]:
-    """The lists of ids of a payload: an object with them, or the only one itself. Anything else raises TypeError."""
-    if isinstance(content, list) and len(lists) == 1:
-        content = {lists[0]: content}
-    if not isinstance(content, dict):
-        raise TypeError("expected an object with lists of ids")
-    found = [content.get(name, []) for name in lists]
-    if not all(isinstance(ids, list) and all(isinstance(id_, str) for id_ in ids) for ids in found):
-        raise TypeError("expected lists of ids")
-    return found
 
 
 class _Gatherer(PeriodicThread):
