@@ -12,7 +12,7 @@ what they missed. Which policy our own tasks have is said in celeryconfig.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,7 @@ from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.stores import LOG_AGAIN_SECONDS, StoreFailures, check_for_beat
+from opencue_sched.insight.stores import check_for_beat, describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
@@ -49,6 +49,9 @@ from opencue_sched.worker.metrics import PORTS_TRIED, PULSE, serve_metrics
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.5
+LOG_AGAIN_SECONDS = 60.0
+QUIET_SECONDS = 10.0
+"""A failure that was not seen for this long is over: longer than a beat waits between two uses of a store."""
 FUTURE_SECONDS = 5.0
 """A recorded tick that begins later than this is of the future; less is the drift between two Redis of a failover."""
 
@@ -85,6 +88,37 @@ def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
             continue
         return presence
     raise InstanceTaken(f"a beat of instance {settings.instance!r} is running already")
+
+
+class StoreFailures:
+    """Logs each store's failure when it begins, once a minute while it lasts, and when it is over.
+
+    Failures that follow one another within QUIET_SECONDS are one. ``clock`` in seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._settings, self._clock = settings, clock
+        self._began: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
+        self._last = float("-inf")
+
+    def seen(self, error: Exception) -> None:
+        """Something could not be done, because a store failed."""
+        now = self._last = self._clock()
+        text = describe_failure(error, self._settings)
+        store = next((it for it in ("PostgreSQL", "Redis") if text.startswith(it)), type(error).__name__)
+        self._began.setdefault(store, now)
+        if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
+            self._logged[store] = now
+            log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
+
+    def ended(self) -> None:
+        """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
+        if self._began and self._clock() - self._last >= QUIET_SECONDS:
+            for store, began in self._began.items():
+                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
+            self._began.clear()
+            self._logged.clear()
 
 
 class LeaderScheduler(Scheduler):

@@ -29,7 +29,7 @@ from opencue_sched.insight.explain import (
     passes_over,
     verdict_words,
 )
-from opencue_sched.insight.fleet import fleet_view
+from opencue_sched.insight.farm import fleet_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences

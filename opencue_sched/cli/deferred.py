@@ -14,8 +14,8 @@ import click
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import CommandRefused, current_user, redis_store
-from opencue_sched.cli.output import counted, working
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.cli.output import working
+from opencue_sched.domain.farm import FrameState, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.schema import SchemaFacts

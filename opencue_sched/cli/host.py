@@ -33,12 +33,11 @@ from opencue_sched.cli.output import (
     Rows,
     Thing,
     age_text,
-    counted,
     in_cores,
     memory_text,
     working,
 )
-from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode
+from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.schema import SchemaFacts

@@ -40,7 +40,6 @@ from opencue_sched.cli.output import (
     age_text,
     cap_text,
     cores,
-    counted,
     done,
     in_cores,
     memory_text,
@@ -54,6 +53,7 @@ from opencue_sched.domain.farm import (
     LAYER_TAGS_WIDTH,
     FrameState,
     JobState,
+    counted,
     near,
 )
 from opencue_sched.domain.frames import FrameRange, log_path

@@ -16,8 +16,8 @@ import click
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import JOB, choose_all, farm, patiently
-from opencue_sched.cli.output import counted, json_option, live, show_json
-from opencue_sched.domain.farm import JobState, duration_text
+from opencue_sched.cli.output import json_option, live, show_json
+from opencue_sched.domain.farm import JobState, counted, duration_text
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import LayerProgress
 from opencue_sched.store.schema import SchemaFacts

@@ -360,11 +360,6 @@ def watch_rows(find: Callable[[int], Rows]) -> None:
     live(pictures, screen=True)
 
 
-def counted(number: float | None, noun: str, plural: str | None = None) -> str:
-    """``1 frame``, ``2 frames``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 def cores(centicores: int | None) -> float | None:
     """Centicores of the database as cores; the sentinels 0 and -1 stay."""
     if centicores is None or centicores <= 0:

@@ -9,7 +9,8 @@ from rich.console import Console
 from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import database, redis_store
-from opencue_sched.cli.output import Done, answering, counted, done, working
+from opencue_sched.cli.output import Done, answering, done, working
+from opencue_sched.domain.farm import counted
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores

@@ -38,7 +38,6 @@ from opencue_sched.cli.output import (
     Thing,
     cap_text,
     cores,
-    counted,
     done,
     in_cores,
     json_row,
@@ -50,6 +49,7 @@ from opencue_sched.domain.farm import (
     INT_MAX,
     LIMIT_NAME_WIDTH,
     SHOW_NAME_WIDTH,
+    counted,
     near,
 )
 from opencue_sched.settings import get_settings

@@ -12,9 +12,9 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, counted, lay_out
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, lay_out
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import duration_text
+from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.insight.explain import Explanation, explanation_lines
 from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, SubscriptionUse
 

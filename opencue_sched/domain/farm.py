@@ -107,6 +107,11 @@ NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
 NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
 
 
+def counted(number: float | None, noun: str, plural: str | None = None) -> str:
+    """``1 frame``, ``2 frames``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def near(word: str, words: Iterable[str]) -> str:
     """``; did you mean x?`` for a mistyped word, or nothing."""
     close = difflib.get_close_matches(word[:64], list(words), n=1)

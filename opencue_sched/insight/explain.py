@@ -30,6 +30,7 @@ from opencue_sched.domain.farm import (
     JobState,
     LockState,
     ThreadMode,
+    counted,
     duration_text,
     near,
     os_names,
@@ -125,8 +126,7 @@ class SilentHost:
     @property
     def words(self) -> str:
         """A sentence for people."""
-        number = len(self.frames)
-        frames = f"{number} frame{'' if number == 1 else 's'} of it"
+        frames = f"{counted(len(self.frames), 'frame')} of it"
         silent = f"has been silent for {duration_text(self.silent_seconds)}"
         return f"host {self.host} ({self.state}), with {frames}, {silent}: {self.becomes}"
 
@@ -351,18 +351,15 @@ def _burst(subscription: Row[Any]) -> str:
 def _of_caps(job: Row[Any]) -> Iterator[WaitReason]:
     """Caps that are used up. GPUs concern only layers that want some, so they decide nothing by themselves."""
     folder = f"folder {job.folder} uses"
-    for code, who, cores, cap, hint in (
-        (Verdict.OVER_JOB, "the job uses", job.cores, job.max_centicores, "; `opencue-sched job max-cores`"),
-        (Verdict.OVER_FOLDER, folder, job.folder_cores, job.folder_max_centicores, ""),
+    cores, folder_cores = job.max_centicores / CENTICORES_PER_CORE, job.folder_max_centicores / CENTICORES_PER_CORE
+    for code, who, used, cap, what in (
+        (Verdict.OVER_JOB, "the job uses", job.cores, cores, "cores it may; `opencue-sched job max-cores`"),
+        (Verdict.OVER_FOLDER, folder, job.folder_cores, folder_cores, "cores it may"),
+        (Verdict.OVER_JOB_GPUS, "the job uses", job.gpus, job.max_gpus, "GPUs it may"),
+        (Verdict.OVER_FOLDER_GPUS, folder, job.folder_gpus, job.folder_max_gpus, "GPUs it may"),
     ):
-        if 0 < cap < (cores + 1) * CENTICORES_PER_CORE:
-            yield WaitReason(code, f"{who} {cores} of the {cap / CENTICORES_PER_CORE:g} cores it may{hint}")
-    for code, who, gpus, cap in (
-        (Verdict.OVER_JOB_GPUS, "the job uses", job.gpus, job.max_gpus),
-        (Verdict.OVER_FOLDER_GPUS, folder, job.folder_gpus, job.folder_max_gpus),
-    ):
-        if 0 < cap <= gpus:
-            yield WaitReason(code, f"{who} {gpus} of the {cap} GPUs it may", decides=False)
+        if 0 < cap < used + 1:
+            yield WaitReason(code, f"{who} {used} of the {cap:g} {what}", decides=code in _USED_UP)
 
 
 # What holds one layer back.
@@ -498,10 +495,9 @@ def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
 
 def _unavailable(host: Row[Any], staleness: float) -> str:
     """Why a host cannot be used; empty if it can."""
-    if host.state != HardwareState.UP:
-        return str(host.state).lower().replace("_", " ")
-    if host.lock_state != LockState.OPEN:
-        return str(host.lock_state).lower().replace("_", " ")
+    for state, usable in ((host.state, HardwareState.UP), (host.lock_state, LockState.OPEN)):
+        if state != usable:
+            return str(state).lower().replace("_", " ")
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
 
 
@@ -519,10 +515,10 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         own = (one for one in depends if one.er_layer in (layer.name, None))
         on = list(dict.fromkeys(describe_depend(one, job_name) for one in own))
         on_what = listed(on) if on else "something that is gone; the scheduler frees such within ten minutes"
-        waits = "1 frame waits" if layer.depend == 1 else f"{layer.depend} frames wait"
+        waits = counted(layer.depend, "frame waits", "frames wait")
         yield WaitReason("depend", f"{waits} for {on_what}", decides=False)
     if layer.dead:
-        frames = "1 frame is" if layer.dead == 1 else f"{layer.dead} frames are"
+        frames = counted(layer.dead, "frame is", "frames are")
         retry = f"`opencue-sched job retry {job_name}` lets them run again"
         yield WaitReason("dead", f"{frames} dead; {retry}", decides=False)
     if layer.waiting or layer.depend or layer.dead:
@@ -563,18 +559,15 @@ def rank_words(rank: JobRank) -> list[str]:
     lines = []
     for share in rank.shares:
         of_size = "it has no size" if share.of_size is None else f"{share.of_size:.2f} of its size of {share.size:g}"
-        where = f"{_ordinal(share.place)} of {share.shows} {'show' if share.shows == 1 else 'shows'}"
+        where = f"{_ordinal(share.place)} of {counted(share.shows, 'show')}"
         lines.append(
             f"show {rank.show} in {share.allocation}: uses {share.used} cores, {of_size} (burst {share.burst:g}); "
             f"goes {where} there"
         )
-    jobs = f"{rank.jobs} {'job' if rank.jobs == 1 else 'jobs'} of the show with frames waiting"
+    among = f"{counted(rank.jobs, 'job')} of the show with frames waiting"
+    place = f"the job is {_ordinal(rank.place)} of {among} by rank (priority {rank.priority}, then age)"
     draw = f"; {rank.drawn:.0%} of the selections are drawn, it comes first in {rank.chance:.1%} of these"
-    return [
-        *lines,
-        f"the job is {_ordinal(rank.place)} of {jobs} by rank (priority {rank.priority}, then age)"
-        + (draw if rank.drawn else ""),
-    ]
+    return [*lines, place + (draw if rank.drawn else "")]
 
 
 def _ordinal(number: int) -> str:

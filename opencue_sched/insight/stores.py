@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     import redis
 
 OLDEST_REDIS = (6, 2)
-LOG_AGAIN_SECONDS = 60.0
-QUIET_SECONDS = 10.0
-"""A failure that was not seen for this long is over: longer than a beat waits between two uses of a store."""
 
 
 class StoreUnusable(SchedulerError):
@@ -106,39 +102,6 @@ def describe_failure(error: Exception, settings: Settings) -> str:
 def reason_of(error: SQLAlchemyError) -> str:
     """The first line of what the server or the driver said: the rest is the statement, and a link."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-
-
-class StoreFailures:
-    """Logs each store's failure when it begins, once a minute while it lasts, and when it is over.
-
-    Failures that follow one another within QUIET_SECONDS are one. ``clock`` in seconds.
-    """
-
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        import structlog
-
-        self._settings, self._clock, self._log = settings, clock, structlog.get_logger(__name__)
-        self._began: dict[str, float] = {}
-        self._logged: dict[str, float] = {}
-        self._last = float("-inf")
-
-    def seen(self, error: Exception) -> None:
-        """Something could not be done, because a store failed."""
-        now = self._last = self._clock()
-        text = describe_failure(error, self._settings)
-        store = next((it for it in ("PostgreSQL", "Redis") if text.startswith(it)), type(error).__name__)
-        self._began.setdefault(store, now)
-        if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
-            self._logged[store] = now
-            self._log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
-
-    def ended(self) -> None:
-        """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
-        if self._began and self._clock() - self._last >= QUIET_SECONDS:
-            for store, began in self._began.items():
-                self._log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
-            self._began.clear()
-            self._logged.clear()
 
 
 def _without_password(url: str) -> str:

@@ -27,7 +27,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices, counted
 from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
@@ -151,7 +151,7 @@ class PlanHeadroom:
             (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPU"),
         ):
             if left is not None and needed > left:
-                return OverCap(verdict, f"a frame needs {_counted(needed, what)}, {whose} has {left:g} left")
+                return OverCap(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits.get(limit_id, 1.0) < 1:
                 limit = self._snapshot.limits[limit_id]
@@ -174,9 +174,9 @@ class PlanHeadroom:
             return self.closed_alloc(job.show_id, alloc_id, cores)
         if self._folder_cores.get(job.folder_id, math.inf) <= left:
             return OverCap(
-                Verdict.OVER_FOLDER, f"a frame needs {_counted(cores, 'core')}, the job's folder has {left:g} left"
+                Verdict.OVER_FOLDER, f"a frame needs {counted(cores, 'core')}, the job's folder has {left:g} left"
             )
-        return OverCap(Verdict.OVER_JOB, f"a frame needs {_counted(cores, 'core')}, its job has {left:g} left")
+        return OverCap(Verdict.OVER_JOB, f"a frame needs {counted(cores, 'core')}, its job has {left:g} left")
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
@@ -197,9 +197,7 @@ class PlanHeadroom:
         if alloc_id not in allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
         has = f"the subscription has {allocs[alloc_id]:g}"
-        return OverCap(
-            Verdict.OVER_SUBSCRIPTION, f"a frame needs {_counted(cores, 'core')}, {has} left under its burst"
-        )
+        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {has} left under its burst")
 
     def _over_subscriptions(self, show_id: str, cores: int) -> OverCap:
         allocs = self._allocs[show_id]
@@ -207,7 +205,7 @@ class PlanHeadroom:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
         have = f"the subscriptions have at most {max(allocs.values()):g}"
         return OverCap(
-            Verdict.OVER_SUBSCRIPTION, f"a frame needs {_counted(cores, 'core')}, {have} left under their burst"
+            Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {have} left under their burst"
         )
 
 
@@ -711,7 +709,7 @@ def explain_shortage(
     NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
     OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
     """
-    refused = _counted(len(census.refused), "host")
+    refused = counted(len(census.refused), "host")
     if not census.kinds:
         if census.refused:
             return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(census)}")
@@ -735,7 +733,7 @@ def describe_need(layer: Layer, need: Need) -> str:
     elif layer.threadable and layer.cores_min_centicores < 0:
         cores = f"all but {-layer.cores_min_centicores / 100:g} cores"
     else:
-        cores = _counted(need.cores, "core")
+        cores = counted(need.cores, "core")
     return _amounts(cores, need.memory_kb, need.gpus, need.gpu_memory_kb, gpus_wanted=need)
 
 
@@ -772,7 +770,7 @@ def _count(census: Census) -> str:
 def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
     parts = [cores, _memory(memory_kb)]
     if gpus_wanted.gpus:
-        parts.append(_counted(gpus, "GPU"))
+        parts.append(counted(gpus, "GPU"))
     if gpus_wanted.gpu_memory_kb:
         parts.append(f"{_memory(gpu_memory_kb)} of GPU memory")
     return ", ".join(parts)
@@ -785,10 +783,6 @@ def _memory(kilobytes: int) -> str:
     return f"{max(0, kilobytes) / _KB_PER_GIB:.4g} GiB"
 
 
-def _counted(amount: int, noun: str) -> str:
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
-
-
 def _idle(host: Host, need: Need) -> str:
-    cores = _counted(host.idle_cores, "core")
+    cores = counted(host.idle_cores, "core")
     return _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)

@@ -151,7 +151,7 @@ def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's
 @inspect_command()
 def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Who leads the beats, with which fence, and how long ago a tick was fired."""
-    from opencue_sched.insight.fleet import leader_view
+    from opencue_sched.insight.farm import leader_view
 
     mine = _runtime()
     members = list_members(mine.client, mine.membership.namespace)
@@ -171,7 +171,7 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
 def fleet_figures() -> dict[str, object]:
     """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
     waits and who leads only while Redis answers."""
-    from opencue_sched.insight.fleet import leader_view
+    from opencue_sched.insight.farm import leader_view
 
     mine = _runtime()
     membership, facility = mine.membership, mine.settings.scheduler.facility

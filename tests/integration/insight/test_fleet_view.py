@@ -13,7 +13,7 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.insight.fleet import fleet_view, leader_view
+from opencue_sched.insight.farm import fleet_view, leader_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.worker.membership import Membership

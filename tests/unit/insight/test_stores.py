@@ -9,8 +9,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.beat import LeaderScheduler
-from opencue_sched.insight.stores import StoreFailures, describe_failure
+from opencue_sched.beat import LeaderScheduler, StoreFailures
+from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
 
 SETTINGS = Settings(
