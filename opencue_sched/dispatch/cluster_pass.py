@@ -47,7 +47,7 @@ from opencue_sched.dispatch.cooldown import (
     cooldown_seconds,
     waits_of,
 )
-from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
+from opencue_sched.dispatch.failures import describe, failure_reason, is_missing, is_trouble
 from opencue_sched.dispatch.gather import GatheredCluster, HostFeed, gather
 from opencue_sched.dispatch.gpu_waits import GpuWaits
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
@@ -225,20 +225,11 @@ class Dispatcher:
             self.runner.verdicts.record({claim.cluster.key: ((), {})})  # what its last good pass said holds no more
         try:
             seconds = cooldown_seconds(self.postings.failures(claim) + 1)
-            self.postings.end(
-                claim, "fail", delay_seconds=seconds, reason=failure_reason(error), error=traceback.format_exc()
-            )
-            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=failure_reason(error))
+            reason = failure_reason(error)[:LONGEST_ERROR]
+            self.postings.end(claim, "fail", delay_seconds=seconds, reason=reason, error=traceback.format_exc())
+            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=reason)
         except RedisError as problem:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
-
-
-def failure_reason(error: Exception) -> str:
-    """Why a pass failed, in one line after its kind: ``postgresql: integer out of range (SQLSTATE 22003)``."""
-    kind = "redis" if isinstance(error, RedisError) else "program"
-    if isinstance(error, SQLAlchemyError):
-        kind = "postgresql"
-    return f"{kind}: {type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +315,7 @@ class _Pass:
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
     ended: bool = False
+    retries_skipped: bool = False
     host_changes: int = 0
     bookings_read: str = ""
 
@@ -443,6 +435,7 @@ class _Pass:
             self.progress()
             skipped = runner.layers.skipped(cluster.key, headroom)
             by_key[cluster.key].report.skipped = skipped.verdicts
+            self.retries_skipped |= skipped.retries
             return skipped.layers
 
         with runner.engine.connect() as connection:
@@ -515,12 +508,15 @@ class _Pass:
 
     def _plan(self, snapshot: Snapshot, planned: Sequence[_Part], granted: Collection[str]) -> None:
         runner = self.runner
-        apart = runner.refusals.apart()
         policy = policy_for(runner.settings.queue, gpu_demands=self._gpu_demands())
         # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
-        policy = replace(policy, admissions=(*policy.admissions, reservations(snapshot.now)))
-        if apart:
-            policy = replace(policy, admissions=(*policy.admissions, kept_apart(apart)))
+        admissions = [*policy.admissions, reservations(snapshot.now)]
+        if apart := runner.refusals.apart():
+            admissions.append(kept_apart(apart))
+        # What is idle is not for whoever can use it while somebody else who could is skipped for a moment.
+        if self.retries_skipped:
+            admissions += policy.soft_admissions
+        policy = replace(policy, admissions=tuple(admissions))
         keys_planned = {part.cluster.key for part in planned}
         plans = plan_pass(
             replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster.key in keys_planned)),

@@ -153,10 +153,13 @@ class SkippedRow:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What a pass over a cluster skips, and the last ``verdicts`` on those of it that were ever looked at."""
+    """What a pass over a cluster skips, and the last ``verdicts`` on those of it that were ever looked at.
+
+    ``retries``: some of it only for a moment, though a host may do for it now."""
 
     layers: SkippedLayers
     verdicts: Mapping[str, LayerVerdict]
+    retries: bool
 
 
 @dataclass(slots=True)
@@ -304,6 +307,7 @@ class LayerCooldowns:
             }
             rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
             kinds = {kind: it.layers for kind, it in here.kinds.items()}
+            retries = any(it.wake for it in here.kinds.values())
             if here.next_until > now:
                 here.skipped_more = bool(here.next_kinds.keys() - kinds.keys() or here.next_rows.keys() - rows.keys())
                 kinds, rows = {**here.next_kinds, **kinds}, {**here.next_rows, **rows}
@@ -312,7 +316,7 @@ class LayerCooldowns:
             for layers in kinds.values():
                 verdicts |= layers
             layers_skipped = SkippedLayers({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
-            return Skipped(layers_skipped, verdicts)
+            return Skipped(layers_skipped, verdicts, retries or here.skipped_more)
 
     def hosts_changed(self, news: HostNews) -> None:
         """End the cooldowns of all to which these hosts could make a difference, now or at their retry."""

@@ -82,6 +82,14 @@ def describe(error: Exception) -> str:
     return f"{lines[0]} (SQLSTATE {state})" if state else lines[0]
 
 
+def failure_reason(error: Exception) -> str:
+    """Why a pass failed, in one line after its kind: ``postgresql: DataError: out of range (SQLSTATE 22003)``."""
+    kind = "redis" if isinstance(error, RedisError) else "program"
+    if isinstance(error, SQLAlchemyError):
+        kind = "postgresql"
+    return f"{kind}: {type(error).__name__}: {describe(error)}"
+
+
 def _sqlstate(error: Exception) -> str:
     orig = error.orig if isinstance(error, DBAPIError) else None
     return getattr(orig, "pgcode", None) or ""

@@ -293,6 +293,15 @@ def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news
     assert skipped(layers) == set()
 
 
+def test_only_what_waits_for_its_retry_might_take_a_host_at_once():
+    layers = LayerCooldowns(20.0, Clock())
+    for looks in range(2):
+        layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+        assert not layers.skipped("cluster", {"alloc": 100.0}).retries, f"after {looks + 1} looks"
+        layers.hosts_changed(news(host()))
+    assert layers.skipped("cluster", {"alloc": 100.0}).retries
+
+
 def test_news_that_came_while_it_was_looked_at_in_vain_again_are_remembered_to_the_end_of_its_cooldown():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
