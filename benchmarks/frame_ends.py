@@ -28,9 +28,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
 from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
+from opencue_sched.settings import Release
 
 LOOK_SECONDS = 0.1
 REPORT_SECONDS = 10.0
@@ -133,7 +133,7 @@ class FrameEnds:
     PostgreSQL is told, and its notifications tell the workers. ``seconds_of`` is asked once for each proc, in
     one thread, in the order of discovery. ``exit_status`` says how a frame ends. ``on_booked`` and ``on_ended`` are
     told of new procs, and of ended ones with the time of the end (epoch seconds), from several threads. A layer asks
-    for more memory once ``frames_to_raise`` of its frames had too little.
+    for more memory as ``release.frame_memory`` says.
 
     Counts, to be read at any time: ``ended`` (frames stopped and procs released), ``outcomes`` (all answers by
     verdict), ``batches`` (transactions of ends), ``looks``, ``rows`` (read by the looks), ``seen`` (procs found),
@@ -150,11 +150,11 @@ class FrameEnds:
         exit_status: Callable[[RunningProc], int] = success,
         on_booked: Callable[[Sequence[RunningProc]], None] | None = None,
         on_ended: Callable[[Sequence[RunningProc], float], None] | None = None,
-        frames_to_raise: int = FRAMES_TO_RAISE_A_LAYER,
+        frame_memory: bool = True,
         threads: int = 2,
     ) -> None:
         self._engine = engine
-        self._releaser = Releaser(engine, ledger=ledger, changes=changes, frames_to_raise=frames_to_raise)
+        self._releaser = Releaser(engine, Release(frame_memory=frame_memory), ledger, changes)
         self._exit_status = exit_status
         self._on_booked = on_booked
         self._on_ended = on_ended

@@ -36,7 +36,7 @@ from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Outcome, run_audit
 from opencue_sched.insight.farm import leader_view
-from opencue_sched.settings import Queue, Release, Settings
+from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
@@ -401,7 +401,7 @@ def _play(stage: Stage) -> Record:
         ledger=Ledger(stage.client, owner="frame-ends"),
         changes=HostChanges(stage.client, stage.settings.coordination.namespace),
         exit_status=stage.exit_status,
-        frames_to_raise=Release(frame_memory=scenario.frame_memory).frames_to_raise_a_layer,
+        frame_memory=scenario.frame_memory,
     )
     with ends:
         stage.submit(due.pop(0)[1])

@@ -50,7 +50,6 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     from opencue_sched.farm.jobs import JobControl
 
     settings = get_settings()
-    only_on_success = settings.release.satisfy_only_on_frame_success
     alive: dict[str, tuple[str, str]] = {}
     with redis_store() as client:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
@@ -58,7 +57,7 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
         channels = RqdChannels(settings.rqd)
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
         try:
-            yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
+            yield JobControl(Releaser(engine, settings.release, ledger, changes, asked_for=True), killer), alive
         finally:
             channels.close()
 

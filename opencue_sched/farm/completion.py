@@ -7,9 +7,10 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -20,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.failures import Failure, classify, describe, is_trouble
 from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER, FrameState
+from opencue_sched.domain.farm import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (
     CompletedFrame,
@@ -33,8 +34,9 @@ from opencue_sched.farm.model import (
     count_nothing,
     ending_of,
     out_of_retries,
-    satisfies_depends,
+    satisfying_states,
 )
+from opencue_sched.settings import Release
 from opencue_sched.store import depends, frame_memory, procs, release
 from opencue_sched.store.frame_memory import OutOfMemory
 from opencue_sched.store.procs import DeletedProc
@@ -66,25 +68,12 @@ class WiderLocks(Exception):
         self.counters = counters
 
 
-def end_runs(
-    engine: Engine,
-    requests: Sequence[Request],
-    only_on_success: bool,
-    *,
-    frames_to_raise: int = FRAMES_TO_RAISE_A_LAYER,
-    clock: Callable[[], float] = time.time,
-) -> RunsEnded:
+def end_runs(releaser: Releaser, requests: Sequence[Request]) -> RunsEnded:
     """End runs in one transaction; the outcomes are in the order of ``requests``.
-
-    ``only_on_success``: release.satisfy_only_on_frame_success. ``frames_to_raise``: see `frame_memory.ask_for_more`.
 
     Any database error that `with_counters` does not retry leaves everything unchanged and is raised.
     """
-
-    def end(connection: Connection, wider: release.Counters) -> RunsEnded:
-        return _end(connection, requests, only_on_success, frames_to_raise, clock(), wider)
-
-    return with_counters(engine, end)
+    return with_counters(releaser.engine, partial(_end, releaser, requests))
 
 
 def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
@@ -109,17 +98,11 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
     raise RuntimeError("the counters to lock for ended runs kept growing")
 
 
-def _end(
-    connection: Connection,
-    requests: Sequence[Request],
-    only_on_success: bool,
-    frames_to_raise: int,
-    now: float,
-    wider: release.Counters,
-) -> RunsEnded:
+def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection, wider: release.Counters) -> RunsEnded:
+    satisfying = satisfying_states(releaser.settings)
     named = [(request.proc_id, request.frame_id) for request in requests]
     procs.lock_runs(connection, {proc for proc, _ in named if proc}, {frame for _, frame in named if frame})
-    endings = _endings(requests, procs.read_runs(connection, named), now)
+    endings = _endings(requests, procs.read_runs(connection, named), releaser.clock())
     starved = {ending.run.layer_id for ending in endings if ending.memory_failure}
     if starved:
         largest = frame_memory.largest_hosts(connection, starved)
@@ -132,7 +115,7 @@ def _end(
     finished_jobs: list[str] = []
     if stops or releases:
         managed = procs.managed_shows(connection, {run.proc_show_id for run in releases if run.proc_show_id})
-        held = _foreseen(connection, endings, only_on_success) | wider
+        held = _foreseen(connection, endings, satisfying) | wider
         procs.lock_hosts(connection, {run.host_id for run in releases})
         release.lock_counters(connection, held)
 
@@ -141,8 +124,8 @@ def _end(
         if releases:
             deleted = _release_procs(connection, [run.proc_id for run in releases], managed)
         release.count_usage(connection, stopped.values())
-        finished_jobs = follow(connection, list(stopped.values()), held, only_on_success)
-        _adapt_memory(connection, endings, stopped, frames_to_raise)
+        finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
+        _adapt_memory(connection, endings, stopped, releaser.settings.frames_to_raise_a_layer)
         shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
         release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
     outcomes = []
@@ -172,18 +155,20 @@ def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float)
     return endings
 
 
-def _foreseen(connection: Connection, endings: Sequence[Ending], only_on_success: bool) -> release.Counters:
+def _foreseen(
+    connection: Connection, endings: Sequence[Ending], satisfying: Collection[FrameState]
+) -> release.Counters:
     """The counters that this transaction is going to change, as far as they tell without being locked."""
     stopping = [(ending.stop.state, ending.run) for ending in endings if ending.stop is not None]
     own = release.Counters(frozenset(run.layer_id for _, run in stopping), frozenset(run.job_id for _, run in stopping))
     over = [run for state, run in stopping if state in (FrameState.SUCCEEDED, FrameState.EATEN)]
-    satisfying = [run for state, run in stopping if satisfies_depends(state, only_on_success=only_on_success)]
+    done = [run for state, run in stopping if state in satisfying]
     ending_layers, ending_jobs = Counter(run.layer_id for run in over), Counter(run.job_id for run in over)
     found = depends.find_depends(
         connection,
-        frames={run.frame_id for run in satisfying},
-        frame_layers={run.layer_id for run in satisfying},
-        layers={run.layer_id for run in satisfying if run.layer_open <= ending_layers[run.layer_id]},
+        frames={run.frame_id for run in done},
+        frame_layers={run.layer_id for run in done},
+        layers={run.layer_id for run in done if run.layer_open <= ending_layers[run.layer_id]},
         jobs={run.job_id for run in over if run.job_open <= ending_jobs[run.job_id]},
     )
     return own | depends.counters_of_dependents(connection, found)
@@ -199,19 +184,22 @@ def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: fro
 
 
 def follow(
-    connection: Connection, changed: Sequence[ChangedFrame], held: release.Counters, only_on_success: bool
+    connection: Connection,
+    changed: Sequence[ChangedFrame],
+    held: release.Counters,
+    satisfying: Collection[FrameState],
 ) -> list[str]:
-    """Satisfy the dependencies on frames that are over now; returns the jobs that finished. Raises WiderLocks when it
-    would change counters that are not among ``held``, the locked ones."""
+    """Satisfy the dependencies on frames that are in one of the ``satisfying`` states now; returns the jobs that
+    finished. Raises WiderLocks when it would change counters that are not among ``held``, the locked ones."""
     over = [frame for frame in changed if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     if not over:
         return []
-    satisfying = [frame for frame in over if satisfies_depends(frame.state, only_on_success=only_on_success)]
-    own_layers, own_jobs = {frame.layer_id for frame in satisfying}, {frame.job_id for frame in over}
+    done = [frame for frame in over if frame.state in satisfying]
+    own_layers, own_jobs = {frame.layer_id for frame in done}, {frame.job_id for frame in over}
     layers, jobs = depends.complete(connection, own_layers, own_jobs)
     found = depends.find_depends(
         connection,
-        frames={frame.id for frame in satisfying},
+        frames={frame.id for frame in done},
         frame_layers=own_layers,
         layers=layers,
         jobs=jobs,
@@ -256,18 +244,16 @@ RUNS_PER_TRANSACTION = 50
 class Releaser:
     """Ends runs, then releases their bookings in the ledger and publishes the changed hosts, once the end is committed.
 
-    ``only_on_success``: release.satisfy_only_on_frame_success. ``asked_for``: by a person, so nothing to warn of.
-    ``frames_to_raise``: see `frame_memory.ask_for_more`.
+    ``asked_for``: by a person, so nothing to warn of.
     """
 
     engine: Engine
-    only_on_success: bool = True
+    settings: Release = field(default_factory=Release)
     ledger: Ledger | None = None
     changes: HostChanges | None = None
     count: CountEvent = count_nothing
     clock: Callable[[], float] = time.time
     asked_for: bool = False
-    frames_to_raise: int = FRAMES_TO_RAISE_A_LAYER
 
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
@@ -315,13 +301,7 @@ class Releaser:
         """End runs in one transaction or, when that fails, in one each, so that one bad run does not keep the others
         from ending."""
         try:
-            ended = end_runs(
-                self.engine,
-                requests,
-                self.only_on_success,
-                frames_to_raise=self.frames_to_raise,
-                clock=self.clock,
-            )
+            ended = end_runs(self, requests)
         except Exception as error:
             if is_trouble(error):
                 raise

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.farm.completion import Releaser, WiderLocks, follow, with_counters
-from opencue_sched.farm.model import LostRun, RunVerdict
+from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.store import depends, jobs, procs, release
 from opencue_sched.store.release import Counters
 
@@ -135,7 +135,7 @@ class JobControl:
         held = release.counters_of(release.read_frames(connection, frame_ids)) | wider
         release.lock_counters(connection, held)
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
-        follow(connection, changed, held, self._releaser.only_on_success)
+        follow(connection, changed, held, satisfying_states(self._releaser.settings))
         return [frame.id for frame in changed]
 
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.settings import Release
 from opencue_sched.store.procs import Run
 from opencue_sched.store.release import FrameStop
 
@@ -226,9 +227,10 @@ def _timed_out(report: CompletedFrame, run: Run, now: float) -> bool:
     return report.run_time > NO_RETRY_RUN_TIME_SECONDS
 
 
-def satisfies_depends(state: str, *, only_on_success: bool) -> bool:
-    """Whether frames that wait for this one may go on (``release.satisfy_only_on_frame_success``)."""
-    return state == FrameState.SUCCEEDED or (state == FrameState.EATEN and not only_on_success)
+def satisfying_states(settings: Release) -> frozenset[FrameState]:
+    """The states of a frame with which what waits for it may go on."""
+    eaten = () if settings.satisfy_only_on_frame_success else (FrameState.EATEN,)
+    return frozenset((FrameState.SUCCEEDED, *eaten))
 
 
 def short_name(host_name: str) -> str:

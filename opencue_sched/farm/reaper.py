@@ -28,7 +28,7 @@ from opencue_sched.dispatch.failures import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
+from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict, satisfying_states
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.depends import Stuck
@@ -103,7 +103,6 @@ class Reaper:
     """
 
     releaser: Releaser
-    settings: Release
     _: KW_ONLY
     killer: RqdKiller
     scope: UpkeepScope = EVERYTHING
@@ -140,7 +139,7 @@ class Reaper:
                 silent=ORPHAN_SECONDS,
                 frameless=FRAMELESS_SECONDS,
                 unnamed=UNNAMED_SECONDS,
-                grace=self.settings.lost_completion_grace,
+                grace=self.releaser.settings.lost_completion_grace,
             )
         self._tried.update(run.proc_id or run.frame_id for run in lost)
         # Procs first: they hold cores, frames without one do not.
@@ -148,7 +147,7 @@ class Reaper:
 
     def _mark_hosts_down(self) -> list[str]:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
-        after = self.settings.host_down_after
+        after = self.releaser.settings.host_down_after
         with self.releaser.engine.begin() as connection:
             up, silent, database_age = procs.hearing(connection, silent_after=after, scope=self.scope)
             if not silent or database_age < after:
@@ -246,13 +245,12 @@ class Recovery:
     checkpoints: int = 0
 
 
-def recover_depends(engine: Engine, only_on_success: bool, *, scope: UpkeepScope = EVERYTHING) -> Recovery:
+def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> Recovery:
     """One bounded pass over jobs, dependencies, frames and checkpoints, a transaction each. Safe at any time, anywhere.
 
     Of a dependency it is the job that waits which has to be in ``scope``.
     """
-    done = [FrameState.SUCCEEDED] if only_on_success else [FrameState.SUCCEEDED, FrameState.EATEN]
-    find = partial(depends.find_stuck, done=done, limit=RECOVERED_PER_CALL, scope=scope)
+    find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
 
     def heal(kind: Stuck, counters: _CountersOf, change: Callable[[Connection, Sequence[str]], _Healed]) -> _Healed:
         with engine.begin() as connection:

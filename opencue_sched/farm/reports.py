@@ -22,7 +22,6 @@ from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockS
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, short_name
-from opencue_sched.settings import Release
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock
 from opencue_sched.store.procs import Run, read_runs
@@ -385,7 +384,6 @@ class HostReports:
     """
 
     releaser: Releaser
-    settings: Release
     _: KW_ONLY
     killer: RqdKiller
     background: Callable[[str, Callable[[], None]], bool]
@@ -514,7 +512,7 @@ class HostReports:
             reports.update_runs(
                 connection,
                 [usage(row, frame) for frame, row in owned],
-                frames_to_raise=self.settings.frames_to_raise_a_layer,
+                frames_to_raise=self.releaser.settings.frames_to_raise_a_layer,
             )
         growing = {
             frame.resource_id: frame.rss for frame, row in owned if frame.rss > row.memory_reserved_kb and not row.local
@@ -574,7 +572,7 @@ class HostReports:
 
         While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
-        grace = self.settings.lost_completion_grace
+        grace = self.releaser.settings.lost_completion_grace
         if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
             grace = max(grace, LONGEST_SETUP_SECONDS)
         named = [frame.resource_id for frame in report.frames]

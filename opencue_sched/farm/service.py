@@ -234,15 +234,12 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     ) -> None:
         self._settings = settings.release
         self.count = count
-        only_on_success = self._settings.satisfy_only_on_frame_success
-        raising = self._settings.frames_to_raise_a_layer
-        releaser = Releaser(engine, only_on_success, ledger, changes, count, frames_to_raise=raising)
+        releaser = Releaser(engine, self._settings, ledger, changes, count)
         self.completions = CompletionBatcher(releaser.complete, count=count)
         self.inbox = HostInbox(self._serve)
         self._kills = KillPool()
         self._reports = HostReports(
             releaser,
-            self._settings,
             killer=killer,
             background=self._kills.submit,
             facility=settings.scheduler.facility,

@@ -22,10 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.dispatch.failures import describe
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, FrameState, JobState, frame_name, near
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, JobState, frame_name, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.job_file import JobDepend, JobSpec, LayerSpec, depends_of
+from opencue_sched.farm.model import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
@@ -404,9 +405,7 @@ def _add_depends(
 def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Settings) -> tuple[set[str], set[str]]:
     """Keep what is waited for from ending until the job is in. Ids of jobs, layers and frames that are over, and of
     layers of which any frame is."""
-    done = {FrameState.SUCCEEDED}
-    if not settings.release.satisfy_only_on_frame_success:
-        done.add(FrameState.EATEN)
+    done = satisfying_states(settings.release)
     # The locks come first: what is read after them stays true until we commit.
     states = submit.hold_jobs(connection, {on.job for *_, on in external})
     over = {job for job, state in states.items() if state == JobState.FINISHED}

@@ -190,11 +190,9 @@ class Runtime:
 
     @cached_property
     def reaper(self) -> Reaper:
-        release = self.settings.release
-        only_on_success = release.satisfy_only_on_frame_success
-        releaser = Releaser(self.engine, only_on_success, self.ledger, self.changes, metrics.record_event)
+        releaser = Releaser(self.engine, self.settings.release, self.ledger, self.changes, metrics.record_event)
         killer = RqdKiller(self.channels)
-        return Reaper(releaser, release, killer=killer, scope=self._scope, stopping=self._stopping)
+        return Reaper(releaser, killer=killer, scope=self._scope, stopping=self._stopping)
 
     @cached_property
     def events(self) -> Events:
@@ -362,7 +360,7 @@ class Runtime:
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""
-        recovery = recover_depends(self.engine, self.settings.release.satisfy_only_on_frame_success, scope=self._scope)
+        recovery = recover_depends(self.engine, self.settings.release, scope=self._scope)
         return {name: str(value) for name, value in asdict(recovery).items()}
 
     def _ledger_under(self, fence: int | None) -> Ledger:

@@ -13,9 +13,10 @@ from opencue_sched.farm.model import (
     NO_RETRY_RUN_TIME_SECONDS,
     CompletedFrame,
     ending_of,
-    satisfies_depends,
+    satisfying_states,
     state_after,
 )
+from opencue_sched.settings import Release
 from opencue_sched.store.procs import Run
 from tests.unit.farm.test_endings import RUN
 
@@ -138,8 +139,6 @@ def test_statuses_that_do_not_count_as_a_try() -> None:
     assert {-1, 256, 286, 299, 301, 302, 399} == STATUSES_NOT_COUNTED_AS_RETRY
 
 
-def test_an_eaten_frame_satisfies_depends_only_when_asked_to() -> None:
-    assert satisfies_depends(FrameState.SUCCEEDED, only_on_success=True)
-    assert not satisfies_depends(EATEN, only_on_success=True)
-    assert satisfies_depends(EATEN, only_on_success=False)
-    assert not satisfies_depends(DEAD, only_on_success=False)
+def test_an_eaten_frame_satisfying_states_only_when_asked_to() -> None:
+    assert satisfying_states(Release()) == {FrameState.SUCCEEDED}
+    assert satisfying_states(Release(satisfy_only_on_frame_success=False)) == {FrameState.SUCCEEDED, EATEN}

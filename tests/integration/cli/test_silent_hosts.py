@@ -77,7 +77,7 @@ def worker(engine: Engine, environment: pytest.MonkeyPatch) -> list[str]:
     def send_task(name: str, **_: Any) -> None:
         sent.append(name)
         with RqdChannels(Rqd(addresses=NOWHERE, timeout=1.0)) as channels:
-            Reaper(Releaser(engine), Release(), killer=RqdKiller(channels)).run_once()
+            Reaper(Releaser(engine, Release()), killer=RqdKiller(channels)).run_once()
 
     environment.setattr(app, "send_task", send_task)
     return sent

@@ -12,7 +12,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
-from opencue_sched.settings import Rqd, Settings
+from opencue_sched.settings import Release, Rqd, Settings
 
 from .passes import Passes, passes
 
@@ -41,7 +41,7 @@ def runs_out_of_memory(here: Passes, number: int) -> None:
     with here.engine.connect() as connection:
         proc, frame, host = connection.execute(sql, {"number": number}).one()
     changes = HostChanges(here.client, here.settings.coordination.namespace)
-    releaser = Releaser(here.engine, True, here.runner.ledger, changes)
+    releaser = Releaser(here.engine, Release(), here.runner.ledger, changes)
     (ended,) = releaser.complete([CompletedFrame(proc, frame, host, exit_status=33)])
     assert isinstance(ended, RunOutcome)
     assert ended.verdict is RunVerdict.APPLIED

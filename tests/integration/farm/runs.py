@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunOutcome
+from opencue_sched.settings import Release
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.polling import eventually
 
@@ -125,9 +126,11 @@ class Running:
         return CompletedFrame(self.procs[index], self.frames[index], self.host.name, **fields)
 
 
-def complete_frame(engine: Engine, report: CompletedFrame, **releaser: Any) -> RunOutcome:
+def complete_frame(
+    engine: Engine, report: CompletedFrame, ledger: Any = None, changes: Any = None, **settings: Any
+) -> RunOutcome:
     """Apply one report; raises what the database refused it with."""
-    (answer,) = Releaser(engine, **releaser).complete([report])
+    (answer,) = Releaser(engine, Release(**settings), ledger, changes).complete([report])
     if not isinstance(answer, RunOutcome):
         raise answer
     return answer

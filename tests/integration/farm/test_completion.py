@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, event, text
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
+from opencue_sched.settings import Release
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.counted import Counted
 from tests.farm import LayerSpec
@@ -396,7 +397,7 @@ def test_a_memory_failure_raises_the_layer_and_switches_its_optimizer_off(
             show=run.job.show.id,
         )
 
-    complete_frame(engine, run.report(exit_status=33), frames_to_raise=1)
+    complete_frame(engine, run.report(exit_status=33), frame_memory=False)
 
     layer = view.one("SELECT * FROM layer")
     assert layer.int_mem_min == memory_gb * 1048576
@@ -417,7 +418,9 @@ def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, v
 def test_a_memory_failure_never_lowers_the_memory_of_a_layer(engine: Engine, view: FarmView) -> None:
     # nor does a success that is reported with it
     run = start(view, LayerSpec(frames=2, memory_gb=8), running=2, memory_gb=2)
-    Releaser(engine, frames_to_raise=1).complete([run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)])
+    Releaser(engine, Release(frame_memory=False)).complete(
+        [run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)]
+    )
     assert view.one("SELECT * FROM layer").int_mem_min == 8 * 1048576
 
 

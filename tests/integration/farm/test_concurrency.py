@@ -186,7 +186,7 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(end_runs, engine, [run.report(index)], True) for index in (0, 1)]
+        futures = [threads.submit(end_runs, Releaser(engine), [run.report(index)]) for index in (0, 1)]
         view.wait_for_waiters(2)
         transaction.rollback()
         first.close()

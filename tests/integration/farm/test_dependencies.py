@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.reaper import Recovery, recover_depends
+from opencue_sched.settings import Release
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame
 
@@ -23,7 +24,7 @@ def run_and_complete(
         procs = farm.run(frames, host)
     for proc, frame in zip(procs, frames, strict=True):
         report = CompletedFrame(proc, frame, host.name, exit_status, run_time=1)
-        complete_frame(engine, report, only_on_success=policy.get("satisfy_only_on_frame_success", True))
+        complete_frame(engine, report, **policy)
 
 
 def depend(farm: Farm, kind: str, er: dict[str, str], on: dict[str, str], frames: tuple[str, ...], **row: Any) -> str:
@@ -273,15 +274,15 @@ def test_recovery_heals_what_a_dead_cuebot_left(
     assert set(view.states(second.frames)) == {"DEPEND"}
 
     # when the recovery runs until it finds nothing more
-    first_pass = recover_depends(engine, True)
-    second_pass = recover_depends(engine, True)
+    first_pass = recover_depends(engine, Release())
+    second_pass = recover_depends(engine, Release())
 
     # then the job is finished, and everything that waited for it is bookable
     assert first_pass.finished_jobs == 1
     assert view.job_state(first) == "FINISHED"
     assert set(view.states(second.frames)) == {"WAITING"}
     assert first_pass.depends + second_pass.depends == 3
-    assert recover_depends(engine, True) == Recovery()
+    assert recover_depends(engine, Release()) == Recovery()
     view.assert_consistent()
 
 
@@ -293,7 +294,7 @@ def test_recovery_takes_an_eaten_layer_for_done_only_if_the_farm_says_so(
     with view.farm() as farm:
         farm.layer_on_layer((second, 0), (first, 0))
     view.run_sql("UPDATE frame SET str_state = 'EATEN' WHERE pk_layer = :layer", layer=first.layers[0].id)
-    recover_depends(engine, only_on_success)
+    recover_depends(engine, Release(satisfy_only_on_frame_success=only_on_success))
     assert set(view.states(second.layers[0].frames)) == {freed}
 
 
@@ -309,7 +310,7 @@ def test_recovery_gives_up_checkpoints_that_nobody_copies(
         old=old,
         layer=first.layers[0].id,
     )
-    assert recover_depends(engine, True).checkpoints == 1
+    assert recover_depends(engine, Release()).checkpoints == 1
     assert view.states([old, young]) == ["WAITING", "CHECKPOINT"]
     assert view.frame(old).str_checkpoint_state == "DISABLED"
 
@@ -321,7 +322,7 @@ def test_recovery_frees_frames_whose_count_nobody_stands_for(
     with view.farm() as farm:
         farm.layer_on_layer((second, 1), (first, 0))
     view.run_sql("UPDATE frame SET int_depend_count = 2 WHERE pk_frame = :frame", frame=second.frames[0])
-    assert recover_depends(engine, True).freed_frames == 1
+    assert recover_depends(engine, Release()).freed_frames == 1
     assert view.states(second.frames) == ["WAITING", "WAITING", "DEPEND", "DEPEND"]
     view.assert_consistent()
 
@@ -334,5 +335,5 @@ def test_recovery_leaves_alone_what_is_still_waiting_for_something(
         farm.layer_on_layer((second, 0), (first, 0))
         farm.frame_by_frame((second, 1), (first, 1))
     run_and_complete(engine, view, host, [first.layers[0].frames[0]])
-    assert recover_depends(engine, True) == Recovery()
+    assert recover_depends(engine, Release()) == Recovery()
     assert set(view.states(second.frames)) == {"DEPEND"}

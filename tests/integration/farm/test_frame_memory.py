@@ -88,7 +88,7 @@ def test_otherwise_the_first_one_raises_the_layer(engine: Engine, view: FarmView
     run = start(view, LayerSpec(frames=4, memory_gb=2))
     if off == "no show of ours":
         view.run_sql("UPDATE show SET b_scheduler_managed = false")
-    complete_frame(engine, run.report(0, **OUT_OF_MEMORY), frames_to_raise=1 if off == "the setting" else 3)
+    complete_frame(engine, run.report(0, **OUT_OF_MEMORY), frame_memory=off != "the setting")
     assert layer_memory(view) == 4 * GB
 
 

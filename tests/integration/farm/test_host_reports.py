@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from opencue_proto import host_pb2, report_pb2
@@ -49,8 +50,14 @@ class Desk:
         self.counts = Counted()
         self.clock = Clock()
         self.reports = HostReports(
-            Releaser(engine, ledger=self.ledger, changes=self.changes, count=self.counts, clock=self.clock),
-            Release(lost_completion_grace=30),
+            Releaser(
+                engine,
+                Release(lost_completion_grace=30),
+                ledger=self.ledger,
+                changes=self.changes,
+                count=self.counts,
+                clock=self.clock,
+            ),
             killer=self.killer,
             background=self.at_once,
         )
@@ -291,7 +298,8 @@ def test_frames_that_need_more_than_their_layer_asks_for_ask_for_it_and_enough_o
     view: FarmView, desk: Desk, frame_memory: bool, raises: int
 ) -> None:
     # given four running frames of a layer of 1 GB
-    desk.reports.settings = desk.reports.settings.model_copy(update={"frame_memory": frame_memory})
+    settings = desk.reports.releaser.settings.model_copy(update={"frame_memory": frame_memory})
+    desk.reports.releaser = replace(desk.reports.releaser, settings=settings)
     run = start(view, LayerSpec(frames=4, memory_gb=1), running=4)
     peaks = [1_500_000, 1_300_000, 1_200_000]
     for count in range(1, 4):

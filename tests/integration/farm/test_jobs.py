@@ -11,13 +11,14 @@ from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.model import RunVerdict
+from opencue_sched.settings import Release
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, complete_frame, start
 
 
 @pytest.fixture
 def control(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger) -> JobControl:
-    return JobControl(Releaser(engine, True, ledger), killer)
+    return JobControl(Releaser(engine, Release(), ledger), killer)
 
 
 def test_a_killed_job_is_finished_and_nothing_of_it_runs(

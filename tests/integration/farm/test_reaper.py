@@ -28,7 +28,7 @@ BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
 @pytest.fixture
 def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reaper:
     """A reaper for which a host that has not reported for a second is silent (the test server is as young)."""
-    return Reaper(Releaser(engine, ledger=ledger, changes=changes), Release(host_down_after=0.5), killer=killer)
+    return Reaper(Releaser(engine, Release(host_down_after=0.5), ledger=ledger, changes=changes), killer=killer)
 
 
 def silence(view: FarmView, run: Running, seconds: int) -> None:
@@ -82,7 +82,7 @@ def test_when_most_hosts_are_silent_it_waits_longer(
         for name in ("a", "b"):
             farm.host(name=name)
     changes = RecordedChanges()
-    reaper = Reaper(Releaser(engine, changes=changes), Release(host_down_after=300), killer=killer)
+    reaper = Reaper(Releaser(engine, Release(host_down_after=300), changes=changes), killer=killer)
 
     # then five minutes of silence are not enough for any of them, but fifteen are
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '310 seconds'")
@@ -107,7 +107,7 @@ def test_one_silent_host_of_many_goes_down_at_once(engine: Engine, view: FarmVie
         " WHERE pk_host = (SELECT pk_host FROM host WHERE str_name = 'a')"
     )
     view.run_sql("UPDATE proc SET b_local = true")
-    report = Reaper(Releaser(engine), Release(host_down_after=0.5), killer=killer).run_once()
+    report = Reaper(Releaser(engine, Release(host_down_after=0.5)), killer=killer).run_once()
     assert report.hosts_down == (run.host.id,)
     assert view.procs() == list(run.procs)
 
@@ -119,7 +119,7 @@ def test_nothing_goes_down_right_after_postgresql_was_away(
     run = start(view)
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '100 days'")
     settings = Release(host_down_after=99 * 24 * 3600)
-    assert Reaper(Releaser(engine), settings, killer=killer).run_once().hosts_down == ()
+    assert Reaper(Releaser(engine, settings), killer=killer).run_once().hosts_down == ()
     assert view.states(run.frames) == ["RUNNING"]
 
 
@@ -156,7 +156,7 @@ def test_procs_of_a_host_that_nobody_heard_are_not_killed(
     killer.fate = fate
 
     # when the reaper passes before the host is DOWN
-    Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
+    Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
 
     # then nothing is killed; a host that can never be marked DOWN is asked, and only what it does not run is ended
     assert killer.stopped == []
@@ -197,7 +197,7 @@ def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine:
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return Fate.NOT_RUNNING
 
-    report = Reaper(Releaser(engine), Release(), killer=Late()).run_once()
+    report = Reaper(Releaser(engine, Release()), killer=Late()).run_once()
     assert report.procs_released == 0
     assert view.states(run.frames) == ["RUNNING"]
 
@@ -212,7 +212,7 @@ def test_procs_of_a_finished_job_are_ended_though_they_report_to_the_last(view: 
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return Fate.NOT_RUNNING
 
-    assert Reaper(Releaser(engine), Release(), killer=Lively()).run_once().procs_released == 1
+    assert Reaper(Releaser(engine, Release()), killer=Lively()).run_once().procs_released == 1
     assert view.states(run.frames) == ["WAITING"]
     view.assert_consistent()
 
@@ -298,7 +298,7 @@ def test_beside_a_cuebot_rqd_is_asked_about_a_proc_that_two_reports_have_not_nam
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 s'")
 
     # when its RQD says that it does not run the frame
-    Reaper(Releaser(engine, ledger=ledger), Release(), killer=killer, scope=scope).run_once()
+    Reaper(Releaser(engine, Release(), ledger=ledger), killer=killer, scope=scope).run_once()
 
     # then the run is over, long before it counts as an orphan, and nothing was killed
     assert killer.looked_for == (list(run.frames) if judged else [])
@@ -316,7 +316,7 @@ def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '290 s', ts_dispatched = now() - interval '1 day'")
     view.run_sql("UPDATE host_stat SET ts_ping = now()")
     killer.fate = fate
-    report = Reaper(Releaser(engine), Release(), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
+    report = Reaper(Releaser(engine, Release()), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
     assert (report.procs_released, report.deferred) == (0, fate is not Fate.RUNNING)
     assert (len(killer.looked_for), killer.stopped) == (1, [])
     assert view.states(run.frames) == ["RUNNING"]
@@ -342,7 +342,7 @@ def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many
     killer.fate = Fate.UNREACHABLE
 
     # when they are reaped in several batches
-    report = Reaper(Releaser(engine), Release(), killer=killer).run_once()
+    report = Reaper(Releaser(engine, Release()), killer=killer).run_once()
 
     # then all frames wait, and no host cost more than one short look
     assert (report.frames_waiting, report.deferred) == (12, 0)
@@ -359,7 +359,7 @@ def test_a_host_that_comes_back_while_it_is_looked_for_in_vain_keeps_its_frames(
             view.run_sql("UPDATE host_stat SET str_state = 'UP'")
             return False
 
-    report = Reaper(Releaser(engine), Release(), killer=Back()).run_once()
+    report = Reaper(Releaser(engine, Release()), killer=Back()).run_once()
     assert (report.procs_released, report.deferred) == (0, 1)
     assert len(view.procs()) == 1
 
@@ -369,7 +369,7 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
 ) -> None:
     on_hosts(view, "DOWN", hosts=1, frames=2)
     killer.fate = Fate.UNCONFIRMED
-    report = Reaper(Releaser(engine), Release(), killer=killer).run_once()
+    report = Reaper(Releaser(engine, Release()), killer=killer).run_once()
     assert (report.procs_released, report.deferred) == (0, 2)
     assert len(killer.stopped) == 2
 
@@ -380,7 +380,7 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
     monkeypatch.setattr(module, "BATCH", 2)
     on_hosts(view, "UP", hosts=2, frames=3)
     killer.fate = Fate.UNREACHABLE
-    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
+    report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
     assert (report.procs_released, report.deferred) == (0, 6)
     assert killer.probed == []
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
@@ -392,7 +392,7 @@ def test_a_reap_goes_on_until_nothing_is_left(
     monkeypatch.setattr(module, "BATCH", 2)
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    reaping = Reaper(Releaser(engine), Release(), killer=killer)
+    reaping = Reaper(Releaser(engine, Release()), killer=killer)
     assert [reaping.run_once().procs_released for _ in range(2)] == [5, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
@@ -404,7 +404,7 @@ def test_what_cannot_be_ended_is_tried_once_a_reap(
     monkeypatch.setattr(module, "BATCH", 2)
     on_hosts(view, "UP", hosts=1, frames=5)
     killer.fate = Fate.UNCONFIRMED
-    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
+    report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
     assert report.deferred == 5
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
 
@@ -433,9 +433,9 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, mo
     if why == "its time is over":
         monkeypatch.setattr(module, "REAP_SECONDS", 40.0)
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
-        reaping = Reaper(Releaser(engine), release, killer=killer)
+        reaping = Reaper(Releaser(engine, release), killer=killer)
     else:
-        reaping = Reaper(Releaser(engine), release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
+        reaping = Reaper(Releaser(engine, release), killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
 
     # when that is after 40 seconds, then it begins three kills
     report = reaping.run_once()

@@ -193,7 +193,7 @@ def test_completions_that_went_to_a_killed_cuebot_free_the_cores(site: Site, eng
 
     # when a worker beside the Cuebot reaps
     killer, scope = RqdKiller(site.channels), UpkeepScope(beside_cuebot=True)
-    report = Reaper(Releaser(engine, ledger=site.ledger), Release(), killer=killer, scope=scope).run_once()
+    report = Reaper(Releaser(engine, Release(), ledger=site.ledger), killer=killer, scope=scope).run_once()
 
     # then those two wait again, and the one that runs does so undisturbed
     assert (report.frames_waiting, report.deferred) == (2, 0)
@@ -223,7 +223,7 @@ def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, s
     release = settings.release.model_copy(update={"host_down_after": 1.0})
 
     # when the reaper passes
-    reaper = Reaper(Releaser(engine, ledger=site.ledger, changes=site.changes), release, killer=site.killer)
+    reaper = Reaper(Releaser(engine, release, ledger=site.ledger, changes=site.changes), killer=site.killer)
     report = reaper.run_once()
 
     # then its frames wait for another one
@@ -242,7 +242,7 @@ def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
     job = site.job(4)
     site.launch(job, job.frames[:2], "sim1")
     site.launch(job, job.frames[2:], "sim2")
-    control = JobControl(Releaser(engine, True, site.ledger, site.changes), site.killer)
+    control = JobControl(Releaser(engine, Release(), site.ledger, site.changes), site.killer)
     killed = control.kill_job(job.id, reason="test")
     assert killed.finished
     assert killed.deferred == ()
@@ -272,7 +272,7 @@ def test_frames_whose_completions_come_before_the_confirmation_were_stopped_all_
     job = site.job(6)
     site.launch(job, job.frames[:3], "sim1")
     site.launch(job, job.frames[3:], "sim2")
-    control = JobControl(Releaser(engine, True, site.ledger, site.changes), _SlowToConfirm(site))
+    control = JobControl(Releaser(engine, Release(), site.ledger, site.changes), _SlowToConfirm(site))
 
     # when the job is killed
     with capture_logs() as logs:
@@ -291,7 +291,7 @@ def test_a_frame_that_does_not_die_keeps_its_proc(site: Site, engine: Engine) ->
     job = site.job(1)
     site.launch(job, job.frames, "sim1")
     site.rqds.behave(kill_seconds=600.0)
-    control = JobControl(Releaser(engine, True, site.ledger), site.killer)
+    control = JobControl(Releaser(engine, Release(), site.ledger), site.killer)
     assert control.retry_frames(job.frames, reason="test").deferred == job.frames
     assert site.view.states(job.frames) == ["RUNNING"]
     assert len(site.booked()) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine
@@ -87,7 +87,7 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
 
 
 def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_runs(_engine: Any, reports: Sequence[CompletedFrame], *_: Any, **__: Any) -> RunsEnded:
+    def end_runs(_releaser: Releaser, reports: Sequence[CompletedFrame]) -> RunsEnded:
         if any(each.proc_id == "bad" for each in reports):
             raise ValueError("a bug")
         return RunsEnded(tuple(applied(reports)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine
@@ -33,7 +33,7 @@ def ended(requests: Sequence[LostRun]) -> RunsEnded:
 def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
         sizes.append(len(requests))
         return ended(requests)
 
@@ -44,7 +44,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
         if any(request.proc_id == "bad" for request in requests):
             raise DataError("update", {}, Exception("a value that makes no sense"))
         return ended(requests)
@@ -59,7 +59,7 @@ def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: py
 def test_a_database_that_is_away_is_not_asked_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
         asked.append(len(requests))
         raise OperationalError("select", {}, Exception("server closed the connection"))
 

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.farm import completion
 from opencue_sched.farm import service as service_module
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunsEnded
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
@@ -53,8 +54,8 @@ def test_the_policy_of_the_settings_is_that_of_completions(
 ) -> None:
     policies: list[bool] = []
 
-    def end_runs(_engine: Engine, _reports: Any, only_on_success: bool, **_: Any) -> RunsEnded:
-        policies.append(only_on_success)
+    def end_runs(releaser: Releaser, _reports: Any) -> RunsEnded:
+        policies.append(releaser.settings.satisfy_only_on_frame_success)
         return RunsEnded(())
 
     monkeypatch.setattr(completion, "end_runs", end_runs)
