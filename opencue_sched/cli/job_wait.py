@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
@@ -94,9 +94,7 @@ def wait_for(engine: Engine, facts: SchemaFacts, chosen: Sequence[NamedRow], *, 
         reasons = _Reasons(engine, facts)
         live(lambda console: (_picture(it, reasons(it), *console.size) for it in _looks(engine, chosen, ended)))
     else:
-        reasons, told = _Reasons(engine, facts), _Lines()
-        for layers in _looks(engine, chosen, ended):
-            told.show(layers, reasons(layers))
+        _show_lines(_looks(engine, chosen, ended), _Reasons(engine, facts))
     result = [ended[job.id] for job in chosen]
     if not quiet:
         click.echo("\n".join(job.words() for job in result))
@@ -165,27 +163,22 @@ class _Reasons:
         return {job: why for job, (_, why) in self._idle.items() if why}
 
 
-class _Lines:
-    """A line for each layer that goes on, now and then, for each that is done, and for each reason to wait."""
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[str, str], tuple[str, float]] = {}
-
-    def show(self, layers: Sequence[LayerProgress], reasons: Mapping[str, str]) -> None:
+def _show_lines(looks: Iterable[Sequence[LayerProgress]], reasons: _Reasons) -> None:
+    """A line for each layer that is done, and now and then for each that goes on and for each reason to wait."""
+    told: set[str] = set()
+    due: dict[str, float] = {}
+    for layers in looks:
         names = {layer.job_id: layer.job for layer in layers}
-        for job, why in reasons.items():
-            self._tell((job, ""), f"{names[job]} {why}", over=False)
+        lines = {job: (f"{names[job]} {why}", False) for job, why in reasons(layers).items()}
         for layer in layers:
             text = f"{layer.job} {layer.layer}: {', '.join(word for word in _words(layer) if word)}"
             over = layer.succeeded + layer.eaten + layer.dead == layer.total
-            self._tell((layer.job_id, layer.layer), text, over=over)
-
-    def _tell(self, key: tuple[str, str], text: str, *, over: bool) -> None:
-        last, at = self._told.get(key, ("", 0.0))
-        now = time.monotonic()
-        if text != last and (over or not last or now - at >= _LINE_SECONDS):
-            click.echo(text)
-            self._told[key] = (text, now)
+            lines[f"{layer.job_id} {layer.layer}"] = text, over
+        for key, (text, over) in lines.items():
+            if text not in told and (over or time.monotonic() >= due.get(key, 0.0)):
+                click.echo(text)
+                told.add(text)
+                due[key] = time.monotonic() + _LINE_SECONDS
 
 
 def _picture(layers: Sequence[LayerProgress], reasons: Mapping[str, str], width: int, height: int) -> Group:

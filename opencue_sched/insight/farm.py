@@ -12,7 +12,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Any, TypeVar, cast
 
 import redis
@@ -52,7 +51,7 @@ LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 
 MOST_JOBS = 200
 MOST_SHOWS = 200
-"""Also of folders with a cap, and of limits."""
+"""Also of caps."""
 MOST_HOLDS = 50
 BOOKINGS_SECONDS = 30.0
 """Bookings per second are the mean of so long."""
@@ -115,24 +114,15 @@ class ShowUse:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderUse:
-    """What a folder with a cap uses of it, in cores and GPUs. ``max_cores``, ``max_gpus``: None without that cap."""
+class CapUse:
+    """What is used under a cap: folder_cores or folder_gpus of a show's folder, or limit_frames: frames of all shows
+    and facilities that run under a limit (a licence), whose ``show`` is empty."""
 
+    kind: str
     show: str
     name: str
-    cores: float
-    max_cores: float | None
-    gpus: int
-    max_gpus: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LimitUse:
-    """Frames that run under a limit (a licence), and how many may, of all shows and facilities."""
-
-    name: str
-    running: int
-    most: int
+    used: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +160,12 @@ class HoldView:
 
 @dataclass(frozen=True, slots=True)
 class FarmView:
-    """Of the settings' facility, or of all; shows, folders, limits, waiting frames by verdict and bookings are always
+    """Of the settings' facility, or of all; shows, caps, waiting frames by verdict and bookings are always
     of all.
 
-    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first; ``folders`` those with a cap,
-    and like ``limits`` the fullest first. ``waiting_by_verdict`` counts frames once for each cluster that reaches them,
-    as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
+    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first; ``caps`` the fullest first.
+    ``waiting_by_verdict`` counts frames once for each cluster that reaches them, as scheduler_waiting_frames does. A
+    host reported last ``newest_report_seconds`` ago, None without a host. ``fleet`` is as fleet_view has it.
     """
 
     at: float
@@ -189,12 +179,13 @@ class FarmView:
     hosts: tuple[HostGroup, ...]
     shows: tuple[ShowUse, ...]
     shows_total: int
-    folders: tuple[FolderUse, ...]
-    limits: tuple[LimitUse, ...]
+    caps: tuple[CapUse, ...]
     jobs: tuple[JobUse, ...]
     jobs_total: int
     holds: tuple[HoldView, ...]
     holds_total: int
+    oldest_hold_seconds: float
+    newest_report_seconds: float | None
     fleet: Mapping[str, Any]
 
 
@@ -209,7 +200,7 @@ def farm_view(
     most_shows: int | None = MOST_SHOWS,
 ) -> FarmView:
     """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. ``most_shows`` is also the most of
-    folders and of limits; None: all. Raises SQLAlchemyError and RedisError."""
+    caps; None: all. Raises SQLAlchemyError and RedisError."""
     facility = settings.scheduler.facility
     with engine.connect() as connection:
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
@@ -238,12 +229,13 @@ def farm_view(
         hosts=tuple(_filled(HostGroup, it) for it in groups if it.state is not None),
         shows=tuple(shown[:most_shows]),
         shows_total=len(shown),
-        folders=_folders(folders)[:most_shows],
-        limits=_limits(limits.values())[:most_shows],
+        caps=tuple(_caps(folders, limits.values())[:most_shows]),
         jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
         holds=tuple(_filled(HoldView, it) for it in holds),
         holds_total=holds[0].holds if holds else 0,
+        oldest_hold_seconds=holds[0].oldest_age if holds else 0.0,
+        newest_report_seconds=min((it.report_age for it in groups if it.report_age is not None), default=None),
         fleet=fleet,
     )
 
@@ -310,30 +302,16 @@ def _off(show: Row[Any], subscriptions: Sequence[SubscriptionUse]) -> str:
     return ", ".join(word for holds, word in words if holds)
 
 
-def _folders(rows: Iterable[Row[Any]]) -> tuple[FolderUse, ...]:
+def _caps(folders: Iterable[Row[Any]], limits: Iterable[Row[Any]]) -> list[CapUse]:
     """The fullest first."""
-    found = (
-        FolderUse(
-            it.show,
-            it.name,
-            it.used_centicores / CENTICORES_PER_CORE,
-            it.max_centicores / CENTICORES_PER_CORE if it.max_centicores > 0 else None,
-            it.used_gpus,
-            it.max_gpus if it.max_gpus > 0 else None,
-        )
-        for it in rows
-    )
-
-    def used(it: FolderUse) -> float:
-        return max(it.cores / (it.max_cores or inf), it.gpus / (it.max_gpus or inf))
-
-    return tuple(sorted(found, key=lambda it: (-used(it), it.show, it.name)))
-
-
-def _limits(rows: Iterable[Row[Any]]) -> tuple[LimitUse, ...]:
-    """The fullest first."""
-    found = (LimitUse(it.name, it.running, it.max_value) for it in rows)
-    return tuple(sorted(found, key=lambda it: (-it.running / max(1, it.most), it.name)))
+    found = [CapUse("limit_frames", "", it.name, it.running, it.max_value) for it in limits]
+    for it in folders:
+        if it.max_centicores > 0:
+            cores, most = it.used_centicores / CENTICORES_PER_CORE, it.max_centicores / CENTICORES_PER_CORE
+            found.append(CapUse("folder_cores", it.show, it.name, cores, most))
+        if it.max_gpus > 0:
+            found.append(CapUse("folder_gpus", it.show, it.name, it.used_gpus, it.max_gpus))
+    return sorted(found, key=lambda it: (-it.used / max(1, it.most), it.kind, it.show, it.name))
 
 
 def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:

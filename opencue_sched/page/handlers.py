@@ -179,11 +179,8 @@ class FarmData(_Guarded):
         answer = await self.reader.answer(self.get_query_argument("job", None))
         self.set_status(answer.status)
         self.set_header("Content-Type", "application/json")
-        self.set_header("Vary", "Accept-Encoding")
-        packed = "gzip" in self.request.headers.get("Accept-Encoding", "")
-        if packed:
-            self.set_header("Content-Encoding", "gzip")
-        self.finish(answer.body if packed else gzip.decompress(answer.body))
+        self.set_header("Content-Encoding", "gzip")
+        self.finish(answer.body)
 
 
 def add_to_flower(settings: Settings) -> None:

@@ -198,22 +198,6 @@ _FARM_HOSTS = text(
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
     """
 )
-_NEWEST_REPORT = text(
-    """
-    SELECT CAST(extract(epoch FROM clock_timestamp() - max(ts_ping)) AS double precision)
-      FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-     WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
-    """
-)
-_OLDEST_HOLD = text(
-    """
-    SELECT CAST(coalesce(extract(epoch FROM clock_timestamp() - min(hold.granted_at)), 0) AS double precision)
-      FROM opencue_sched_hold hold
-      JOIN host ON host.pk_host = hold.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-     WHERE hold.until > clock_timestamp()
-       AND (CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[])))
-    """
-)
 _RECENT_HOSTS = text(
     """
     SELECT str_name FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -249,19 +233,6 @@ def hosts(connection: Connection, *, staleness: float) -> Row[Any]:
     return connection.execute(_FARM_HOSTS, {"staleness": staleness}).one()
 
 
-def newest_report_age(connection: Connection, facilities: Sequence[str] | None) -> float | None:
-    """Seconds since any host of ``facilities``, or of all, last reported; None when there is no host."""
-    asked = {"facilities": None if facilities is None else list(facilities)}
-    age: float | None = connection.execute(_NEWEST_REPORT, asked).scalar_one()
-    return age
-
-
-def oldest_hold_age(connection: Connection, facilities: Sequence[str] | None) -> float:
-    """Seconds for which the host of ``facilities``, or of all, has drained that drained longest; 0 when none does."""
-    asked = {"facilities": None if facilities is None else list(facilities)}
-    return float(connection.execute(_OLDEST_HOLD, asked).scalar_one())
-
-
 def recent_hosts(connection: Connection, most: int) -> list[str]:
     """Names of hosts that are up, those that reported last first."""
     return list(connection.execute(_RECENT_HOSTS, {"most": most}).scalars())
@@ -283,7 +254,8 @@ def _cores_of(what: str, where: str = "true") -> str:
 _HOST_GROUPS = text(
     f"""
     WITH found AS (
-        SELECT facility.str_name AS facility, alloc.str_name AS name, host.*, host.str_lock_state AS lock_state,
+        SELECT facility.str_name AS facility, alloc.str_name AS name, host.*, ts_ping,
+               host.str_lock_state AS lock_state,
                CASE WHEN host_stat.str_state = 'UP' AND host_stat.ts_ping
                          < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
                     THEN 'SILENT' ELSE host_stat.str_state END AS state
@@ -294,6 +266,7 @@ _HOST_GROUPS = text(
            AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     )
     SELECT facility, name, state, lock_state, count(pk_host) AS hosts,
+           CAST(extract(epoch FROM clock_timestamp() - max(ts_ping)) AS double precision) AS report_age,
            count(*) FILTER (WHERE state = 'UP' AND lock_state <> 'OPEN') AS hosts_locked,
            count(*) FILTER (WHERE state <> 'UP') AS hosts_down,
            {_cores_of("int_cores")} AS cores,
@@ -354,15 +327,16 @@ _LIVE_JOBS = text(
 )
 _HOLDS = text(
     """
-    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility, show.str_name AS show,
+    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility,
+           coalesce(show.str_name, '') AS show,
            CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
+           CAST(extract(epoch FROM clock_timestamp() - min(hold.granted_at) OVER ()) AS double precision) AS oldest_age,
            count(*) OVER () AS holds
       FROM opencue_sched_hold hold
       JOIN host ON host.pk_host = hold.pk_host
       JOIN alloc ON alloc.pk_alloc = host.pk_alloc
       JOIN facility ON facility.pk_facility = alloc.pk_facility
-      JOIN job ON job.pk_job = hold.pk_job
-      JOIN show ON show.pk_show = job.pk_show
+      LEFT JOIN (job JOIN show ON show.pk_show = job.pk_show) ON job.pk_job = hold.pk_job
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
        AND (CAST(:job AS varchar) IS NULL OR hold.pk_job = :job)
      ORDER BY hold.free_at NULLS LAST, host.str_name LIMIT :most
@@ -405,7 +379,8 @@ _BOOKINGS = text(
 def host_groups(connection: Connection, facility: str | None, *, staleness: float) -> Sequence[Row[Any]]:
     """Hosts and cores summed by allocation (``name``), and by ``state`` and ``lock_state`` in each facility; in either
     kind of row what the other is summed by is None. SILENT are hosts that are UP without a report for ``staleness``
-    seconds. Enabled allocations without hosts have a row too, and a row with 0 ``hosts`` and no state."""
+    seconds. Enabled allocations without hosts have a row too, and a row with 0 ``hosts`` and no state.
+    ``report_age``: seconds since the newest report of any of the hosts."""
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
 
 
@@ -430,7 +405,8 @@ def holds(
     connection: Connection, facility: str | None = None, *, job_id: str | None = None, most: int = 1000
 ) -> Sequence[Row[Any]]:
     """Up to ``most`` of the ``holds`` on hosts that drain for a wide frame, or for one of this job, the first to be
-    free first. ``free_in_seconds`` is None where nobody knows."""
+    free first. ``free_in_seconds`` is None where nobody knows; ``oldest_age``: for how many seconds the one has
+    drained that has drained longest; ``show`` is empty for a job that is gone."""
     return connection.execute(_HOLDS, {"facility": facility, "job": job_id, "most": most}).all()
 
 

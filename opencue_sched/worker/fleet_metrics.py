@@ -26,13 +26,11 @@ from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
-from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.insight.farm import FarmView, believed_seconds, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.insight import newest_report_age, oldest_hold_age
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
 
@@ -80,59 +78,55 @@ ticks_ahead = Gauge(
     "How long some periodic task has to wait because a tick of the future is recorded as fired; 0: none has to.",
     registry=BEAT,
 )
-queue_depth = Gauge(
-    "scheduler_queue_depth",
-    "Messages waiting in all queues of a type, of this beat's fleet.",
-    ["type"],
-    registry=of_queues.registry,
+
+
+def _gauge(figures: RecentFigures, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"scheduler_{name}", text, labels, registry=figures.registry)
+
+
+queue_depth = _gauge(
+    of_queues, "queue_depth", "Messages waiting in all queues of a type, of this beat's fleet.", "type"
 )
-queue_oldest = Gauge(
-    "scheduler_queue_oldest_seconds",
-    "Age of the oldest waiting message of a type.",
-    ["type"],
-    registry=of_queues.registry,
-)
-backlog_per_worker = Gauge(
-    "scheduler_backlog_per_worker",
+queue_oldest = _gauge(of_queues, "queue_oldest_seconds", "Age of the oldest waiting message of a type.", "type")
+backlog_per_worker = _gauge(
+    of_queues,
+    "backlog_per_worker",
     "Dispatch messages waiting for a group or in its workers' hands, per live worker of it.",
-    ["group"],
-    registry=of_queues.registry,
+    "group",
 )
-workers_alive = Gauge(
-    "scheduler_workers_alive", "Live workers of this beat's fleet that dispatch.", registry=of_queues.registry
-)
-clusters_cooled_down = Gauge(
-    "scheduler_clusters_cooled_down",
+workers_alive = _gauge(of_queues, "workers_alive", "Live workers of this beat's fleet that dispatch.")
+clusters_cooled_down = _gauge(
+    of_queues,
+    "clusters_cooled_down",
     "Clusters whose last pass failed, by what failed: they are left alone for a while, and then tried again.",
-    ["reason"],
-    registry=of_queues.registry,
+    "reason",
 )
-postings_trashed = Gauge(
-    "scheduler_postings_trashed",
+postings_trashed = _gauge(
+    of_queues,
+    "postings_trashed",
     "Clusters that somebody took off the board: they are not dispatched before they are brought back.",
-    registry=of_queues.registry,
 )
-waiting_frames = Gauge(
-    "scheduler_waiting_frames",
+waiting_frames = _gauge(
+    of_farm,
+    "waiting_frames",
     "Frames of the whole fleet that the last passes left waiting, or had no turn for, once for each cluster that "
     "reaches them: where several do, the sum is above the number of frames.",
-    ["verdict"],
-    registry=of_farm.registry,
+    "verdict",
 )
-waiting_frames_distinct = Gauge(
-    "scheduler_waiting_frames_distinct",
+waiting_frames_distinct = _gauge(
+    of_farm,
+    "waiting_frames_distinct",
     "Frames of the whole fleet that wait and may be booked, each once, counted every 15 seconds.",
-    registry=of_farm.registry,
 )
-host_report_age = Gauge(
-    "scheduler_host_report_age_seconds",
+host_report_age = _gauge(
+    of_use,
+    "host_report_age_seconds",
     "Seconds since the newest report of any host, to a report service or a Cuebot; not a number without a host.",
-    registry=of_farm.registry,
 )
-oldest_hold = Gauge(
-    "scheduler_oldest_hold_seconds",
+oldest_hold = _gauge(
+    of_use,
+    "oldest_hold_seconds",
     "How long the host has drained that has drained longest for a wide frame; 0 while none does.",
-    registry=of_farm.registry,
 )
 
 _SUBSCRIPTION, _FOLDER = "facility allocation show_name", "show_name folder"
@@ -167,9 +161,7 @@ _USE = (
     ("limit_frames", "limit", "Frames that run under a limit (a licence)."),
     ("limit_max_frames", "limit", "Frames that may run under a limit."),
 )
-OF_USE = {
-    name: Gauge(f"scheduler_{name}", text, labels.split(), registry=of_use.registry) for name, labels, text in _USE
-}
+OF_USE = {name: _gauge(of_use, name, text, *labels.split()) for name, labels, text in _USE}
 """The gauges of hosts, shows and caps."""
 
 messages_dropped = Counter(
@@ -211,8 +203,6 @@ def _samples(view: FarmView) -> Iterator[tuple[str, tuple[str, ...], float]]:
     show = _first((it.name for it in view.shows), OTHER)
     allocation = _first((it.name for it in sorted(view.allocations, key=lambda it: -it.cores)), OTHER)
     subscription = _first(((it.allocation, name) for it, name in subscriptions), _OTHERS)
-    folder = _first(((it.show, it.name) for it in view.folders), _OTHERS)
-    limit = _first((it.name for it in view.limits), OTHER)
     for group in view.hosts:
         yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
     for it in view.allocations:
@@ -233,14 +223,13 @@ def _samples(view: FarmView) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for part, value in (("subscription_share", sub.share), ("subscription_due", sub.due)):
             if value is not None and labels[1] == sub.allocation:  # parts of different wholes have no sum
                 yield part, labels, value
-    for capped in view.folders:
-        for what in ("cores", "gpus"):
-            if (cap := getattr(capped, f"max_{what}")) is not None:
-                yield f"folder_{what}", folder((capped.show, capped.name)), getattr(capped, what)
-                yield f"folder_max_{what}", folder((capped.show, capped.name)), cap
-    for licence in view.limits:
-        yield "limit_frames", (limit(licence.name),), licence.running
-        yield "limit_max_frames", (limit(licence.name),), licence.most
+    for kind in ("folder_cores", "folder_gpus", "limit_frames"):
+        caps = [cap for cap in view.caps if cap.kind == kind]
+        own = _first(((cap.show, cap.name) for cap in caps), _OTHERS)
+        for cap in caps:
+            names = own((cap.show, cap.name))[0 if cap.show else 1 :]
+            yield kind, names, cap.used
+            yield kind.replace("_", "_max_"), names, cap.most
 
 
 def _first(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
@@ -308,24 +297,20 @@ class FleetCensus:
         of_queues.updated()
 
     def look_at_farm(self) -> None:
-        """Set the gauges of waiting frames, host reports and holds. Raises SchedulerError, SQLAlchemyError and
-        RedisError."""
+        """Set the gauges of waiting frames. Raises SchedulerError, SQLAlchemyError and RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
         waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings), forget=True)
         for verdict in Verdict:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
         waiting_frames_distinct.set(waiting.distinct)
-        with self._engine.connect() as connection:
-            facilities = scoped_facilities(connection, self._settings)
-            age = newest_report_age(connection, facilities)
-            oldest_hold.set(oldest_hold_age(connection, facilities))
-        host_report_age.set(math.nan if age is None else age)
         of_farm.updated()
 
     def look_at_use(self) -> None:
-        """Set the gauges of hosts, shows and caps. Raises SQLAlchemyError and RedisError."""
+        """Set the gauges of hosts, holds, shows and caps. Raises SQLAlchemyError and RedisError."""
         view = farm_view(self._engine, self._client, self._settings, most_jobs=0, most_shows=None)
+        host_report_age.set(math.nan if view.newest_report_seconds is None else view.newest_report_seconds)
+        oldest_hold.set(view.oldest_hold_seconds)
         series: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in OF_USE}
         for name, labels, value in _samples(view):
             series[name][labels] += value

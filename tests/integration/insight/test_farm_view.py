@@ -78,16 +78,16 @@ def test_folders_with_a_cap_and_limits_show_what_is_used_of_them(
         farm.run(job.frames[:1], host, cores=3)
     # When the farm is read
     view = view_of(engine, redis_client, settings)
-    # Then both are told with their caps, the fullest first
-    assert [(it.name, it.cores, it.max_cores, it.gpus, it.max_gpus) for it in view.folders] == [
-        ("full", 3, 4, 0, None),
-        ("gpus", 0, None, 0, 2),
+    # Then all caps are told, the fullest first
+    assert [(it.kind, it.show, it.name, it.used, it.most) for it in view.caps] == [
+        ("folder_cores", show.name, "full", 3, 4),
+        ("limit_frames", "", "nuke", 1, 2),
+        ("folder_gpus", show.name, "gpus", 0, 2),
+        ("limit_frames", "", "idle", 0, 10),
     ]
-    assert {it.show for it in view.folders} == {show.name}
-    assert [(it.name, it.running, it.most) for it in view.limits] == [("nuke", 1, 2), ("idle", 0, 10)]
     # and as many as are asked for
     bounded = view_of(engine, redis_client, settings, most_shows=1)
-    assert [it.name for it in (*bounded.folders, *bounded.limits)] == ["full", "nuke"]
+    assert [it.name for it in bounded.caps] == ["full"]
 
 
 @pytest.mark.parametrize(("asked", "names"), [({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"]), ({}, None)])

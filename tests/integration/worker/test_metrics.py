@@ -676,6 +676,7 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
     # when the leading beat looks at the fleet
     census.look_at_queues()
     census.look_at_farm()
+    census.look_at_use()
     # then it says so
     assert fleet_metrics.BEAT.get_sample_value("scheduler_workers_alive") == 0
     assert sample("scheduler_queue_depth", type="dispatch") == 1
@@ -687,7 +688,7 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
     # and that no host drains any more
     with engine.begin() as connection:
         connection.execute(text("UPDATE opencue_sched_hold SET until = now()"))
-    census.look_at_farm()
+    census.look_at_use()
     assert sample("scheduler_oldest_hold_seconds") == 0
 
 
