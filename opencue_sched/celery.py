@@ -51,8 +51,9 @@ from opencue_sched.worker.control import (
     is_flower,
     keeps_a_log,
 )
-from opencue_sched.worker.metrics import PULSE
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker.logs import configure_logging, follow_level_signals, install_level_signals
+from opencue_sched.worker.metrics import PULSE, process_ended
+from opencue_sched.worker.task import Workload, runtime
 
 log = structlog.get_logger(__name__)
 
@@ -110,8 +111,6 @@ def _flower_starts(**_: Any) -> None:
 
 @setup_logging.connect
 def _logging(**_: Any) -> None:
-    from opencue_sched.worker.logs import configure_logging
-
     try:
         configure_logging(get_settings().logging)
     except (InvalidInput, OSError) as error:
@@ -145,8 +144,7 @@ class RuntimeStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         from opencue_sched.dispatch.failures import is_trouble
-        from opencue_sched.worker.logs import install_level_signals
-        from opencue_sched.worker.runtime import runtime, stop_worker
+        from opencue_sched.worker.runtime import stop_worker
 
         end_at_a_second_sigterm()
         try:
@@ -188,14 +186,12 @@ class PresenceStep(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
-        from opencue_sched.worker.runtime import runtime
-
         global _workload
         membership = runtime().membership
         _workload = membership.workload
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
-        PULSE.store_answers = _redis_answers
+        PULSE.store_answers = self.store_answers
 
         def beat() -> None:
             PULSE.beat()
@@ -222,18 +218,16 @@ class PresenceStep(bootsteps.StartStopStep):
 
     shutdown = stop
 
+    def store_answers(self) -> bool:
+        """Whether Redis, from which the consumer reads, answers a new call."""
+        try:
+            return bool(runtime().client.ping())
+        except RedisError:
+            return False
+
     def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
         """Celery's ``stats`` has what its steps return here."""
         return fleet_figures()
-
-
-def _redis_answers() -> bool:
-    from opencue_sched.worker.runtime import runtime
-
-    try:
-        return bool(runtime().client.ping())
-    except RedisError:
-        return False
 
 
 def sleep_unless_stopped(seconds: float) -> None:
@@ -302,7 +296,6 @@ def _beat_starts(**_: Any) -> None:
 @worker_process_init.connect
 def _child_started(**_: Any) -> None:
     """A prefork child: forget whatever the parent had open, and follow its log level."""
-    from opencue_sched.worker.logs import follow_level_signals
     from opencue_sched.worker.runtime import forget_runtime
 
     forget_runtime()
@@ -311,8 +304,6 @@ def _child_started(**_: Any) -> None:
 
 @worker_process_shutdown.connect
 def _child_stopped(pid: int | None = None, **_: Any) -> None:
-    from opencue_sched.worker.metrics import process_ended
-
     process_ended(pid or os.getpid())
 
 

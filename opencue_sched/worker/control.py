@@ -25,17 +25,11 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.coordination.presence import Actor, list_members
-from opencue_sched.coordination.queues import queue_census
+from opencue_sched.coordination.presence import Actor
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import as_seconds
 from opencue_sched.store.fences import PersistentFences
-
-
-def _runtime() -> Any:
-    from opencue_sched.worker.runtime import runtime
-
-    return runtime()
+from opencue_sched.worker.task import runtime
 
 
 def _instance_command(**options: Any) -> Callable[[Callable[..., dict[str, object]]], Any]:
@@ -46,7 +40,7 @@ def _instance_command(**options: Any) -> Callable[[Callable[..., dict[str, objec
         @control_command(**options)
         @wraps(function)
         def run(*given: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
-            if instances and _runtime().settings.instance not in instances:
+            if instances and runtime().settings.instance not in instances:
                 return {"ok": "not meant"}
             return function(*given, **named)
 
@@ -77,7 +71,7 @@ def _stop_consuming(state: Any, types: Iterable[str]) -> None:
 @_instance_command()
 def pause_dispatch(state: Any) -> dict[str, object]:
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
-    _runtime().membership.workload.pause()
+    runtime().membership.workload.pause()
     _stop_consuming(state, [QueueType.DISPATCH.value])
     return {"ok": "paused"}
 
@@ -85,15 +79,15 @@ def pause_dispatch(state: Any) -> dict[str, object]:
 @_instance_command()
 def drain(state: Any) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
-    _runtime().membership.workload.drain()
+    runtime().membership.workload.drain()
     _stop_consuming(state, [type_.value for type_ in QueueType])
-    return {"ok": "draining", "in_hand": _runtime().membership.in_flight()}
+    return {"ok": "draining", "in_hand": runtime().membership.in_flight()}
 
 
 @_instance_command()
 def resume_dispatch(state: Any) -> dict[str, object]:
     """Take messages again after pause_dispatch or drain."""
-    _runtime().membership.workload.resume()
+    runtime().membership.workload.resume()
     queues = state.app.amqp.queues
     for name in _work_queues(state, [type_.value for type_ in QueueType]):
         # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
@@ -125,7 +119,7 @@ def sleep_cluster(
 ) -> dict[str, object]:
     """Let a cluster (by its key) sleep for some seconds, or 10m or 2h, whatever would wake it; 0 wakes it."""
     try:
-        return {"ok": put_to_sleep(_runtime().postings, cluster, seconds)}
+        return {"ok": put_to_sleep(runtime().postings, cluster, seconds)}
     except InvalidInput as error:
         return {"error": str(error)}
 
@@ -144,18 +138,18 @@ def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
 @control_command()
 def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Read the set of clusters anew and sweep, in the background."""
-    _runtime().reload_clusters()
+    runtime().reload_clusters()
     return {"ok": "reloading"}
 
 
 @inspect_command()
 def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Who leads the beats, with which fence, and how long ago a tick was fired."""
-    from opencue_sched.insight.farm import leader_view
+    from opencue_sched.insight.farm import fleet_view
 
-    mine = _runtime()
-    members = list_members(mine.client, mine.membership.namespace)
-    return leader_view(mine.client, mine.leader_keys, members, PersistentFences(mine.engine))
+    mine = runtime()
+    leader: dict[str, object] = fleet_view(mine.client, mine.settings, PersistentFences(mine.engine))["leader"]
+    return leader
 
 
 @inspect_command()
@@ -163,7 +157,7 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     """The invariants, checked against PostgreSQL and Redis."""
     from opencue_sched.insight.audit import run_audit
 
-    mine = _runtime()
+    mine = runtime()
     report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
     return report
 
@@ -171,24 +165,22 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
 def fleet_figures() -> dict[str, object]:
     """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
     waits and who leads only while Redis answers."""
-    from opencue_sched.insight.farm import leader_view
+    from opencue_sched.insight.farm import fleet_view
 
-    mine = _runtime()
-    membership, facility = mine.membership, mine.settings.scheduler.facility
+    mine = runtime()
     shown: dict[str, object] = {
         "instance": mine.settings.instance,
-        "group": membership.group,
-        "state": membership.workload.state.value,
-        "working_on": sorted(membership.work()),
+        "group": mine.membership.group,
+        "state": mine.membership.workload.state.value,
+        "working_on": sorted(mine.membership.work()),
     }
     with contextlib.suppress(RedisError):
-        members = list_members(mine.client, membership.namespace)
-        census = queue_census(mine.client, membership.namespace, members, group=membership.group, facility=facility)
+        fleet = fleet_view(mine.client, mine.settings)
         shown["waiting"] = {
-            type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
-            for type_, figures in census.by_type.items()
+            type_: {"messages": queue["depth"], "oldest_seconds": queue["oldest_seconds"]}
+            for type_, queue in fleet["queues"].items()
         }
-        shown["leader"] = leader_view(mine.client, mine.leader_keys, members)
+        shown["leader"] = fleet["leader"]
     return shown
 
 

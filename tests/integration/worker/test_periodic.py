@@ -134,7 +134,7 @@ def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
 def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_runtime", lambda: runtime)
+    monkeypatch.setattr(control, "runtime", lambda: runtime)
     monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
     said = json.loads(json.dumps(control.accounting_audit(None)))
     assert said["failed"], "the counters were never filled"

@@ -131,7 +131,7 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     told: list[str] = []
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
     mine = SimpleNamespace(membership=membership, settings=SimpleNamespace(instance="w1"))
-    monkeypatch.setattr(control, "_runtime", lambda: mine)
+    monkeypatch.setattr(control, "runtime", lambda: mine)
     monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
     app.conf.task_queues = []
     heard = getattr(control, command)
@@ -145,7 +145,7 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
 
 @pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
 def test_no_cluster_rests_for_a_time_that_is_none(monkeypatch, seconds):
-    monkeypatch.setattr(control, "_runtime", lambda: SimpleNamespace(postings=None))
+    monkeypatch.setattr(control, "runtime", lambda: SimpleNamespace(postings=None))
     assert "number of seconds" in control.sleep_cluster(None, "alloc-1", seconds)["error"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
-    monkeypatch.setattr(control, "_runtime", lambda: SimpleNamespace(membership=membership))
+    monkeypatch.setattr(control, "runtime", lambda: SimpleNamespace(membership=membership))
     getattr(control, how)(state)
     left = set(queues.consume_from)
     assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())
@@ -183,7 +183,7 @@ def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, r
         membership = Membership(redis_client, settings, lambda: ["alloc-1"])
         keys = LeaderKeys("cue", "beat")
         mine = SimpleNamespace(membership=membership, client=client, leader_keys=keys, settings=settings)
-        monkeypatch.setattr(control, "_runtime", lambda mine=mine: mine)
+        monkeypatch.setattr(control, "runtime", lambda mine=mine: mine)
         membership.tend()
         figures = PresenceStep(None).info(None)
         assert figures["working_on"] == ["alloc-1"]
