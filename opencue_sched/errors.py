@@ -11,26 +11,14 @@ class BookingError(SchedulerError):
     """A planned proc that did not become a running frame.
 
     ``reason`` names the loss in logs, verdicts and metrics. ``retriable``: the host is at fault, and another may take
-    the frame. ``table`` names the cap of a CapExceeded, as book.lua does. ``outcome_unknown``: a COMMIT or a launch may
-    have happened all the same.
+    the frame. ``outcome_unknown``: a COMMIT or a launch may have happened all the same.
     """
 
     retriable = False
     reason = "booking"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        proc_id: str = "",
-        host: str = "",
-        table: str = "",
-        outcome_unknown: bool = False,
-    ) -> None:
+    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
         super().__init__(message)
-        self.proc_id = proc_id
-        self.host = host
-        self.table = table
         self.outcome_unknown = outcome_unknown
 
 

@@ -222,7 +222,7 @@ class _Commit:
         if failure is Failure.ROWS:
             self.result.quarantined[jobs[0]] = reason
         if failure is Failure.HOST:
-            self.result.lost += [_lost(proc, HostExhausted, reason) for proc in procs]
+            self.result.lost += [(proc, HostExhausted(reason)) for proc in procs]
         else:
             self._fail(procs, DatabaseFailure(reason))
 
@@ -272,7 +272,7 @@ class _Commit:
         frames = store.lock_frames(connection, procs, self.facts)
         changed = "the frame was started, changed, paused or taken by another transaction"
         kept = [proc for proc in procs if proc.frame.id in frames]
-        lost = [_lost(proc, FrameLost, changed) for proc in procs if proc.frame.id not in frames]
+        lost: list[Lost] = [(proc, FrameLost(changed)) for proc in procs if proc.frame.id not in frames]
         if not kept:
             return [], lost, frozenset()
         # (b) Hosts, then caps, which stay as they are until COMMIT.
@@ -322,7 +322,9 @@ class _Commit:
         self._next()
         inserted = store.insert_procs(connection, procs)
         kept = [proc for proc in procs if proc.proc_id in inserted]
-        lost = [_lost(proc, FrameLost, "the frame got another proc") for proc in procs if proc.proc_id not in inserted]
+        lost: list[Lost] = [
+            (proc, FrameLost("the frame got another proc")) for proc in procs if proc.proc_id not in inserted
+        ]
         if not kept:
             return [], lost
         reported_free = self.settings.rqd.dry_run_mode
@@ -349,10 +351,6 @@ class _Commit:
             raise _OutOfTimeError
 
 
-def _lost(proc: PlannedProc, error: type[BookingError], text: str) -> Lost:
-    return proc, error(text, proc_id=proc.proc_id, host=proc.host.name)
-
-
 # What of a plan still holds against the locked rows and today's caps (design 3.6 b).
 
 
@@ -373,16 +371,16 @@ def fit_hosts(
         name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
         wanted = (centicores(takes.cores), takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
         if host is None:
-            lost.append(_lost(proc, HostLocked, f"host {name} is locked by another transaction, or gone"))
+            lost.append((proc, HostLocked(f"host {name} is locked by another transaction, or gone")))
         elif not host.up:
-            lost.append(_lost(proc, HostExhausted, f"host {name} is no longer UP and OPEN"))
+            lost.append((proc, HostExhausted(f"host {name} is no longer UP and OPEN")))
         elif host.alloc_id != proc.vertices.alloc_id:
-            lost.append(_lost(proc, HostExhausted, f"host {name} was moved to another allocation"))
+            lost.append((proc, HostExhausted(f"host {name} was moved to another allocation")))
         elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
             text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
-            lost.append(_lost(proc, HostExhausted, text))
+            lost.append((proc, HostExhausted(text)))
         elif host.id not in used and (why := against_hold(host.hold, proc.layer, left[host.id][0], host.now)):
-            lost.append(_lost(proc, HostHeld, f"host {name} is kept for a wide frame of another layer: {why}"))
+            lost.append((proc, HostHeld(f"host {name} is kept for a wide frame of another layer: {why}")))
         else:
             if host.hold is not None and host.hold.layer_id == proc.layer.id:
                 used.add(host.id)
@@ -414,7 +412,7 @@ def fit_caps(
         row = now.get(key.removeprefix("acct:"))
         if row is not None and not row.steady:
             for proc in members:
-                errors[proc.proc_id] = _lost(proc, CapChanging, f"another transaction is changing the cap of {key}")[1]
+                errors[proc.proc_id] = CapChanging(f"another transaction is changing the cap of {key}")
         caps = booked_under.get(key)
         if caps is not None:
             cap = _today(caps, row)
@@ -449,24 +447,19 @@ def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, Bo
         if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.reservation.gpus <= 0):
             continue
         if proc.proc_id not in errors:
-            errors[proc.proc_id] = _over_cap(proc, caps, gpus=over_cores <= 0 < over_gpus)
+            errors[proc.proc_id] = _over_cap(caps, gpus=over_cores <= 0 < over_gpus)
         over_cores -= proc.reservation.cores
         over_gpus -= proc.reservation.gpus
         over_frames -= 1
 
 
-def _over_cap(proc: PlannedProc, caps: VertexCaps, *, gpus: bool) -> BookingError:
+def _over_cap(caps: VertexCaps, *, gpus: bool) -> BookingError:
     if caps.kind is VertexKind.SUBSCRIPTION:
         text = f"the burst was lowered to {caps.max_cores:g} cores while {caps.cores} are booked"
-        return _lost(proc, AllocationOverBurst, text)[1]
+        return AllocationOverBurst(text)
     table, current, limit = caps.kind.value, caps.cores, caps.max_cores
     if caps.kind is VertexKind.LIMIT:
         current, limit = caps.frames + caps.foreign_frames, (caps.max_frames or 0) + caps.foreign_frames
     elif gpus:
         table, current, limit = f"{table}_gpus", caps.gpus, caps.max_gpus
-    return CapExceeded(
-        f"the {table} cap was lowered to {limit:g} while {current} are booked",
-        table=table,
-        proc_id=proc.proc_id,
-        host=proc.host.name,
-    )
+    return CapExceeded(f"the {table} cap was lowered to {limit:g} while {current} are booked")

@@ -229,7 +229,7 @@ def _not_launched(
     request: LaunchRequest, words: str, sends: int = 0, *, answered: bool = False, unknown: bool = False
 ) -> LaunchOutcome:
     ref = request.ref
-    error = RqdFailure(f"{ref.host_name}: {words}", outcome_unknown=unknown, proc_id=ref.proc_id, host=ref.host_name)
+    error = RqdFailure(f"{ref.host_name}: {words}", outcome_unknown=unknown)
     return LaunchOutcome(request, sends, error, answered)
 
 
@@ -299,7 +299,7 @@ def launch_requests(
             ids = rqd_pb2.RunFrame(
                 resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
             )
-            error = RqdFailure(str(invalid), outcome_unknown=False, proc_id=proc.proc_id, host=proc.host.name)
+            error = RqdFailure(str(invalid), outcome_unknown=False)
             failed.append(LaunchOutcome(LaunchRequest(proc.host.name, ids), error=error))
         else:
             requests.append(LaunchRequest(proc.host.name, message))
@@ -442,7 +442,7 @@ def booking_of(planned: PlannedProc) -> Booking:
 
 
 def _because(error: RqdFailure, reason: str) -> RqdFailure:
-    return RqdFailure(f"{error}; {reason}", outcome_unknown=True, proc_id=error.proc_id, host=error.host)
+    return RqdFailure(f"{error}; {reason}", outcome_unknown=True)
 
 
 # Whose fault it is when RQD does not take a frame: the host's, the job's, or that of the two together.

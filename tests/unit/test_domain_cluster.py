@@ -94,7 +94,7 @@ def test_headroom_is_never_negative_and_infinite_only_without_a_cap(headroom: He
         (HostExhausted("x"), True),
         (RqdFailure("x", outcome_unknown=True), True),
         (AllocationOverBurst("x"), False),
-        (CapExceeded("x", table="job"), False),
+        (CapExceeded("x"), False),
         (FrameLost("x"), False),
     ],
 )

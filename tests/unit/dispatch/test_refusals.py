@@ -17,7 +17,7 @@ def request(proc: str, host: str) -> LaunchRequest:
 
 
 def refused(proc: str, host: str, words: str = UID, *, answered: bool = True, sends: int = 2) -> LaunchOutcome:
-    error = RqdFailure(f"{host}: {words}", outcome_unknown=False, proc_id=proc, host=host)
+    error = RqdFailure(f"{host}: {words}", outcome_unknown=False)
     return LaunchOutcome(request(proc, host), sends, error, answered)
 
 
