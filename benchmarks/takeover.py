@@ -18,7 +18,7 @@ from sqlalchemy import text
 from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start_beat, until
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.insight.farm import leader_view
@@ -125,7 +125,7 @@ def _commits_held_up(site: Site) -> Iterator[None]:
 def _claim_of_a_pass_that_waits(site: Site) -> dict[str, str] | None:
     if not site.scalar(_WAITS):
         return None
-    keys = BoardKeys(site.settings.coordination.namespace, cluster_board(site.settings.scheduler.facility))
+    keys = cluster_board(site.settings.coordination.namespace, site.settings.scheduler.facility)
     uuids = site.client.zrange(keys.of("claimed"), 0, 0)
     return _fields(site.client.hgetall(keys.job(str(uuids[0])))) if uuids else None
 

@@ -10,8 +10,7 @@ from opencue_sched.cli.output import Done, answering, working
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queues import Router
-from opencue_sched.coordination.replies import NoReply, await_reply, open_job
+from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
 from opencue_sched.dispatch.clusters import in_shard, load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster

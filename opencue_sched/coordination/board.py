@@ -147,28 +147,10 @@ class BoardScripts:
         anew = "" if again is None else life_ms(again)
         return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token))
 
-    def claim_next(self, owner: str, token: str, call: str, *, life: float, lowest_rank: int) -> list[Any]:
-        """Claim the next job: the answer of lua/board_claim.lua. ``call``: the key that remembers what was claimed."""
-        return list(self.call("board_claim", "", owner, life_ms(life), "", "", token, lowest_rank, call))
-
-    def end_claim(
-        self,
-        uuid: str,
-        owner: str,
-        fence: int,
-        token: str,
-        how: End,
-        *,
-        delay_seconds: float = 0.0,
-        wake: int = 0,
-        reason: str = "",
-        error: str = "",
-    ) -> list[Any]:
-        """End a claim: the answer of lua/board_end.lua, which says what each end means."""
-        call = self.end_call(
-            uuid, owner, fence, token, how, delay_seconds=delay_seconds, wake=wake, reason=reason, error=error
-        )
-        return list(self.call("board_end", *call))
+    def claim_next(self, owner: str, token: str, *, life: float, lowest_rank: int) -> list[Any]:
+        """Claim the next job: the answer of lua/board_claim.lua."""
+        taken = self.keys.call(token)
+        return list(self.call("board_claim", "", owner, life_ms(life), "", "", token, lowest_rank, taken))
 
     def end_call(
         self,
@@ -183,7 +165,8 @@ class BoardScripts:
         reason: str = "",
         error: str = "",
     ) -> Sequence[str | int | float]:
-        """The arguments of a call of lua/board_end.lua, with a token of its own."""
+        """The arguments with which board_end ends a claim, and a token of this call. lua/board_end.lua says what each
+        end means, and what it answers."""
         more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(new_token()))
         return (uuid, owner, fence, token, how, *more, resend_ms())
 

@@ -515,8 +515,7 @@ class JobBoard:
         life = self._claim_ttl if expiry is None else expiry
         while True:
             token = new_token()
-            call = self._keys.call(token)
-            claimed, *answer = self.scripts.claim_next(who, token, call, life=life, lowest_rank=at_least.rank)
+            claimed, *answer = self.scripts.claim_next(who, token, life=life, lowest_rank=at_least.rank)
             if not claimed:
                 return None
             uuid, _, _, name, details = map(str, answer)
@@ -571,7 +570,8 @@ class JobBoard:
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        match self.scripts.end_claim(job.uuid, who, job.fence, job.token, how, error=error):
+        end = self.scripts.end_call(job.uuid, who, job.fence, job.token, how, error=error)
+        match self.scripts.call("board_end", *end):
             case [1, *_]:
                 return
             case [0, "gone"]:

@@ -176,11 +176,6 @@ def worker_group(facility: str | None, group: str) -> str:
     return checked_name("group", facility.lower()) if facility else group
 
 
-def cluster_board(facility: str | None) -> str:
-    """The board of cluster postings of one facility scope."""
-    return f"clusters.{facility.lower()}" if facility else "clusters"
-
-
 @dataclass(frozen=True, slots=True)
 class LeaderKeys:
     """Keys of one elected role, e.g. ``beat`` or ``beat.<facility>``."""
@@ -235,6 +230,11 @@ class BoardKeys:
     def entity(self, kind: str, name: str) -> str:
         """The record of something registered with the board, such as a conductor."""
         return f"{self.prefix}entity:{kind}:{name}"
+
+
+def cluster_board(ns: str, facility: str | None) -> BoardKeys:
+    """The board of cluster postings of one facility scope."""
+    return BoardKeys(ns, f"clusters.{facility.lower()}" if facility else "clusters")
 
 
 def permit_board(ns: str) -> BoardKeys:

@@ -19,14 +19,7 @@ from typing import Any, NamedTuple
 import redis
 import structlog
 
-from opencue_sched.coordination.board import (
-    BoardScripts,
-    End,
-    JobPriority,
-    life_ms,
-    new_token,
-    resend_ms,
-)
+from opencue_sched.coordination.board import BoardScripts, End, JobPriority, life_ms, new_token, resend_ms
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
@@ -244,12 +237,16 @@ class ClusterPostings(BoardScripts):
         if not answer[0]:
             return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
         _, _, fence, wake, _, details = answer
+        return self._claim_of(uuid, owner, fence, wake, details, token) or ClaimRefused("unreadable")
+
+    def _claim_of(self, uuid: str, owner: str, fence: int, wake: int, details: str, token: str) -> Claim | None:
+        """A claim that was just made; None of an unreadable posting, which is taken down."""
         try:
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.end_claim(uuid, owner, int(fence), token, "consume")
-            return ClaimRefused("unreadable")
+            self.call("board_end", *self.end_call(uuid, owner, fence, token, "consume"))
+            return None
 
     def claim_with(self, claim: Claim, owner: str, *, ttl_seconds: float) -> list[Claim]:
         """Claim the other postings of the claim's shard that are ready now, or sleep because they found no place; at
@@ -269,16 +266,8 @@ class ClusterPostings(BoardScripts):
             CLAIMED_TOGETHER,
             self.keys.call(token),
         )
-        claims = []
-        for uuid, fence, wake, details in answer:
-            try:
-                cluster = decode_cluster(details)
-            except InvalidInput as error:
-                log.error("posting_unreadable", posting=uuid, error=str(error))
-                self.end_claim(uuid, owner, int(fence), token, "consume")
-            else:
-                claims.append(Claim(str(uuid), owner, int(fence), int(wake), cluster, token))
-        return claims
+        claims = (self._claim_of(uuid, owner, fence, wake, details, token) for uuid, fence, wake, details in answer)
+        return [claim for claim in claims if claim is not None]
 
     def take_due(self) -> tuple[list[Enqueued], float]:
         """The postings for which a message is due, each with its ticket, and the seconds until the first claim ends

@@ -1,5 +1,6 @@
-"""Which queue a cluster's message goes to: the instance whose host cache is warm for it, else its group, else the type.
+"""The queues: where a message goes, what waits where, how a request is answered, and the broker they are on.
 
+A cluster's message goes to the instance whose host cache is warm for it, else to its group, else to the type.
 In a divided farm the instance is that of the cluster's shard, however much it has to do: it alone has these hosts.
 Elsewhere it is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
 instances of the group: every sender comes to the same answer, and when an instance comes or goes only its own clusters
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import redis
 import structlog
@@ -27,16 +29,18 @@ from opencue_sched.coordination.names import (
     QUEUE_PRIORITIES,
     QueueName,
     QueueType,
+    job_hash,
     parse_presence_key,
     presence_index,
     priority_lists,
     queue_stats,
+    reply_queue,
 )
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster, rendezvous
 from opencue_sched.domain.redis_url import read_redis_url
-from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
 
 REMEMBERED_SECONDS = 1.0
 
@@ -335,6 +339,62 @@ class AgedOrder:
         if last_used in self._asked:
             self._asked[last_used] = self._clock()
         return last_used
+
+
+# Run and wait: a job hash that says what became of a request, and a reply queue that wakes the client that waits.
+#
+# The reply is pushed and given its life in the same call that ends the job hash, so neither can outlive the other; a
+# reader that comes late, or a reply that another client popped, is covered by the hash.
+
+REPLY_KEPT_SECONDS = 3600
+_REPLY_BLOCK_SECONDS = 1
+
+
+class NoReply(Exception):
+    """Nobody answered in time; the job hash goes on to exist until its life ends."""
+
+
+def open_job(client: redis.Redis, namespace: str, what: str, *, waits_seconds: float) -> str:
+    """Begin a request; returns its job id. The hash lives an hour, or as long as the request waits and an hour."""
+    job = uuid4().hex
+    key = job_hash(namespace, job)
+    fields = {"status": "dispatched", "what": what, "created_at": f"{time.time():.3f}"}
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hset(key, mapping=cast("dict[Any, Any]", fields))
+        pipe.expire(key, REPLY_KEPT_SECONDS + int(waits_seconds))
+        pipe.execute()
+    return job
+
+
+def is_waiting(client: redis.Redis, namespace: str, job: str) -> bool:
+    """Whether a job was opened and neither answered nor given up."""
+    return client.hget(job_hash(namespace, job), "status") == "dispatched"
+
+
+def answer_job(
+    client: redis.Redis, namespace: str, job: str, output: Mapping[str, object], *, status: str = "done"
+) -> bool:
+    """Answer a job; False when it was answered before."""
+    keys = [reply_queue(namespace, job), job_hash(namespace, job)]
+    return bool(call_script(client, "reply_push", keys, [json.dumps(dict(output)), REPLY_KEPT_SECONDS, status]))
+
+
+def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_seconds: float) -> dict[str, Any]:
+    """The answer to a job. Raises NoReply; then the job counts as given up."""
+    deadline = time.monotonic() + timeout_seconds
+    queue, key = reply_queue(namespace, job), job_hash(namespace, job)
+    while True:
+        output = client.hget(key, "output")
+        if output is not None:
+            client.delete(queue)
+            return cast("dict[str, Any]", json.loads(output))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            client.hset(key, "status", "given up")
+            raise NoReply(f"no answer to job {job} in {timeout_seconds:g} s")
+        popped = client.blpop([queue], timeout=min(_REPLY_BLOCK_SECONDS, max(0.01, left)))
+        if popped is not None:
+            return cast("dict[str, Any]", json.loads(popped[1]))
 
 
 # The broker as Celery wants it named, from the one Redis URL of the settings.

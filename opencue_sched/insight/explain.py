@@ -18,7 +18,7 @@ from typing import Any
 import redis
 from sqlalchemy import Connection, Row
 
-from opencue_sched.coordination.names import BoardKeys, cluster_board
+from opencue_sched.coordination.names import cluster_board
 from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict, normalise_tags
@@ -684,9 +684,7 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
 
 def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:
     """The postings of the clusters of one's own facility scope."""
-    return ClusterPostings(
-        client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
-    )
+    return ClusterPostings(client, cluster_board(settings.coordination.namespace, settings.scheduler.facility))
 
 
 def cluster_words(skipped: SkippedCluster) -> str:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
+from opencue_sched.coordination.names import cluster_board, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
 from opencue_sched.coordination.presence import list_members
@@ -261,7 +261,7 @@ class FleetCensus:
         self._client = make_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
         self._verdicts = VerdictLog(self._client, self._namespace)
-        board = BoardKeys(self._namespace, cluster_board(settings.scheduler.facility))
+        board = cluster_board(self._namespace, settings.scheduler.facility)
         self._postings = ClusterPostings(self._client, board)
         self.thread = PeriodicThread(
             "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS

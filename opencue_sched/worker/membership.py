@@ -13,11 +13,10 @@ import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
-from opencue_sched.coordination.queues import Router, drain_dead_instances
+from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances, is_waiting
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
@@ -125,17 +124,17 @@ class Membership:
 
     def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
         """Reply to the caller of a pass. While another worker holds the cluster, ask for the pass again."""
-        if summary.get("reason") == "held" and replies.is_waiting(self._client, self.namespace, reply):
+        if summary.get("reason") == "held" and is_waiting(self._client, self.namespace, reply):
             messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
             return
-        replies.answer(self._client, self.namespace, reply, summary)
+        answer_job(self._client, self.namespace, reply, summary)
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
         """Reply that a pass ended in an error. A caller whom no reply reaches runs into its time-out."""
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         output = {"posting": posting, "ended": FAILED, "error": text}
         try:
-            replies.answer(self._client, self.namespace, reply, output, status=FAILED)
+            answer_job(self._client, self.namespace, reply, output, status=FAILED)
         except (RedisError, InvalidInput) as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 

@@ -29,7 +29,7 @@ from opencue_sched.accounting.show_handover import (
 )
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, reap_lease
+from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board, reap_lease
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
@@ -88,7 +88,7 @@ class Runtime:
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
             self.client,
-            BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility)),
+            cluster_board(settings.coordination.namespace, settings.scheduler.facility),
             division=lambda: self.division(),
         )
         self.first_seen = FirstSeen(self.client)

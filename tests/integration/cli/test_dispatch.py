@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.coordination import replies
+from opencue_sched.coordination import queues
 from opencue_sched.coordination.board import Update
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
@@ -42,7 +42,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
     def answers(**summary: object) -> None:
         def ask(_: Messenger, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
             assert (len(posting), delay_seconds) == (40, 0)
-            replies.answer(redis_client, "cue", reply, summary)
+            queues.answer_job(redis_client, "cue", reply, summary)
 
         monkeypatch.setattr(Messenger, "ask", ask)
 

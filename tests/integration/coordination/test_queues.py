@@ -14,7 +14,7 @@ from celery import Celery
 
 import celeryconfig
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination import replies
+from opencue_sched.coordination import queues
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
@@ -219,14 +219,14 @@ def test_a_message_somebody_waits_for_goes_before_the_others(sender, redis_clien
 def test_who_waits_for_a_cluster_in_other_hands_is_asked_for_again_until_nobody_waits(sender, redis_client, settings):
     messenger = Messenger(sender, Router(redis_client, "cue", "default", fixed=True))
     membership = Membership(redis_client, settings, lambda: ())
-    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
     held = {"ended": "dropped", "reason": "held", "owner": "another"}
     membership.answer(job, "posting", held, messenger)
     (again,) = (json.loads(text) for text in redis_client.lrange(str(GROUP), 0, -1))
     args, kwargs, _ = json.loads(base64.b64decode(again["body"]))
     assert (args, kwargs, bool(again["headers"]["eta"])) == (["posting"], {"reply": job}, True)
-    with pytest.raises(replies.NoReply):
-        replies.await_reply(redis_client, "cue", job, timeout_seconds=0)
+    with pytest.raises(queues.NoReply):
+        queues.await_reply(redis_client, "cue", job, timeout_seconds=0)
     membership.answer(job, "posting", held, messenger)
     assert redis_client.llen(str(GROUP)) == 1
     assert json.loads(redis_client.hget(job_hash("cue", job), "output")) == held
@@ -389,13 +389,13 @@ def test_a_fleet_counts_what_waits_for_it_and_not_what_waits_for_other_facilitie
 
 def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
     """Q7."""
-    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
     got: list[dict] = []
     waiter = threading.Thread(
-        target=lambda: got.append(replies.await_reply(redis_client, "cue", job, timeout_seconds=10))
+        target=lambda: got.append(queues.await_reply(redis_client, "cue", job, timeout_seconds=10))
     )
     waiter.start()
-    assert replies.answer(redis_client, "cue", job, {"booked": 3})
+    assert queues.answer_job(redis_client, "cue", job, {"booked": 3})
     waiter.join(10)
     assert got == [{"booked": 3}]
     hash_ = redis_client.hgetall(job_hash("cue", job))
@@ -406,25 +406,25 @@ def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
 
 
 def test_a_late_reader_finds_the_answer_in_the_hash(redis_client):
-    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
-    replies.answer(redis_client, "cue", job, {"booked": 3})
+    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    queues.answer_job(redis_client, "cue", job, {"booked": 3})
     assert 0 < redis_client.ttl(reply_queue("cue", job)) <= 3600
-    unanswered = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    unanswered = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
     assert 3600 <= redis_client.ttl(job_hash("cue", unanswered)) <= 3601
     redis_client.delete(reply_queue("cue", job))
-    assert replies.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
+    assert queues.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
 
 
 def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
-    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
-    assert replies.answer(redis_client, "cue", job, {"n": 1})
-    assert not replies.answer(redis_client, "cue", job, {"n": 2})
+    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    assert queues.answer_job(redis_client, "cue", job, {"n": 1})
+    assert not queues.answer_job(redis_client, "cue", job, {"n": 2})
     assert redis_client.llen(reply_queue("cue", job)) == 1
-    silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
-    assert replies.is_waiting(redis_client, "cue", silent)
-    with pytest.raises(replies.NoReply):
-        replies.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
-    assert not replies.is_waiting(redis_client, "cue", silent)
+    silent = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
+    assert queues.is_waiting(redis_client, "cue", silent)
+    with pytest.raises(queues.NoReply):
+        queues.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
+    assert not queues.is_waiting(redis_client, "cue", silent)
 
 
 NO_TEXT = [b"\xff\xfe", b"[" * 100_000, b"null", b'{"headers": {"sent_at": []}}']

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -68,7 +68,7 @@ def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
     settings: Settings, redis_client: Redis
 ) -> None:
     """They keep their claims themselves, so the presence of the process that started them knows of none."""
-    postings = ClusterPostings(redis_client, BoardKeys("cue", cluster_board(None)))
+    postings = ClusterPostings(redis_client, cluster_board("cue", None))
     first, second = (Cluster("f", "s", ClusterKind.ALLOC, ("general",), alloc) for alloc in ("a1", "a2"))
     for enqueued, owner in zip(postings.enqueue([first, second]), ("w1", "twin"), strict=True):
         assert isinstance(postings.claim(enqueued.uuid, owner, ttl_seconds=60), Claim)

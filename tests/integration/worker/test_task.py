@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 import celeryconfig
 from opencue_sched.celery import app as real_app
-from opencue_sched.coordination import replies, transport
+from opencue_sched.coordination import queues, transport
 from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -27,6 +27,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker import membership
 from opencue_sched.worker.runtime import Runtime
 from opencue_sched.worker.task import CLIENT_WAITS, SchedulerTask
 from tests.brief_fleet import open_counters
@@ -189,7 +190,7 @@ def posting(runtime: Runtime) -> str:
 
 @pytest.fixture
 def waiter(redis_client: Redis) -> str:
-    return replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    return queues.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
 
 
 class Dropped(Exception):
@@ -207,7 +208,7 @@ def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waite
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
         assert redis_client.lpop(reply_queue("cue", waiter))
-    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer == {"posting": posting, "ended": "failed", "error": "Dropped: no such column"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
 
@@ -218,7 +219,7 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
 
     monkeypatch.setattr(PassRunner, "run", lose_connection)
     real_app.tasks[DISPATCH](posting, reply=waiter)
-    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer["ended"] == "query_error"
     assert "the server closed the connection" in answer["error"]
 
@@ -229,7 +230,7 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
     real_app.tasks[DISPATCH]("no posting", reply=waiter if told else "../" + waiter)
     assert unreadable_messages() - before == 1
     if told:
-        answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+        answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
         assert answer["error"].startswith("InvalidInput: ")
 
@@ -239,7 +240,7 @@ def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(post
         raise RedisConnectionError("Redis is away")
 
     monkeypatch.setattr(PassRunner, "run", break_off)
-    monkeypatch.setattr(replies, "answer", away)
+    monkeypatch.setattr(membership, "answer_job", away)
     with capture_logs() as said, pytest.raises(Dropped):
         real_app.tasks[DISPATCH](posting, reply=waiter)
     assert [line["log_level"] for line in said if line["event"] == "waiter_not_told"] == ["warning"]
@@ -251,7 +252,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
     runtime.membership.workload.pause()
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
-    assert replies.is_waiting(redis_client, "cue", waiter)
+    assert queues.is_waiting(redis_client, "cue", waiter)
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
@@ -259,7 +260,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     runtime.membership.workload.resume()
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
-    assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
+    assert queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
 
 
 def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):
