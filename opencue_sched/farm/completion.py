@@ -60,14 +60,6 @@ Request = CompletedFrame | LostRun
 _Result = TypeVar("_Result")
 
 
-class WiderLocks(Exception):
-    """The transaction must start over with these counters locked as well."""
-
-    def __init__(self, counters: release.Counters) -> None:
-        super().__init__("counters of dependents were not locked")
-        self.counters = counters
-
-
 def end_runs(releaser: Releaser, requests: Sequence[Request]) -> RunsEnded:
     """End runs in one transaction; the outcomes are in the order of ``requests``.
 
@@ -87,7 +79,7 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
         try:
             with engine.begin() as connection:
                 return step(connection, wider)
-        except WiderLocks as found:
+        except release.WiderLocks as found:
             wider |= found.counters
         except DBAPIError as error:
             if attempt == _ATTEMPTS or classify(error) not in (Failure.REPEAT, Failure.BUSY):
@@ -204,9 +196,7 @@ def follow(
         layers=layers,
         jobs=jobs,
     )
-    needed = depends.counters_of_dependents(connection, found)
-    if not held.covers(needed):
-        raise WiderLocks(needed)
+    held.must_cover(depends.counters_of_dependents(connection, found))
     finished = depends.finish_jobs(connection, jobs)
     depends.satisfy_depends(connection, found)
     return finished

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
-from opencue_sched.farm.completion import Releaser, WiderLocks, follow, with_counters
+from opencue_sched.farm.completion import Releaser, follow, with_counters
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.store import depends, jobs, procs, release
 from opencue_sched.store.release import Counters
@@ -157,8 +157,7 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()
     held = release.counters_of(before) | wider
-    if not held.covers(affected):
-        raise WiderLocks(affected)
+    held.must_cover(affected)
     release.lock_counters(connection, held)
     changed = release.set_frame_states(connection, frame_ids, FrameState.WAITING, _RETRIABLE)
     if over:
@@ -181,7 +180,5 @@ def _drop(
     release.lock_counters(connection, held)
     # Read again under the locks: what is added meanwhile may count elsewhere.
     found = jobs.open_depends(connection, job_id, depend_ids)
-    affected = depends.counters_of_dependents(connection, found)
-    if not held.covers(affected):
-        raise WiderLocks(affected)
+    held.must_cover(depends.counters_of_dependents(connection, found))
     return depends.satisfy_depends(connection, found)

@@ -59,6 +59,7 @@ _LOCK_THESE = """
         ORDER BY pk_host FOR NO KEY UPDATE {unless_locked}
     ) locked;
 """
+# In the order of the fields of LockedHost.
 _READ_LOCKED = f"""
     SELECT h.pk_host, h.pk_alloc, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
            h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle,
@@ -255,20 +256,7 @@ def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[s
 
 
 def _locked(rows: Iterable[Row[Any]]) -> dict[str, LockedHost]:
-    return {
-        row.pk_host: LockedHost(
-            row.pk_host,
-            row.pk_alloc,
-            row.up,
-            row.int_cores_idle,
-            row.int_mem_idle,
-            row.int_gpus_idle,
-            row.int_gpu_mem_idle,
-            row.now,
-            hold_of(row),
-        )
-        for row in rows
-    }
+    return {row.pk_host: LockedHost._make((*row[: len(LockedHost._fields) - 1], hold_of(row))) for row in rows}
 
 
 def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, CapRow]:

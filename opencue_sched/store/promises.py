@@ -8,7 +8,9 @@ row, which a booking has, too, so a booking either is there before the hold or k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
@@ -37,23 +39,12 @@ HELD = """
 HOLD_COLUMNS = """held.pk_layer AS hold_layer, held.pk_job AS hold_job, held.cores AS hold_cores,
            held.memory_kb AS hold_memory_kb, held.gpus AS hold_gpus, held.until AS hold_until,
            held.free_at AS hold_free_at, held.owner AS hold_owner"""
-"""Of HELD as ``held``: what hold_of reads."""
+"""Of HELD as ``held``: what hold_of reads, in the order of the fields of Hold. They are the last ones of a row."""
 
 
 def hold_of(row: Row[Any]) -> Hold | None:
-    """The hold of a row with HOLD_COLUMNS."""
-    if row.hold_layer is None:
-        return None
-    return Hold(
-        row.hold_layer,
-        row.hold_job,
-        row.hold_cores,
-        row.hold_memory_kb,
-        row.hold_gpus,
-        row.hold_until,
-        row.hold_free_at,
-        row.hold_owner,
-    )
+    """The hold of a row that ends with HOLD_COLUMNS."""
+    return None if row.hold_layer is None else Hold(*row[-len(fields(Hold)) :])
 
 
 # Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
@@ -140,22 +131,22 @@ _LAYERS = text(
 # Of a layer that many hosts could take, some that its id draws among them: the best of these is about as good.
 _CANDIDATES = text(
     f"""
-    SELECT asked.pk_layer, host.pk_host
-    FROM unnest(CAST(:layers AS varchar[]), CAST(:facilities AS varchar[]), CAST(:tags AS text[]),
-                CAST(:allocs AS text[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]), CAST(:gpus AS int[]))
-         AS asked(pk_layer, pk_facility, tags, allocs, cores, memory, gpus)
+    SELECT asked.layer_id, host.pk_host
+    FROM json_to_recordset(CAST(:asked AS json))
+         AS asked(layer_id varchar, facility_id varchar, tags text[], alloc_ids text[], cores bigint, memory_kb bigint,
+                  gpus int)
     CROSS JOIN LATERAL (
         SELECT h.pk_host
         FROM host h
         JOIN host_stat s ON s.pk_host = h.pk_host
         JOIN alloc a ON a.pk_alloc = h.pk_alloc
         WHERE {MAY_TAKE_FRAMES}
-          AND a.pk_facility = asked.pk_facility AND h.pk_alloc = ANY(string_to_array(asked.allocs, '|'))
-          AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory AND h.int_gpus >= asked.gpus
+          AND a.pk_facility = asked.facility_id AND h.pk_alloc = ANY(asked.alloc_ids)
+          AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory_kb AND h.int_gpus >= asked.gpus
           AND EXISTS (SELECT FROM host_tag t WHERE t.pk_host = h.pk_host
-                      AND replace(t.str_tag, ' ', '') = ANY(string_to_array(asked.tags, '|')))
+                      AND replace(t.str_tag, ' ', '') = ANY(asked.tags))
           AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host)
-        ORDER BY md5(h.pk_host || asked.pk_layer)
+        ORDER BY md5(h.pk_host || asked.layer_id)
         LIMIT :most
     ) host
     """  # noqa: S608 - only our own constant
@@ -217,9 +208,8 @@ _END = text(
 _RENEW = text(
     """
     UPDATE opencue_sched_hold hold SET until = to_timestamp(:until), free_at = to_timestamp(kept.free_at)
-    FROM unnest(CAST(:hosts AS varchar[]), CAST(:layers AS varchar[]), CAST(:free_at AS double precision[]))
-         AS kept(pk_host, pk_layer, free_at)
-    WHERE hold.pk_host = kept.pk_host AND hold.pk_layer = kept.pk_layer AND hold.pk_host IN (
+    FROM json_to_recordset(CAST(:holds AS json)) AS kept(host varchar, layer_id varchar, free_at double precision)
+    WHERE hold.pk_host = kept.host AND hold.pk_layer = kept.layer_id AND hold.pk_host IN (
         SELECT pk_host FROM opencue_sched_hold WHERE pk_host = ANY(CAST(:hosts AS varchar[])) FOR UPDATE SKIP LOCKED
     )
     """
@@ -233,11 +223,10 @@ _LOCK_HOSTS = text(
 _GRANT = text(
     """
     INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
-    SELECT pk_host, pk_layer, pk_job, cores, memory_kb, gpus, to_timestamp(until), to_timestamp(free_at)
-    FROM unnest(CAST(:hosts AS varchar[]), CAST(:layers AS varchar[]), CAST(:jobs AS varchar[]), CAST(:cores AS int[]),
-                CAST(:memory AS bigint[]), CAST(:gpus AS int[]), CAST(:until AS double precision[]),
-                CAST(:free_at AS double precision[]))
-         AS granted(pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
+    SELECT host, layer_id, job_id, cores, memory_kb, gpus, to_timestamp(until), to_timestamp(free_at)
+    FROM json_to_recordset(CAST(:holds AS json))
+         AS granted(host varchar, layer_id varchar, job_id varchar, cores int, memory_kb bigint, gpus int,
+                    until double precision, free_at double precision)
     ON CONFLICT (pk_host) DO NOTHING
     RETURNING pk_host
     """
@@ -294,20 +283,10 @@ def fetch_candidates(
     connection: Connection, asked: Sequence[Candidacy], staleness: float, *, most: int
 ) -> dict[str, list[str]]:
     """Layer id -> ids of hosts without a hold that may take its frames when idle, at most ``most`` of each."""
-    parameters = {
-        "layers": [it.layer_id for it in asked],
-        "facilities": [it.facility_id for it in asked],
-        "tags": ["|".join(it.tags) for it in asked],
-        "allocs": ["|".join(it.alloc_ids) for it in asked],
-        "cores": [it.cores for it in asked],
-        "memory": [it.memory_kb for it in asked],
-        "gpus": [it.gpus for it in asked],
-        "staleness": staleness,
-        "most": most,
-    }
+    rows = json.dumps([it._asdict() for it in asked], default=list)
     found: dict[str, list[str]] = {}
-    for row in connection.execute(_CANDIDATES, parameters):
-        found.setdefault(row.pk_layer, []).append(row.pk_host)
+    for row in connection.execute(_CANDIDATES, {"asked": rows, "staleness": staleness, "most": most}):
+        found.setdefault(row.layer_id, []).append(row.pk_host)
     return found
 
 
@@ -343,31 +322,19 @@ def end_holds(connection: Connection, host_ids: Collection[str]) -> frozenset[st
 def renew_holds(connection: Connection, holds: Mapping[str, Hold]) -> None:
     """Write ``until``, the same for all, and ``free_at`` of these holds, by host id, as far as they are still there."""
     hosts = sorted(holds)
-    parameters = {
-        "hosts": hosts,
-        "layers": [holds[host].layer_id for host in hosts],
-        "free_at": [holds[host].free_at for host in hosts],
-        "until": max((hold.until for hold in holds.values()), default=0.0),
-    }
-    connection.execute(_RENEW, parameters)
+    until = max((hold.until for hold in holds.values()), default=0.0)
+    connection.execute(_RENEW, {"hosts": hosts, "holds": _as_json(holds, hosts), "until": until})
 
 
 def grant_holds(connection: Connection, holds: Iterable[tuple[str, Hold]]) -> frozenset[str]:
     """Hold these hosts, by id; the ids of those that nobody had locked, and nobody held. They stay locked."""
     wanted = dict(holds)
-    locked = set(connection.execute(_LOCK_HOSTS, {"hosts": sorted(wanted)}).scalars())
-    hosts = sorted(locked)
-    parameters = {
-        "hosts": hosts,
-        "layers": [wanted[host].layer_id for host in hosts],
-        "jobs": [wanted[host].job_id for host in hosts],
-        "cores": [wanted[host].cores for host in hosts],
-        "memory": [wanted[host].memory_kb for host in hosts],
-        "gpus": [wanted[host].gpus for host in hosts],
-        "until": [wanted[host].until for host in hosts],
-        "free_at": [wanted[host].free_at for host in hosts],
-    }
-    return frozenset(connection.execute(_GRANT, parameters).scalars())
+    locked = connection.execute(_LOCK_HOSTS, {"hosts": sorted(wanted)}).scalars().all()
+    return frozenset(connection.execute(_GRANT, {"holds": _as_json(wanted, locked)}).scalars())
+
+
+def _as_json(holds: Mapping[str, Hold], hosts: Iterable[str]) -> str:
+    return json.dumps([{"host": host, **asdict(holds[host])} for host in hosts])
 
 
 def _list(ids: Sequence[str] | None) -> list[str] | None:

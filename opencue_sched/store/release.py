@@ -151,6 +151,14 @@ StoppedFrame = Row[Any]
 ``gpus`` of its run."""
 
 
+class WiderLocks(Exception):
+    """The transaction must start over with these counters locked as well."""
+
+    def __init__(self, counters: Counters) -> None:
+        super().__init__("counters of dependents were not locked")
+        self.counters = counters
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Layers and jobs whose counters a step will change: what must be locked before it."""
@@ -161,9 +169,10 @@ class Counters:
     def __or__(self, other: Counters) -> Counters:
         return Counters(self.layers | other.layers, self.jobs | other.jobs)
 
-    def covers(self, other: Counters) -> bool:
-        """Whether all of ``other`` is among these."""
-        return self.layers >= other.layers and self.jobs >= other.jobs
+    def must_cover(self, other: Counters) -> None:
+        """Raises WiderLocks when these, which are locked, are not all of ``other``, which are to change."""
+        if not (self.layers >= other.layers and self.jobs >= other.jobs):
+            raise WiderLocks(other)
 
 
 def counters_of(rows: Iterable[Row[Any]]) -> Counters:
