@@ -9,7 +9,19 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import checked_redis, with_names
-from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, answering, done, field_lines, json_row
+from opencue_sched.cli.output import (
+    HIGH,
+    NAME,
+    Column,
+    Done,
+    Rows,
+    age_text,
+    answering,
+    done,
+    field_lines,
+    group,
+    json_row,
+)
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
@@ -52,12 +64,9 @@ def _named(found: Sequence[Listing], *, permits: bool) -> tuple[Column, ...]:
     return (_COLUMNS[0], show, *_COLUMNS[1:], facility)
 
 
-@click.group("board")
-def command() -> None:
-    """List, show, trash and restore cluster postings; list the permits of layers.
-
-    Example: opencue-sched board list --state trash
-    """
+command = group(
+    "board", "List, show, trash and restore cluster postings; list the permits of layers.", "board list --state trash"
+)
 
 
 @command.command("list")
@@ -65,13 +74,11 @@ def command() -> None:
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
 @click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
-@answering
+@answering("board list --json")
 def list_(state: str | None, permits: bool) -> Rows:
     """List postings: what waits, is worked on, sleeps or is in the trash.
 
     With --permits, the layers that passes hold now: a pass gives its permits back at its end, or they run out.
-
-    Example: opencue-sched board list --json
     """
     with checked_redis() as client:
         if permits:
@@ -90,12 +97,9 @@ def list_(state: str | None, permits: bool) -> Rows:
 
 @command.command()
 @click.argument("cluster")
-@answering
+@answering("board show alloc-0f3a9c1d2b4e5f60")
 def show(cluster: str) -> Done:
-    """Show one posting, by its cluster's key or its id; with the traceback of its last failure.
-
-    Example: opencue-sched board show alloc-0f3a9c1d2b4e5f60
-    """
+    """Show one posting, by its cluster's key or its id; with the traceback of its last failure."""
     with checked_redis() as client:
         _, listing = _found(client, cluster)
     row = json_row(listing, _named([listing], permits=False)) | {
@@ -109,12 +113,10 @@ def show(cluster: str) -> Done:
 @click.argument("cluster")
 @click.option("--reason", default="trashed by an operator", show_default=True, help="Kept with the posting.")
 @click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
-@answering
+@answering('board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"')
 def trash(cluster: str, reason: str, force: bool) -> Done:
     """Put a posting into the trash: its cluster is not dispatched until it is restored. A key without a shard (what
     follows @) means the cluster's postings in all of them.
-
-    Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
     """
     _update(cluster, "trash", reason, force=force)
     return done(f"{cluster} is in the trash", cluster=cluster, state="trash")
@@ -122,12 +124,9 @@ def trash(cluster: str, reason: str, force: bool) -> Done:
 
 @command.command()
 @click.argument("cluster")
-@answering
+@answering("board restore alloc-0f3a9c1d2b4e5f60")
 def restore(cluster: str) -> Done:
-    """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds.
-
-    Example: opencue-sched board restore alloc-0f3a9c1d2b4e5f60
-    """
+    """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds."""
     _update(cluster, "restore")
     return done(f"{cluster} is on the board again", cluster=cluster, state="ready")
 

@@ -42,15 +42,13 @@ UNDECIDED_STATUS = 3
 
 
 @click.command("audit")
-@on_farm
+@on_farm("audit --json | jq .failed")
 def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
     One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
     changed each time it was looked at (undecided: run it again). With --json, what state
     cannot show names the tests that show it.
-
-    Example: opencue-sched audit --json | jq .failed
     """
     with redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
@@ -62,14 +60,12 @@ def audit_command(engine: Engine, _: SchemaFacts) -> Done:
 
 
 @click.command("doctor")
-@answering
+@answering("""doctor --json | jq '.findings[] | select(.level == "FAIL")'""")
 def doctor_command() -> Done:
     """Say whether everything a scheduler needs is there, and what to do about what is not.
 
     Looks at PostgreSQL, the schema, Redis, clocks, shows, hosts, RQDs, the release feed and the workers. Exit status 1
     if something must be put right; warnings alone exit 0.
-
-    Example: opencue-sched doctor --json | jq '.findings[] | select(.level == "FAIL")'
     """
     with database() as engine, redis_store() as client:
         diagnosis = diagnose(engine, client, get_settings())
@@ -108,7 +104,7 @@ def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str
 @click.command("explain")
 @click.argument("job", type=JOB)
 @click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
-@on_farm
+@on_farm("explain demo-sh010-alice_comp_v001 --layer render")
 def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: str | None) -> Done:
     """Say why a job's frames are waiting.
 
@@ -117,8 +113,6 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     only other work is in the way, how the job stands: what its show uses of its size in each allocation, and its place
     among the show's jobs by rank and in the draw. Of dead frames: what their exit status means, and the end of the
     newest one's log where it is visible on this machine.
-
-    Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
     with engine.connect() as connection:
         explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), with_logs=True)
@@ -158,12 +152,9 @@ _QUEUE_COLUMNS = (
 
 
 @click.command("fleet")
-@answering
+@answering("fleet --json | jq .leader")
 def fleet_command() -> Done:
-    """Show who is alive, who leads, what each works on, and what waits.
-
-    Example: opencue-sched fleet --json | jq .leader
-    """
+    """Show who is alive, who leads, what each works on, and what waits."""
     with checked_redis() as client, database() as engine:
         try:
             with engine.connect() as connection:

@@ -6,7 +6,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import checked_redis, database
-from opencue_sched.cli.output import Done, answering, working
+from opencue_sched.cli.output import Done, answering, group, working
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
@@ -23,22 +23,21 @@ from opencue_sched.worker.task import Messenger
 WAIT_SECONDS = 3.0
 
 
-@click.group("ctl")
-def command() -> None:
-    """Pause, resume, drain and stop workers; let a cluster sleep.
+command = group(
+    "ctl",
+    "Pause, resume, drain and stop workers; let a cluster sleep.\n\n"
+    "The same as `celery -A opencue_sched control "
+    "pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but workers are addressed by queue type, "
+    "group and instance. The workers of a facility hear only who has its name in "
+    "OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.",
+    "ctl pause --group default",
+)
 
-    The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but
-    workers are addressed by queue type, group and instance. The workers of a facility hear only who has its name in
-    OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.
 
-    Example: opencue-sched ctl pause --group default
-    """
-
-
-def _remote(name: str, command_: str, help_: str) -> None:
+def _remote(name: str, command_: str, does: str) -> None:
     """Add a command that goes to the workers it is addressed to."""
 
-    @command.command(name, help=f"{help_}\n\nExample: opencue-sched ctl {name} --instance node1")
+    @command.command(name)
     @click.option(
         "--type",
         "type_",
@@ -49,7 +48,7 @@ def _remote(name: str, command_: str, help_: str) -> None:
     )
     @click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own.")
     @click.option("--instance", help="Only this instance; with --group if several groups have one of the name.")
-    @answering
+    @answering(f"ctl {name} --instance node1", does)
     def send(type_: str, group: str | None, instance: str | None) -> Done:
         from opencue_sched.celery import app
 
@@ -74,12 +73,9 @@ _remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.
 @command.command()
 @click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
-@answering
+@answering("ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m")
 def sleep(cluster: str, duration: str) -> Done:
-    """Let a cluster of one's own facility sleep for a time, whatever would wake it.
-
-    Example: opencue-sched ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m
-    """
+    """Let a cluster of one's own facility sleep for a time, whatever would wake it."""
     try:
         seconds = float(as_seconds(duration))
     except ValueError as error:
@@ -117,15 +113,13 @@ def addressees(
 @click.option("--cluster", "key", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the pass and print what it did.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
-@answering
+@answering("dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait")
 def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
     worker answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take;
     1 when it is in the trash, cooled down or asleep.
-
-    Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
     """
     settings = get_settings()
     with checked_redis() as client:

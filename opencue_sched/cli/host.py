@@ -33,6 +33,7 @@ from opencue_sched.cli.output import (
     Rows,
     Thing,
     age_text,
+    group,
     in_cores,
     memory_text,
     working,
@@ -111,12 +112,11 @@ _HOST = click.argument("host", type=HOST)
 _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
 
 
-@click.group("host")
-def host_command() -> None:
-    """List, lock, unlock, tag and move hosts. A host is named by its name or its id.
-
-    Example: opencue-sched host list --alloc local.general
-    """
+host_command = group(
+    "host",
+    "List, lock, unlock, tag and move hosts. A host is named by its name or its id.",
+    "host list --alloc local.general",
+)
 
 
 @host_command.command("list")
@@ -126,77 +126,61 @@ def host_command() -> None:
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @most_option(1000)
-@reads
+@reads("host list --tag gpu --lock OPEN --state UP")
 def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Rows:
-    """List hosts with what is idle on them. Ping is how long ago the last report came.
-
-    Example: opencue-sched host list --tag gpu --lock OPEN --state UP
-    """
+    """List hosts with what is idle on them. Ping is how long ago the last report came."""
     found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, **wanted, most=most + 1)
     return Rows(found, _COLUMNS, most=most)
 
 
 @host_command.command()
 @_HOST
-@reads
+@reads("host info render01")
 def info(connection: Connection, host: NamedRow) -> Thing:
-    """Show one host and what runs on it.
-
-    Example: opencue-sched host info render01
-    """
+    """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     return Thing(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROCS_OF_HOST_COLUMNS))
 
 
-def _lock_command(name: str, new: LockState, old: Sequence[LockState], word: str, does: str) -> None:
-    @host_command.command(name, help=f"{does}\n\nExample: opencue-sched host {name} render01 render02")
-    @_HOSTS
-    @writes
-    def set_lock(connection: Connection, chosen: list[NamedRow]) -> Done:
-        ids = [host.id for host in chosen]
-        source = current_user() or "opencue-sched"
-        changed = hosts.set_lock(connection, ids, old=old, new=new, source=source)
-        states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=ids)}
-        return Done(
-            [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
-            [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
-            hosts=changed,
-        )
+@host_command.command()
+@_HOSTS
+@writes("host lock render01 render02")
+def lock(connection: Connection, chosen: list[NamedRow]) -> Done:
+    """Lock hosts: nothing more is booked on them; what runs goes on."""
+    return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED, "locked")
 
 
-_lock_command(
-    "lock",
-    LockState.LOCKED,
-    [LockState.OPEN, LockState.NIMBY_LOCKED],
-    "locked",
-    "Lock hosts: nothing more is booked on them; what runs goes on.",
-)
-_lock_command(
-    "unlock",
-    LockState.OPEN,
-    [LockState.LOCKED],
-    "open",
-    "Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.",
-)
+@host_command.command()
+@_HOSTS
+@writes("host unlock render01")
+def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
+    """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
+    return _set_lock(connection, chosen, [LockState.LOCKED], LockState.OPEN, "open")
 
 
-@host_command.group()
-def tags() -> None:
-    """Add or remove manual tags.
+def _set_lock(
+    connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState, word: str
+) -> Done:
+    ids, source = [host.id for host in chosen], current_user() or "opencue-sched"
+    changed = hosts.set_lock(connection, ids, old=old, new=new, source=source)
+    states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=ids)}
+    return Done(
+        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
+        [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
+        hosts=changed,
+    )
 
-    Example: opencue-sched host tags add render01 bigmem
-    """
+
+tags = group("tags", "Add or remove manual tags.", "host tags add render01 bigmem")
+host_command.add_command(tags)
 
 
 @tags.command()
 @_HOST
 @_TAGS
-@writes
+@writes("host tags add render01 bigmem ssd")
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
-    """Give a host manual tags.
-
-    Example: opencue-sched host tags add render01 bigmem ssd
-    """
+    """Give a host manual tags."""
     wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
     return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
 
@@ -204,12 +188,9 @@ def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
 @tags.command()
 @_HOST
 @_TAGS
-@writes
+@writes("host tags remove render01 bigmem")
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
-    """Take manual tags from a host.
-
-    Example: opencue-sched host tags remove render01 bigmem
-    """
+    """Take manual tags from a host."""
     changed = hosts.remove_tags(connection, host.id, words)
     for tag, kind in hosts.kinds_of_tags(connection, host.id, words):
         why = _TAG_ORIGIN.get(kind, "is not a manual one")
@@ -228,12 +209,9 @@ def _tags_now(connection: Connection, host: NamedRow, note: str = "", *, changed
 @_HOSTS
 @click.argument("target", type=ALLOCATION)
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
-@writes
+@writes("host move render01 render02 local.desktop")
 def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force: bool) -> Done:
-    """Put hosts into another allocation.
-
-    Example: opencue-sched host move render01 render02 local.desktop
-    """
+    """Put hosts into another allocation."""
     ids, names = [host.id for host in chosen], [host.name for host in chosen]
     procs.lock_hosts(connection, ids)
     running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
@@ -246,12 +224,9 @@ def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force
 
 @host_command.command()
 @_HOST
-@writes
+@writes("host delete render01")
 def delete(connection: Connection, host: NamedRow) -> Done:
-    """Delete a host that is down and runs nothing. It comes back when its RQD reports again.
-
-    Example: opencue-sched host delete render01
-    """
+    """Delete a host that is down and runs nothing. It comes back when its RQD reports again."""
     procs.lock_hosts(connection, [host.id])
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     if row.state != HardwareState.DOWN:
@@ -262,37 +237,48 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     return Done([f"deleted {host.name}"], {"host": host.name, "id": host.id}, hosts=[host.id])
 
 
-def _power_command(verb: str, does: str) -> None:
-    refused = "Exit status 1 if an RQD refused or did not answer; of that host nothing is changed."
-
-    @host_command.command(verb, help=f"{does}\n\n{refused}\n\nExample: opencue-sched host {verb} render01 render02")
-    @_HOSTS
-    @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
-    @click.option("--yes", is_flag=True, help="Do not ask before --now.")
-    @on_farm
-    def power(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
-        return _power(engine, [host.id for host in chosen], verb, now=now, yes=yes)
+_NOW = click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask before --now.")
 
 
-_power_command("reboot", "Have hosts reboot when they are idle. Until they have, nothing is booked on them.")
-_power_command(
-    "down",
-    "Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.",
-)
+@host_command.command()
+@_HOSTS
+@_NOW
+@_YES
+@on_farm("host reboot render01 render02")
+def reboot(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
+    """Have hosts reboot when they are idle. Until they have, nothing is booked on them.
+
+    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
+    """
+    return _power(engine, chosen, "reboot", now=now, yes=yes)
 
 
-def _power(engine: Engine, ids: Sequence[str], verb: str, *, now: bool, yes: bool) -> Done:
+@host_command.command()
+@_HOSTS
+@_NOW
+@_YES
+@on_farm("host down render01 --now")
+def down(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
+    """Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.
+
+    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
+    """
+    return _power(engine, chosen, "down", now=now, yes=yes)
+
+
+def _power(engine: Engine, named: Sequence[NamedRow], verb: str, *, now: bool, yes: bool) -> Done:
     from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
 
     settings = get_settings()
     told: list[str] = []
     failed: dict[str, str] = {}
     with engine.connect() as connection:
-        chosen = hosts.list_hosts(connection, host_ids=ids)
+        chosen = hosts.list_hosts(connection, host_ids=[host.id for host in named])
     running = sum(host.frames for host in chosen)
     if now and running and not yes:
-        named = ", ".join(host.host for host in chosen)
-        click.confirm(f"Kill {counted(running, 'running frame')} on {named}, to run again elsewhere?", abort=True)
+        names = ", ".join(host.host for host in chosen)
+        click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
     with RqdChannels(settings.rqd) as channels:
         for host in chosen:
             if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
@@ -348,23 +334,17 @@ def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
     return {key: row.id for key, row in places.items() if row is not None}
 
 
-@click.group("proc")
-def proc_command() -> None:
-    """List procs (a frame's share of a host while it runs there), and kill them.
-
-    Example: opencue-sched proc list --host render01
-    """
+proc_command = group(
+    "proc", "List procs (a frame's share of a host while it runs there), and kill them.", "proc list --host render01"
+)
 
 
 @proc_command.command("list")
 @_places
 @most_option(1000)
-@reads
+@reads("proc list --job demo-sh010-alice_comp_v001")
 def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Rows:
-    """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it.
-
-    Example: opencue-sched proc list --job demo-sh010-alice_comp_v001
-    """
+    """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it."""
     return Rows(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
 
 
@@ -374,7 +354,7 @@ def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option
-@on_farm
+@on_farm('proc kill --host render01 --reason "fan is broken"')
 def kill(
     engine: Engine,
     facts: SchemaFacts,
@@ -387,8 +367,6 @@ def kill(
     """Kill what runs, by the ids of procs, or all of a host, job, show or allocation. The frames wait again.
 
     Exit status 1 if a frame could not be confirmed dead; it stays as it is then.
-
-    Example: opencue-sched proc kill --host render01 --reason "fan is broken"
     """
     if not proc_ids and not any(places.values()):
         raise click.UsageError("name procs, or a --host, --job, --show or --alloc")

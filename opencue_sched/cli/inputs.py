@@ -223,49 +223,57 @@ class NameOf(click.types.StringParamType):
 ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
 
 
-def on_farm(function: Callable[..., Answer]) -> Callable[..., None]:
+def on_farm(example: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
     """A command on a database that answers: its function gets the engine, what the schema has, and rows for names."""
 
-    @answering
-    @wraps(function)
-    def run(**given: Any) -> Answer:
-        kinds = {it.name: it.type.kind for it in click.get_current_context().command.params if type(it.type) is NameOf}
-        with farm() as (engine, facts):
-            with engine.connect() as connection:
-                for name, kind in kinds.items():
-                    if isinstance(given[name], tuple):
-                        given[name] = choose_all(connection, kind, given[name])
-                    elif given[name] is not None:
-                        given[name] = choose(connection, kind, given[name])
-            return function(engine, facts, **given)
+    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
+        @answering(example)
+        @wraps(function)
+        def run(**given: Any) -> Answer:
+            parameters = click.get_current_context().command.params
+            with farm() as (engine, facts):
+                with engine.connect() as connection:
+                    for name, kind in ((it.name, it.type.kind) for it in parameters if isinstance(it.type, NameOf)):
+                        if given[name]:
+                            one_or_all = choose_all if isinstance(given[name], tuple) else choose
+                            given[name] = one_or_all(connection, kind, given[name])
+                return function(engine, facts, **given)
 
-    return run
+        return run
+
+    return decorate
 
 
-def reads(function: Callable[..., Answer]) -> Callable[..., None]:
+def reads(example: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
     """A command that reads the database: its function gets a connection, and rows for names."""
 
-    @on_farm
-    @wraps(function)
-    def run(engine: Engine, _: SchemaFacts, **given: Any) -> Answer:
-        with engine.connect() as connection:
-            return function(connection, **given)
+    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
+        @on_farm(example)
+        @wraps(function)
+        def run(engine: Engine, _: SchemaFacts, **given: Any) -> Answer:
+            with engine.connect() as connection:
+                return function(connection, **given)
 
-    return run
+        return run
+
+    return decorate
 
 
-def writes(function: Callable[..., Done]) -> Callable[..., None]:
+def writes(example: str) -> Callable[[Callable[..., Done]], Callable[..., None]]:
     """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
 
-    @on_farm
-    @wraps(function)
-    def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
-        with engine.begin() as connection:
-            answer = function(connection, **given)
-        notify_hosts_changed(answer.hosts)
-        return answer
+    def decorate(function: Callable[..., Done]) -> Callable[..., None]:
+        @on_farm(example)
+        @wraps(function)
+        def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
+            with engine.begin() as connection:
+                answer = function(connection, **given)
+            notify_hosts_changed(answer.hosts)
+            return answer
 
-    return run
+        return run
+
+    return decorate
 
 
 def most_option(most: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -41,6 +41,7 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     done,
+    group,
     in_cores,
     memory_text,
     watch_rows,
@@ -64,6 +65,7 @@ from opencue_sched.store.shows import NamedRow
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
+_YES = click.option("--yes", is_flag=True, help="Do not ask before --force.")
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
 _COLUMNS = (
     Column("job", "Job", "name", importance=NAME),
@@ -143,12 +145,7 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-@click.group("job")
-def job_command() -> None:
-    """List, show and manage jobs. A job is named by its name or its id.
-
-    Example: opencue-sched job list --show demo
-    """
+job_command = group("job", "List, show and manage jobs. A job is named by its name or its id.", "job list --show demo")
 
 
 job_command.add_command(job_log.command)
@@ -162,14 +159,11 @@ job_command.add_command(job_wait.command)
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
 @click.option("--watch", "watched", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
 @most_option(500)
-@on_farm
+@on_farm("job list --show demo --user alice")
 def list_jobs(
     engine: Engine, _: SchemaFacts, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
 ) -> Rows:
-    """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold.
-
-    Example: opencue-sched job list --show demo --user alice
-    """
+    """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold."""
 
     def find(most: int) -> Sequence[jobs.JobView]:
         with engine.connect() as connection:
@@ -182,14 +176,12 @@ def list_jobs(
 
 @job_command.command()
 @_JOB
-@reads
+@reads("job info demo-sh010-alice_comp_v001")
 def info(connection: Connection, job: NamedRow) -> Thing:
     """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
 
     Eligible Time is when the oldest waiting frame of the layer could have run first. `opencue-sched explain` says more
     about what waits.
-
-    Example: opencue-sched job info demo-sh010-alice_comp_v001
     """
     (row,) = jobs.list_jobs(connection, job_id=job.id)
     return Thing(row, _COLUMNS, "layers", _layers(connection, job))
@@ -202,97 +194,91 @@ def _layers(connection: Connection, job: NamedRow) -> Rows:
     return Rows(jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id)))
 
 
-def _pause_command(name: str, does: str, word: str) -> None:
-    @job_command.command(name, help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001")
-    @_JOBS
-    @writes
-    def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
-        paused = name == "pause"
-        changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
-        return Done(
-            [
-                f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished"
-                for it in chosen
-            ],
-            [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
-        )
+@job_command.command()
+@_JOBS
+@writes("job pause demo-sh010-alice_comp_v001")
+def pause(connection: Connection, chosen: list[NamedRow]) -> Done:
+    """Pause jobs: nothing more of them is booked; what runs goes on."""
+    return _set_paused(connection, chosen, "paused", paused=True)
 
 
-_pause_command("pause", "Pause jobs: nothing more of them is booked; what runs goes on.", "paused")
-_pause_command("unpause", "Let paused jobs go on.", "not paused")
+@job_command.command()
+@_JOBS
+@writes("job unpause demo-sh010-alice_comp_v001")
+def unpause(connection: Connection, chosen: list[NamedRow]) -> Done:
+    """Let paused jobs go on."""
+    return _set_paused(connection, chosen, "not paused", paused=False)
 
 
-def _setter(name: str, value_is: Any, metavar: str, said: Callable[[Any], str], does: str, example: int) -> None:
-    """Add a command that sets a number of jobs."""
-    key = name.replace("-", "_")
-
-    @job_command.command(
-        name,
-        context_settings=NEGATIVE_NUMBERS,
-        help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001 {example}",
+def _set_paused(connection: Connection, chosen: Sequence[NamedRow], word: str, *, paused: bool) -> Done:
+    changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
+    return Done(
+        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished" for it in chosen],
+        [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
     )
-    @_JOBS
-    @click.argument("value", type=value_is, metavar=metavar)
-    @writes
-    def set_(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-        jobs.set_resource(connection, [job.id for job in chosen], f"int_{key}", value)
-        told = cores(value) if key.endswith("cores") else value
-        rows = [{"job": job.name, "id": job.id, key: told} for job in chosen]
-        return Done([f"{job.name} {said(told)}" for job in chosen], rows)
 
 
-def _cap(value: float | None, noun: str) -> str:
+@job_command.command(context_settings=NEGATIVE_NUMBERS)
+@_JOBS
+@click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
+@writes("job priority demo-sh010-alice_comp_v001 80")
+def priority(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+    """Set the priority of jobs; higher goes first."""
+    return _set_resource(connection, chosen, "priority", value, value, f"has priority {value}")
+
+
+@job_command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
+@_JOBS
+@click.argument("value", type=core_cap, metavar="CORES")
+@writes("job max-cores demo-sh010-alice_comp_v001 200")
+def max_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+    """Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on."""
+    return _set_resource(connection, chosen, "max_cores", value, cores(value), _cap_text(cores(value), "core"))
+
+
+@job_command.command("min-cores")
+@_JOBS
+@click.argument("value", type=core_count, metavar="CORES")
+@writes("job min-cores demo-sh010-alice_comp_v001 10")
+def min_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+    """Set the cores jobs should get at least."""
+    text = f"should get {cores(value)} cores at least"
+    return _set_resource(connection, chosen, "min_cores", value, cores(value), text)
+
+
+@job_command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
+@_JOBS
+@click.argument("value", type=gpu_cap, metavar="GPUS")
+@writes("job max-gpus demo-sh010-alice_comp_v001 4")
+def max_gpus(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+    """Set the most GPUs jobs may use; 0 or -1 is no cap."""
+    return _set_resource(connection, chosen, "max_gpus", value, value, _cap_text(value, "GPU"))
+
+
+def _cap_text(value: float | None, noun: str) -> str:
     return f"may use {counted(value, noun) if value is not None and value > 0 else f'any number of {noun}s'}"
 
 
-_PRIORITY = click.IntRange(-INT_MAX, INT_MAX)
-_setter("priority", _PRIORITY, "PRIORITY", "has priority {}".format, "Set the priority of jobs; higher goes first.", 80)
-_setter(
-    "max-cores",
-    core_cap,
-    "CORES",
-    lambda most: _cap(most, "core"),
-    "Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on.",
-    200,
-)
-_setter(
-    "min-cores",
-    core_count,
-    "CORES",
-    "should get {} cores at least".format,
-    "Set the cores jobs should get at least.",
-    10,
-)
-_setter(
-    "max-gpus",
-    gpu_cap,
-    "GPUS",
-    lambda most: _cap(most, "GPU"),
-    "Set the most GPUs jobs may use; 0 or -1 is no cap.",
-    4,
-)
+def _set_resource(
+    connection: Connection, chosen: Sequence[NamedRow], what: str, value: int, told: float | None, text: str
+) -> Done:
+    jobs.set_resource(connection, [job.id for job in chosen], f"int_{what}", value)
+    return Done([f"{job.name} {text}" for job in chosen], [{"job": it.name, "id": it.id, what: told} for it in chosen])
 
 
 # ``opencue-sched job depends``.
 
 
-@job_command.group()
-def depends() -> None:
-    """List or drop what a job waits for.
-
-    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
-    """
+depends = group("depends", "List or drop what a job waits for.", "job depends list demo-sh010-alice_comp_v001")
+job_command.add_command(depends)
 
 
 @depends.command("list")
 @_JOB
 @click.option("--all", "met", is_flag=True, help="Also what is met already.")
-@reads
+@reads("job depends list demo-sh010-alice_comp_v001")
 def list_depends(connection: Connection, job: NamedRow, met: bool) -> Rows:
-    """List what a job, its layers and its frames wait for.
-
-    Example: opencue-sched job depends list demo-sh010-alice_comp_v001
-    """
+    """List what a job, its layers and its frames wait for."""
     from opencue_sched.insight.explain import describe_depend
 
     columns = (
@@ -321,12 +307,9 @@ def _depend_state(depend: jobs.Depend) -> str:
 @_JOB
 @click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
-@on_farm
+@on_farm("job depends drop demo-sh010-alice_comp_v001 --all")
 def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
-    """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it.
-
-    Example: opencue-sched job depends drop demo-sh010-alice_comp_v001 --all
-    """
+    """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it."""
     from opencue_sched.farm.jobs import drop_depends
 
     if everything == bool(depend_ids):
@@ -380,12 +363,9 @@ def _wanted(
 @_JOB
 @_selecting(())
 @most_option(1000)
-@reads
+@reads("job frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
 def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Rows:
-    """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved.
-
-    Example: opencue-sched job frames demo-sh010-alice_comp_v001 --layer render --state DEAD
-    """
+    """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
     found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
     return Rows(found, _FRAME_COLUMNS, most=most)
 
@@ -395,7 +375,7 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option
-@on_farm
+@on_farm("job kill demo-sh010-alice_comp_v001 --yes")
 def kill(
     engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool
 ) -> Done:
@@ -403,8 +383,6 @@ def kill(
 
     Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
     when it gives them up.
-
-    Example: opencue-sched job kill demo-sh010-alice_comp_v001 --yes
     """
     if not yes:
         click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
@@ -433,58 +411,69 @@ def kill(
     )
 
 
-def _change_command(name: str, does: str, verb: str, example: str) -> None:
-    """Add a command that changes frames of a job, and kills those that run first."""
+@job_command.command()
+@_JOB
+@_selecting((FrameState.DEAD.value,))
+@reason_option
+@force_option
+@_YES
+@on_farm("job retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY")
+def retry(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
+    """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
 
-    @job_command.command(name, help=f"{does}\n\nExample: opencue-sched job {name} demo-sh010-alice_comp_v001 {example}")
-    @_JOB
-    @_selecting((FrameState.DEAD.value,))
-    @reason_option
-    @force_option
-    @click.option("--yes", is_flag=True, help="Do not ask before --force.")
-    @on_farm
-    def change_frames(
-        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, yes: bool, **selection: Any
-    ) -> Done:
-        with engine.connect() as connection:
-            wanted = _wanted(connection, job, **selection)
-            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
-            if not chosen:
-                _refuse_nothing(connection, job, wanted)
-        with control(engine) as (jobs_control, alive):
-            change = jobs_control.eat_frames if name == "eat" else jobs_control.retry_frames
-            with working("changing frames, and confirming that what ran is dead"):
-                result = change(list(chosen), reason=who_and_why(verb, reason))
-            deferred = result.deferred
-            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
-            if name == "eat" and (reaped := set(deferred) - set(result.deferred)):
-                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
-        changed = set(result.changed)
-        document = {
-            "job": job.name,
-            "frames": [frame for it, frame in chosen.items() if it in changed],
-            "changed": result.changed,
-            "deferred": result.deferred,
-            "silent_hosts": silent,
-        }
-        text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
-        return Done([text], document, status=1 if result.deferred else 0)
+    A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.
+    """
+    return _change(engine, facts, job, "retried", **options)
 
 
-_change_command(
-    "retry",
-    "Let frames run again: the dead ones, unless --state says which. Running ones are killed first.\n\n"
-    "A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.",
-    "retried",
-    "--layer render --frames 10-20 --state ANY",
-)
-_change_command(
-    "eat",
-    "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
-    "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
-    "eaten",
-    "--frames 7",
-)
+@job_command.command()
+@_JOB
+@_selecting((FrameState.DEAD.value,))
+@reason_option
+@force_option
+@_YES
+@on_farm("job eat demo-sh010-alice_comp_v001 --frames 7")
+def eat(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
+    """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
+
+    Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.
+    """
+    return _change(engine, facts, job, "eaten", **options)
+
+
+def _change(
+    engine: Engine,
+    facts: SchemaFacts,
+    job: NamedRow,
+    verb: str,
+    *,
+    reason: str | None,
+    force: bool,
+    yes: bool,
+    **selection: Any,
+) -> Done:
+    with engine.connect() as connection:
+        wanted = _wanted(connection, job, **selection)
+        chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
+        if not chosen:
+            _refuse_nothing(connection, job, wanted)
+    with control(engine) as (jobs_control, alive):
+        change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
+        with working("changing frames, and confirming that what ran is dead"):
+            result = change(list(chosen), reason=who_and_why(verb, reason))
+        deferred = result.deferred
+        result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
+        if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
+            change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+    document = {
+        "job": job.name,
+        "frames": [frame for it, frame in chosen.items() if it in result.changed],
+        "changed": result.changed,
+        "deferred": result.deferred,
+        "silent_hosts": silent,
+    }
+    text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
+    return Done([text], document, status=1 if result.deferred else 0)
 
 
 def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
@@ -514,22 +503,18 @@ def _memory(frame: jobs.FrameView) -> str:
 # ``opencue-sched layer``.
 
 
-@click.group("layer")
-def layer_command() -> None:
-    """List the layers of a job, and change what their frames need. A layer is named by its job and its name.
-
-    Example: opencue-sched layer set demo-sh010-alice_comp_v001 render --memory 16GiB
-    """
+layer_command = group(
+    "layer",
+    "List the layers of a job, and change what their frames need. A layer is named by its job and its name.",
+    "layer set demo-sh010-alice_comp_v001 render --memory 16GiB",
+)
 
 
 @layer_command.command("list")
 @_JOB
-@reads
+@reads("layer list demo-sh010-alice_comp_v001")
 def list_layers(connection: Connection, job: NamedRow) -> Rows:
-    """List the layers of a job: counts, needs, limits, and the last verdict on them.
-
-    Example: opencue-sched layer list demo-sh010-alice_comp_v001
-    """
+    """List the layers of a job: counts, needs, limits, and the last verdict on them."""
     return _layers(connection, job)
 
 
@@ -548,7 +533,7 @@ def list_layers(connection: Connection, job: NamedRow) -> Rows:
 @click.option("--timeout-llu", type=int, metavar="MINUTES", help="The longest without a log line; 0 is for ever.")
 @click.option("--add-limit", "add", type=LIMIT, multiple=True, help="Also under this limit. May be given again.")
 @click.option("--drop-limit", "drop", type=LIMIT, multiple=True, help="No longer under this limit.")
-@on_farm
+@on_farm("layer set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
 def set_layers(
     engine: Engine,
     _: SchemaFacts,
@@ -561,8 +546,6 @@ def set_layers(
     """Change layers of a job, also while it runs: frames that start from now on. What runs keeps what it has.
 
     Values are those of a job file, and are written as Cuebot writes them. What the farm cannot serve is noted.
-
-    Example: opencue-sched layer set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold
     """
     from opencue_sched.farm.job_file import layer_fields
 

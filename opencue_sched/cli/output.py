@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import cleandoc
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -224,15 +225,27 @@ def done(text: str, **fields: Any) -> Done:
     return Done([text], fields)
 
 
-def answering(function: Callable[..., Answer]) -> Callable[..., None]:
-    """A command that prints what its function answers: a table or lines, or with --json a document."""
+def group(name: str, does: str, example: str) -> click.Group:
+    """A group of commands, with the words of an example of one."""
+    return click.Group(name, help=f"{does}\n\nExample: opencue-sched {example}")
 
-    @json_option
-    @wraps(function)
-    def run(*args: Any, as_json: bool, **given: Any) -> None:
-        function(*args, **given).show(as_json=as_json)
 
-    return run
+def answering(example: str, does: str = "") -> Callable[[Callable[..., Answer]], Callable[..., None]]:
+    """A command that prints what its function answers: a table or lines, or with --json a document.
+
+    ``example``: the words of one, for its help, which ``does`` begins in place of the function's docstring.
+    """
+
+    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
+        @json_option
+        @wraps(function)
+        def run(*args: Any, as_json: bool, **given: Any) -> None:
+            function(*args, **given).show(as_json=as_json)
+
+        run.__doc__ = f"{does or cleandoc(function.__doc__ or '')}\n\nExample: opencue-sched {example}"
+        return run
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)

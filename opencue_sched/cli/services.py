@@ -24,14 +24,13 @@ from opencue_sched.worker.metrics import PULSE
 @click.command("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
-@answering
+@answering("migrate")
 def migrate_command(down: bool, yes: bool) -> Done:
     """Create or upgrade the database schema.
 
     On an empty database everything is created. On a database made by Cuebot (V45 or newer) only objects of our own are
-    added, named opencue_sched_*; Cuebot's tables and history are not touched.
-
-    Example: OPENCUE_SCHED_DATABASE_URL=postgresql://cuebot@db/cuebot opencue-sched migrate
+    added, named opencue_sched_*; Cuebot's tables and history are not touched. The database is that of
+    OPENCUE_SCHED_DATABASE_URL, such as postgresql://cuebot@db/cuebot.
     """
     url = get_settings().sqlalchemy_url
     with database() as engine:

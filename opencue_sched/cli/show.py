@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     done,
+    group,
     in_cores,
     json_row,
     working,
@@ -136,41 +137,27 @@ def _percent(used: int, size: int) -> float | None:
 
 _SHOW = click.argument("show", type=SHOW)
 _ALLOC = click.argument("alloc", type=ALLOCATION)
-
-
-def _list_command(
-    group: click.Group, read: Callable[[Connection], Iterable[Any]], columns: tuple[Column, ...], does: str
-) -> None:
-    """Add the command ``list`` of all there are."""
-
-    @group.command("list", help=f"{does}\n\nExample: opencue-sched {group.name} list")
-    @reads
-    def list_(connection: Connection) -> Rows:
-        return Rows(list(read(connection)), columns)
+_ON_OR_OFF = click.argument("state", type=switch, metavar="on|off")
 
 
 # ``opencue-sched show``.
 
 
-@click.group("show")
-def show_command() -> None:
-    """List, create and change shows.
-
-    Example: opencue-sched show create demo --managed
-    """
+show_command = group("show", "List, create and change shows.", "show create demo --managed")
 
 
-_list_command(show_command, shows.list_shows, _SHOW_COLUMNS, "List shows and what they are doing.")
+@show_command.command("list")
+@reads("show list")
+def list_shows(connection: Connection) -> Rows:
+    """List shows and what they are doing."""
+    return Rows(shows.list_shows(connection), _SHOW_COLUMNS)
 
 
 @show_command.command("info")
 @_SHOW
-@reads
+@reads("show info demo")
 def show_info(connection: Connection, show: NamedRow) -> Thing:
-    """Show one show with its subscriptions.
-
-    Example: opencue-sched show info demo
-    """
+    """Show one show with its subscriptions."""
     (row,) = shows.list_shows(connection, show.id)
     subscriptions = Rows(shows.list_subscriptions(connection, show_id=show.id), _SUBSCRIPTION_COLUMNS)
     uses = "{allocation} (size {size}, burst {burst}, used {used})".format
@@ -183,13 +170,11 @@ def show_info(connection: Connection, show: NamedRow) -> Thing:
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
 @click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
 @click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
-@on_farm
+@on_farm("show create demo --managed --max-cores 200")
 def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None, **limits: int | None) -> Done:
     """Create a show with its root folder.
 
     Nothing is booked before it has a subscription.
-
-    Example: opencue-sched show create demo --managed --max-cores 200
     """
     new_name("show", name, width=SHOW_NAME_WIDTH)
     managed = managed if managed is not None else facts.origin == "opencue-sched"
@@ -201,75 +186,64 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
     return done(text, show=name, id=made, managed=managed)
 
 
-def _show_setter(name: str, column: str, value_is: Any, said: Callable[[Any], str], does: str, example: str) -> None:
-    """Add a command that sets a column of a show."""
-    key = column.partition("_")[2].removesuffix("_enabled")
-
-    @show_command.command(
-        name, context_settings=NEGATIVE_NUMBERS, help=f"{does}\n\nExample: opencue-sched show {name} {example}"
-    )
-    @_SHOW
-    @click.argument("value", type=value_is, metavar="on|off" if value_is is switch else "CORES")
-    @writes
-    def set_(connection: Connection, show: NamedRow, value: bool | int) -> Done:
-        changed = shows.set_show(connection, show.id, column, value)
-        text = said(value).format(show.name) + ("" if changed else " (it was)")
-        set_to = {key: value if isinstance(value, bool) else cores(value)}
-        return done(text, show=show.name, id=show.id, **set_to, changed=changed)
-
-
-_show_setter(
-    "active",
-    "b_active",
-    switch,
-    lambda on: f"active of {{}} is {'on' if on else 'off'}",
-    "Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted.",
-    "demo off",
-)
-_show_setter(
-    "booking",
-    "b_booking_enabled",
-    switch,
-    lambda on: f"booking of {{}} is {'on' if on else 'off'}",
-    "Let a show's frames be booked or not. What runs goes on.",
-    "demo off",
-)
-_show_setter(
-    "default-min-cores",
-    "int_default_min_cores",
-    core_count,
-    lambda least: f"jobs of {{}} have {cores(least)} min cores unless they say otherwise",
-    "Set the min_cores of jobs that do not say.",
-    "demo 1",
-)
-_show_setter(
-    "default-max-cores",
-    "int_default_max_cores",
-    core_cap,
-    lambda most: f"jobs of {{}} have {f'{cores(most)} max cores' if most > 0 else 'no cap'} unless they say otherwise",
-    "Set the max_cores of jobs that do not say; -1 is no cap.",
-    "demo 200",
-)
+@show_command.command()
+@_SHOW
+@_ON_OR_OFF
+@writes("show active demo off")
+def active(connection: Connection, show: NamedRow, state: bool) -> Done:
+    """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted."""
+    return _set_show(connection, show, "b_active", state, f"active of {show.name} is {'on' if state else 'off'}")
 
 
 @show_command.command()
 @_SHOW
-@click.argument("state", type=switch, metavar="on|off")
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Time until every Cuebot knows, or our commits are over.",
-)
-@on_farm
+@_ON_OR_OFF
+@writes("show booking demo off")
+def booking(connection: Connection, show: NamedRow, state: bool) -> Done:
+    """Let a show's frames be booked or not. What runs goes on."""
+    text = f"booking of {show.name} is {'on' if state else 'off'}"
+    return _set_show(connection, show, "b_booking_enabled", state, text)
+
+
+@show_command.command("default-min-cores")
+@_SHOW
+@click.argument("number", type=core_count, metavar="CORES")
+@writes("show default-min-cores demo 1")
+def default_min_cores(connection: Connection, show: NamedRow, number: int) -> Done:
+    """Set the min_cores of jobs that do not say."""
+    text = f"jobs of {show.name} have {cores(number)} min cores unless they say otherwise"
+    return _set_show(connection, show, "int_default_min_cores", number, text)
+
+
+@show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
+@_SHOW
+@click.argument("number", type=core_cap, metavar="CORES")
+@writes("show default-max-cores demo 200")
+def default_max_cores(connection: Connection, show: NamedRow, number: int) -> Done:
+    """Set the max_cores of jobs that do not say; -1 is no cap."""
+    cap = "no cap" if number <= 0 else f"{cores(number)} max cores"
+    text = f"jobs of {show.name} have {cap} unless they say otherwise"
+    return _set_show(connection, show, "int_default_max_cores", number, text)
+
+
+def _set_show(connection: Connection, show: NamedRow, column: str, value: bool | int, text: str) -> Done:
+    changed = shows.set_show(connection, show.id, column, value)
+    key = column.partition("_")[2].removesuffix("_enabled")
+    set_to = {key: value if isinstance(value, bool) else cores(value)}
+    return done(text + ("" if changed else " (it was)"), show=show.name, id=show.id, **set_to, changed=changed)
+
+
+@show_command.command()
+@_SHOW
+@_ON_OR_OFF
+@click.option("--wait", type=click.FloatRange(0), metavar="SECONDS", help="Until all Cuebots know, or our commits end.")
+@on_farm("show managed demo on")
 def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: bool, wait: float | None) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
     On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
     once where there is no Cuebot). Off: OpenCue's accounting tables are brought up to date together with the flag, and
     again when all commits are over. Either way it may be interrupted: the workers do what is left.
-
-    Example: opencue-sched show managed demo on
     """
     from opencue_sched.accounting.caps import make_ledger
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
@@ -317,24 +291,19 @@ def _caps(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group("folder")
-def folder_command() -> None:
-    """List and create folders of shows, cap what their jobs use together, and move jobs into them.
-
-    A folder is named by its show and its name or id. Cuebot calls folders groups.
-
-    Example: opencue-sched folder list demo
-    """
+folder_command = group(
+    "folder",
+    "List and create folders of shows, cap what their jobs use together, and move jobs into them.\n\n"
+    "A folder is named by its show and its name or id. Cuebot calls folders groups.",
+    "folder list demo",
+)
 
 
 @folder_command.command("list")
 @click.argument("show", type=SHOW, required=False)
-@reads
+@reads("folder list demo")
 def list_folders(connection: Connection, show: NamedRow | None) -> Rows:
-    """List folders with their caps and what is used of them. The root of each show comes first.
-
-    Example: opencue-sched folder list demo
-    """
+    """List folders with their caps and what is used of them. The root of each show comes first."""
     return Rows(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
 
 
@@ -343,12 +312,9 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Rows:
 @click.argument("name")
 @click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
 @_caps
-@writes
+@writes("folder create demo lighting --max-cores 200")
 def create_folder(connection: Connection, show: NamedRow, name: str, parent: str | None, **caps: int | None) -> Done:
-    """Create a folder, with the department of the one it is in.
-
-    Example: opencue-sched folder create demo lighting --max-cores 200
-    """
+    """Create a folder, with the department of the one it is in."""
     new_name("folder", name, width=FOLDER_NAME_WIDTH)
     above = _folder(connection, show, parent)
     made = shows.insert_folder(connection, name, above)
@@ -362,12 +328,9 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
 @_SHOW
 @click.argument("name", metavar="FOLDER")
 @_caps
-@writes
+@writes("folder caps demo lighting --max-cores 200 --max-gpus 8")
 def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | None) -> Done:
-    """Set what the jobs of a folder may use together. What runs above a cap goes on.
-
-    Example: opencue-sched folder caps demo lighting --max-cores 200 --max-gpus 8
-    """
+    """Set what the jobs of a folder may use together. What runs above a cap goes on."""
     if all(value is None for value in caps.values()):
         raise click.UsageError("say what to set: --max-cores, --max-gpus, --min-cores or --min-gpus")
     row = _set_caps(connection, show, _folder(connection, show, name).id, caps)
@@ -382,13 +345,11 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
 @folder_command.command("move")
 @click.argument("chosen", type=JOB, nargs=-1, required=True)
 @click.argument("folder")
-@writes
+@writes("folder move demo-sh010-alice_comp_v001 lighting")
 def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Done:
     """Move jobs into a folder of their show. They take what it says about priority and caps of its jobs.
 
     What runs goes along, and counts in the new folder within accounting.recompute_interval_seconds.
-
-    Example: opencue-sched folder move demo-sh010-alice_comp_v001 lighting
     """
     ids, names = [job.id for job in chosen], [job.name for job in chosen]
     of_shows = shows.shows_of(connection, ids)
@@ -431,20 +392,18 @@ def _caps_text(row: dict[str, Any]) -> str:
 # ``opencue-sched alloc``.
 
 
-@click.group("alloc")
-def alloc_command() -> None:
-    """List, create and change allocations: pools of hosts, found by a tag.
-
-    Example: opencue-sched alloc create local.desktop --tag desktop
-    """
-
-
-_list_command(
-    alloc_command,
-    shows.list_allocations,
-    _ALLOCATION_COLUMNS,
-    "List allocations with their hosts. Idle cores are those of hosts that are up and open.",
+alloc_command = group(
+    "alloc",
+    "List, create and change allocations: pools of hosts, found by a tag.",
+    "alloc create local.desktop --tag desktop",
 )
+
+
+@alloc_command.command("list")
+@reads("alloc list")
+def list_allocations(connection: Connection) -> Rows:
+    """List allocations with their hosts. Idle cores are those of hosts that are up and open."""
+    return Rows(shows.list_allocations(connection), _ALLOCATION_COLUMNS)
 
 
 @alloc_command.command("create")
@@ -452,14 +411,11 @@ _list_command(
 @click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
 @click.option("--facility", metavar="NAME", help="Default: what the name begins with, else the default facility.")
 @click.option("--new-facility", is_flag=True, help="Create the facility as well.")
-@writes
+@writes("alloc create cloud.gpu --tag gpu --new-facility")
 def create_allocation(
     connection: Connection, name: str, tag: str | None, facility: str | None, new_facility: bool
 ) -> Done:
-    """Create an allocation, named FACILITY.NAME as in OpenCue.
-
-    Example: opencue-sched alloc create cloud.gpu --tag gpu --new-facility
-    """
+    """Create an allocation, named FACILITY.NAME as in OpenCue."""
     before, dot, rest = name.partition(".")
     facility = facility or (before if dot else shows.default_facility(connection))
     if new_facility:
@@ -480,12 +436,9 @@ def create_allocation(
 @alloc_command.command("tag")
 @_ALLOC
 @click.argument("tag")
-@writes
+@writes("alloc tag local.desktop workstation")
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
-    """Give an allocation and its hosts another tag.
-
-    Example: opencue-sched alloc tag local.desktop workstation
-    """
+    """Give an allocation and its hosts another tag."""
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
     hosts = shows.set_allocation_tag(connection, alloc.id, tag)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
@@ -495,27 +448,23 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
 # ``opencue-sched subscription``.
 
 
-@click.group("subscription")
-def subscription_command() -> None:
-    """List, create and change subscriptions: what a show may use of an allocation, in cores.
-
-    Size is what it is promised, burst the most it may use; burst 0 books nothing.
-
-    Example: opencue-sched subscription create demo local.general 100 150
-    """
+subscription_command = group(
+    "subscription",
+    "List, create and change subscriptions: what a show may use of an allocation, in cores.\n\n"
+    "Size is what it is promised, burst the most it may use; burst 0 books nothing.",
+    "subscription create demo local.general 100 150",
+)
 
 
 @subscription_command.command("list")
 @click.argument("show", type=SHOW, required=False)
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
-@reads
+@reads("subscription list demo")
 def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Rows:
     """List subscriptions, or those of one show.
 
     Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
     that are up and open have left.
-
-    Example: opencue-sched subscription list demo
     """
     found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
     return Rows(found, _SUBSCRIPTION_COLUMNS, "subscription")
@@ -526,12 +475,9 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
 @_ALLOC
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
-@writes
+@writes("subscription create demo local.general 100 150%")
 def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
-    """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it.
-
-    Example: opencue-sched subscription create demo local.general 100 150%
-    """
+    """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it."""
     most = size if burst is None else _burst(burst, size)
     if not shows.insert_subscription(connection, show.id, alloc.id, size=size, burst=most):
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
@@ -540,51 +486,46 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     return Done([text], {"show": show.name, "allocation": alloc.name, **caps}, _burst_notes(size, most))
 
 
-def _subscription_setter(name: str, does: str, metavar: str, value: str) -> None:
-    """Add a command that sets size or burst of a subscription."""
-
-    @subscription_command.command(
-        name, help=f"{does}\n\nExample: opencue-sched subscription {name} demo local.general {value}"
-    )
-    @_SHOW
-    @_ALLOC
-    @click.argument("number", metavar=metavar)
-    @writes
-    def set_(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
-        found = _subscription(connection, show, alloc)
-        size, burst, used = found.size_centicores, found.burst_centicores, found.used_centicores
-        if name == "size":
-            value = size = core_count(number)
-        else:
-            value = burst = _burst(number, size)
-        shows.set_subscription(connection, found.id, **{name: value})
-        notes = _burst_notes(size, burst)
-        if name == "burst" and burst < used:
-            notes.append(f"note: {counted(cores(used), 'core')} in use; nothing is booked until fewer are")
-        text = f"{name} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
-        document = {"show": found.show, "allocation": found.allocation, "id": found.id, name: cores(value)}
-        return Done([text], document, notes)
+@subscription_command.command("size")
+@_SHOW
+@_ALLOC
+@click.argument("number", type=core_count, metavar="CORES")
+@writes("subscription size demo local.general 200")
+def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: int) -> Done:
+    """Set what a show is promised of an allocation."""
+    found = _subscription(connection, show, alloc)
+    return _set_subscription(connection, found, "size", number, _burst_notes(number, found.burst_centicores))
 
 
-_subscription_setter("size", "Set what a show is promised of an allocation.", "CORES", "200")
-_subscription_setter(
-    "burst",
-    "Set the most a show may use of an allocation, in cores or as a percentage of its size.",
-    "CORES|PERCENT%",
-    "150%",
-)
+@subscription_command.command("burst")
+@_SHOW
+@_ALLOC
+@click.argument("number", metavar="CORES|PERCENT%")
+@writes("subscription burst demo local.general 150%")
+def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
+    """Set the most a show may use of an allocation, in cores or as a percentage of its size."""
+    found = _subscription(connection, show, alloc)
+    most, used = _burst(number, found.size_centicores), found.used_centicores
+    notes = _burst_notes(found.size_centicores, most)
+    if most < used:
+        notes.append(f"note: {counted(cores(used), 'core')} in use; nothing is booked until fewer are")
+    return _set_subscription(connection, found, "burst", most, notes)
+
+
+def _set_subscription(connection: Connection, found: Row[Any], what: str, value: int, notes: list[str]) -> Done:
+    shows.set_subscription(connection, found.id, **{what: value})
+    text = f"{what} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
+    document = {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)}
+    return Done([text], document, notes)
 
 
 @subscription_command.command("delete")
 @_SHOW
 @_ALLOC
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
-@writes
+@writes("subscription delete demo local.general")
 def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, force: bool) -> Done:
-    """Take an allocation away from a show.
-
-    Example: opencue-sched subscription delete demo local.general
-    """
+    """Take an allocation away from a show."""
     found = _subscription(connection, show, alloc)
     if found.procs and not force:
         running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
@@ -628,31 +569,26 @@ _LIMIT = click.argument("limit", type=LIMIT)
 _MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
 
 
-@click.group("limit")
-def limit_command() -> None:
-    """List, create and change limits: how many frames may run under a name (licences and the like).
-
-    Example: opencue-sched limit create arnold 20
-    """
-
-
-_list_command(
-    limit_command,
-    lambda connection: sorted(fetch_limits(connection).values(), key=lambda limit: limit.name),
-    _LIMIT_COLUMNS,
-    "List limits with the frames that run under each.",
+limit_command = group(
+    "limit",
+    "List, create and change limits: how many frames may run under a name (licences and the like).",
+    "limit create arnold 20",
 )
+
+
+@limit_command.command("list")
+@reads("limit list")
+def list_limits(connection: Connection) -> Rows:
+    """List limits with the frames that run under each."""
+    return Rows(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
 
 
 @limit_command.command("create")
 @click.argument("name")
 @_MOST
-@writes
+@writes("limit create arnold 20")
 def create_limit(connection: Connection, name: str, most: int) -> Done:
-    """Create a limit of MAX running frames.
-
-    Example: opencue-sched limit create arnold 20
-    """
+    """Create a limit of MAX running frames."""
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
     if shows.find_row(connection, Kind.LIMIT, name) is not None:
         raise CommandRefused(f"there is a limit {name!r} already")
@@ -663,12 +599,9 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 @limit_command.command("set")
 @_LIMIT
 @_MOST
-@writes
+@writes("limit set arnold 25")
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
-    """Change how many frames may run under a limit. What runs above it goes on.
-
-    Example: opencue-sched limit set arnold 25
-    """
+    """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_limit(connection, limit.id, most)
     return done(f"{counted(most, 'frame')} may run under {limit.name}", limit=limit.name, id=limit.id, max=most)
 
@@ -676,12 +609,9 @@ def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
 @limit_command.command("delete")
 @_LIMIT
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
-@writes
+@writes("limit delete arnold")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
-    """Delete a limit.
-
-    Example: opencue-sched limit delete arnold
-    """
+    """Delete a limit."""
     jobs = shows.pending_jobs_under_limit(connection, limit.id)
     if jobs and not force:
         raise CommandRefused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
