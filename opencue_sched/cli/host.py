@@ -35,10 +35,17 @@ from opencue_sched.cli.output import (
     age_text,
     group,
     in_cores,
-    memory_text,
     working,
 )
-from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode, counted
+from opencue_sched.domain.farm import (
+    HOST_TAG_WIDTH,
+    HardwareState,
+    LockState,
+    TagType,
+    ThreadMode,
+    counted,
+    memory_text,
+)
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.schema import SchemaFacts

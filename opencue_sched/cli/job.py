@@ -10,7 +10,6 @@ from typing import Any
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli import job_log, job_wait
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
     JOB,
@@ -29,6 +28,7 @@ from opencue_sched.cli.inputs import (
     reads,
     writes,
 )
+from opencue_sched.cli.job_follow import log_command, wait_command
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
@@ -43,7 +43,6 @@ from opencue_sched.cli.output import (
     done,
     group,
     in_cores,
-    memory_text,
     watch_rows,
     working,
 )
@@ -55,6 +54,7 @@ from opencue_sched.domain.farm import (
     FrameState,
     JobState,
     counted,
+    memory_text,
     near,
 )
 from opencue_sched.domain.frames import FrameRange, log_path
@@ -148,8 +148,8 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
 job_command = group("job", "List, show and manage jobs. A job is named by its name or its id.", "job list --show demo")
 
 
-job_command.add_command(job_log.command)
-job_command.add_command(job_wait.command)
+job_command.add_command(log_command)
+job_command.add_command(wait_command)
 
 
 @job_command.command("list")

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 
-_KB_PER_MIB = 1024
-_KB_PER_GIB = 1024 * _KB_PER_MIB
-
 NAME = 9
 """Importance of a column that is the argument of the next command: it is shown whole, however narrow the terminal."""
 HIGH, LOW = 2, 0
@@ -389,13 +386,6 @@ def in_cores(attribute: str) -> Callable[[Any], float | None]:
 def cap_text(value: float | None) -> str:
     """A cap; 0 and below is none."""
     return "-" if value is None or value <= 0 else f"{value:g}"
-
-
-def memory_text(kilobytes: float) -> str:
-    """KB as GiB, or as MiB below one."""
-    if -_KB_PER_GIB < kilobytes < _KB_PER_GIB:
-        return f"{kilobytes / _KB_PER_MIB:.0f}M"
-    return f"{kilobytes / _KB_PER_GIB:.1f}G"
 
 
 def time_text(moment: datetime | None) -> str:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import click
 
 from opencue_sched.cli.inputs import current_user, farm
-from opencue_sched.cli.job_wait import Ended, exit_as, wait_for
+from opencue_sched.cli.job_follow import Ended, exit_as, wait_for
 from opencue_sched.cli.output import json_option, show_json, working
 from opencue_sched.domain.farm import counted
 from opencue_sched.farm.job_file import read_job_file

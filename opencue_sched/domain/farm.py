@@ -70,6 +70,12 @@ def cap_cores(cap_centicores: int) -> int | float:
     return cap_centicores // CENTICORES_PER_CORE
 
 
+def memory_text(kilobytes: float) -> str:
+    """KB as GiB, or as MiB below one."""
+    gib = kilobytes / 1024**2
+    return f"{gib * 1024:.0f}M" if abs(gib) < 1 else f"{gib:.1f}G"
+
+
 def duration_text(seconds: float) -> str:
     """``45s``, ``12m``, ``3h 20m``, ``2d 4h``: how people are told of all durations."""
     if seconds < 100:

@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState, counted, memory_text
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import farm_view
@@ -138,15 +138,19 @@ class FarmReader:
 
 
 def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:
-    """A host of the grid, in cores and KB. ``silent``: not heard of since then."""
-    figures = ("facility", "allocation", "state", "lock", "frames", "tags", "gpus", "idle_gpus", "memory_kb")
-    return {name: getattr(row, name) for name in figures} | {
-        "name": row.host,
-        "silent": row.pinged is None or row.pinged < silent,
-        "cores": row.centicores / CENTICORES_PER_CORE,
-        "booked": (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE,
-        "idle_memory_kb": row.idle_memory_kb,
-    }
+    """A host of the grid: how it looks, its cores, and all that is known of it in words. ``silent``: not heard of since
+    then."""
+    state = row.state if row.lock == LockState.OPEN or row.state != HardwareState.UP else row.lock
+    if row.state == HardwareState.UP and (row.pinged is None or row.pinged < silent):
+        state = "SILENT"
+    cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
+    parts = [state.lower().replace("_", " "), f"{booked:g} of {cores:g} cores booked"]
+    parts += [f"{row.gpus - row.idle_gpus} of {counted(row.gpus, 'GPU')}"] if row.gpus else []
+    parts += [counted(row.frames, "frame"), f"{memory_text(row.idle_memory_kb)} of {memory_text(row.memory_kb)} free"]
+    look = {HardwareState.UP: "", LockState.LOCKED: "locked", LockState.NIMBY_LOCKED: "locked"}.get(state, "down")
+    words = f"{row.host}: {', '.join(parts)}; tags {' '.join(row.tags)}"
+    known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}
+    return known | {"look": look, "words": words}
 
 
 class _Guarded(BaseHandler):  # type: ignore[misc]

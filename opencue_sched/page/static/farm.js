@@ -61,7 +61,6 @@ function bars(parent, rows) {
 const { format: number } = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 const percent = (part) => `${Math.round(100 * part)} %`;
-const gib = (kb) => `${number(kb / 1048576)} GiB`;
 const words = (code) => code.toLowerCase().replaceAll("_", " ");
 const clock = () => new Date(farm.at * 1000).toLocaleTimeString("en-GB");
 const list = (...parts) => parts.filter(Boolean).join(", ");
@@ -125,20 +124,11 @@ function showJobs() {
   fill($("#jobs tbody"), shown, (it) => it.id, newJob, showJob);
 }
 
-function hostWords(it) {
-  const state = it.state === "UP" ? (it.silent ? "silent" : it.lock === "OPEN" ? "up" : it.lock) : it.state;
-  const gpus = it.gpus && `${it.gpus - it.idle_gpus} of ${count(it.gpus, "GPU")}`;
-  const memory = `${gib(it.idle_memory_kb)} of ${gib(it.memory_kb)} free`;
-  return `${it.name}: ${list(words(state), `${number(it.booked)} of ${count(it.cores, "core")} booked`, gpus, count(it.frames, "frame"), memory)}; `
-    + `tags ${it.tags.join(" ")}`;
-}
-
 function showCell(cell, it) {
-  const down = it.silent || it.state !== "UP";
-  const held = farm.holds.some((hold) => hold.host === it.name);
-  cell.style.setProperty("--use", `${down || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
-  put(cell, "", `cell ${down ? "down" : it.lock === "OPEN" ? "" : "locked"} ${held ? "held" : ""}`);
-  cell.title = hostWords(it);
+  const held = farm.holds.some((hold) => hold.host === it.name) ? "held" : "";
+  cell.style.setProperty("--use", `${it.look === "down" || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
+  put(cell, "", `cell ${it.look} ${held}`);
+  cell.title = it.words;
 }
 
 function showHosts() {
@@ -181,19 +171,13 @@ function showFleet() {
   bars($("#workers"), rows.length ? rows : [["No worker is alive.", "", 0, 0]]);
 }
 
-function showExplanation(told) {
-  const seen = farm.jobs.find((it) => it.id === job);
-  put($("#job-title"), told.job);
-  put($("#job-note"), seen ? list(seen.show, seen.user, `priority ${seen.priority}`) : words(told.state));
-  $("#explained").replaceChildren(...told.lines.map((line) => make("li", "", ...sentence(line))));
-}
-
 async function explain() {
   const asked = job;
   const told = await ask(`farm/data?job=${encodeURIComponent(asked)}`).catch((error) => error);
   if (asked !== job) return; // closed, or another was opened, meanwhile
-  if (told instanceof Error) put($("#job-note"), told.message);
-  else showExplanation(told);
+  const seen = farm.jobs.find((it) => it.id === job);
+  put($("#job-note"), told.message ?? (seen ? list(seen.show, seen.user, `priority ${seen.priority}`) : words(told.state)));
+  if (told.lines) $("#explained").replaceChildren(...told.lines.map((line) => make("li", "", ...sentence(line))));
 }
 
 function openJob(id, name) {

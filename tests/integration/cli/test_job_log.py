@@ -132,7 +132,7 @@ def test_a_log_as_json(cli: Cli, logged: Logged, monkeypatch: pytest.MonkeyPatch
     told = cli("job", "log", NAME, "0001-render", "--tail", "1", "--json").json
     assert (told["log"], told["visible"], told["lines"]) == (str(logged.path("0001-render")), True, ["two"])
     # However many lines are asked for, so much of a log is read at most.
-    monkeypatch.setattr("opencue_sched.cli.job_log._JSON_BYTES", 6)
+    monkeypatch.setattr("opencue_sched.cli.job_follow._JSON_BYTES", 6)
     assert cli("job", "log", NAME, "0001-render", "--tail", "9", "--json").json["lines"] == ["e", "two"]
     hidden = cli("job", "log", NAME, "0001-comp", "--json")
     assert (hidden.status, hidden.json["visible"], hidden.json["lines"]) == (3, False, None)

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli import job_wait
+from opencue_sched.cli import job_follow
 from opencue_sched.store import jobs
 from tests.farm import Farm, JobIds, LayerSpec
 from tests.integration.cli.conftest import Cli
@@ -62,7 +62,7 @@ class Waited:
 
 @pytest.fixture
 def waited(build: Build, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Waited:
-    monkeypatch.setattr(job_wait, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(job_follow, "_LOOK_SECONDS", 0.02)
     layers = [LayerSpec(name="render", frames=4), LayerSpec(name=LONG_LAYER, frames=2)]
     return Waited(build(lambda farm: farm.job(layers, name=NAME)), engine)
 
@@ -235,7 +235,7 @@ def on_terminal(cli: Cli, columns: int, rows: int, *words: str) -> tuple[int, st
 def test_a_job_of_which_nothing_runs_says_why(
     cli: Cli, waited: Waited, looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_wait, "_REASON_SECONDS", 0.0)
+    monkeypatch.setattr(job_follow, "_REASON_SECONDS", 0.0)
     waited.do("UPDATE job SET b_paused = true")
     for show in (lambda: cli("job", "wait", NAME).out, lambda: on_terminal(cli, 100, 24, "job", "wait", NAME)[1]):
         change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
@@ -298,7 +298,7 @@ def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list
     assert (ran.status, ran.json["ended"]["outcome"]) == (0, "succeeded")
     with pytest.MonkeyPatch.context() as patch:
         # when Ctrl-C ends the waiting, then the job is named all the same
-        patch.setattr(job_wait.time, "sleep", interrupted)
+        patch.setattr(job_follow.time, "sleep", interrupted)
         ran = cli("submit", "-", "--wait", "--json", given=JOB_FILE.replace("waited", "left"))
     assert (ran.status, ran.json["submitted"], "ended" in ran.json) == (130, True, False)
     change = meanwhile(looks, lambda: waited.do("UPDATE frame SET str_state = 'DEAD' WHERE str_state = 'WAITING'"))

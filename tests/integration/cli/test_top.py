@@ -12,7 +12,7 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.cli.top_screen import Chosen, Read, draw, moved
+from opencue_sched.cli.top import Chosen, Read, draw, moved
 from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.embedded.services import EmbeddedRedis
