@@ -21,48 +21,13 @@ from sqlalchemy import Connection, text
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, UNLIMITED
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
+from opencue_sched.store.submit import open_jobs
 
 KB_PER_GB = 1024 * 1024
 _ROWS_PER_STATEMENT = 20_000
 
 _ACTIVATE_FRAMES = text(
     "UPDATE frame SET str_state = 'WAITING', ts_updated = now() WHERE pk_job = ANY(:jobs) AND str_state = 'SETUP'"
-)
-_COUNT_LAYERS = text(
-    """
-    UPDATE layer_stat SET int_total_count = counted.total, int_waiting_count = counted.waiting,
-           int_depend_count = counted.depend
-      FROM (SELECT pk_layer, count(*) AS total, count(*) FILTER (WHERE str_state = 'WAITING') AS waiting,
-                   count(*) FILTER (WHERE str_state = 'DEPEND') AS depend
-              FROM frame WHERE pk_job = ANY(:jobs) GROUP BY pk_layer) counted
-     WHERE layer_stat.pk_layer = counted.pk_layer
-    """
-)
-_COUNT_JOBS = text(
-    """
-    UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
-      FROM (SELECT pk_job, sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend
-              FROM layer_stat WHERE pk_job = ANY(:jobs) GROUP BY pk_job) counted
-     WHERE job_stat.pk_job = counted.pk_job
-    """
-)
-_ACTIVATE_JOBS = text(
-    """
-    UPDATE job SET str_state = 'PENDING', ts_updated = now(), int_frame_count = counted.frames,
-           int_layer_count = counted.layers
-      FROM (SELECT pk_job, sum(int_total_count) AS frames, count(*) AS layers
-              FROM layer_stat WHERE pk_job = ANY(:jobs) GROUP BY pk_job) counted
-     WHERE job.pk_job = counted.pk_job
-    """
-)
-_COUNT_SHOWS = text(
-    """
-    UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + counted.frames,
-           int_job_insert_count = int_job_insert_count + counted.jobs
-      FROM (SELECT pk_show, sum(int_frame_count) AS frames, count(*) AS jobs
-              FROM job WHERE pk_job = ANY(:jobs) GROUP BY pk_show) counted
-     WHERE show_stats.pk_show = counted.pk_show
-    """
 )
 _JOB_RESOURCES = text(
     """
@@ -334,9 +299,9 @@ class Farm:
         """Make jobs bookable: frames SETUP to WAITING (or DEPEND), counters, job PENDING."""
         if not jobs:
             return
-        parameters = {"jobs": [job.id for job in jobs]}
-        for statement in (_ACTIVATE_FRAMES, _COUNT_LAYERS, _COUNT_JOBS, _ACTIVATE_JOBS, _COUNT_SHOWS):
-            self.connection.execute(statement, parameters)
+        ids = [job.id for job in jobs]
+        self.connection.execute(_ACTIVATE_FRAMES, {"jobs": ids})
+        open_jobs(self.connection, ids)
 
     # Dependencies, as Cuebot stores them: call before or after the activation of the dependent job
 

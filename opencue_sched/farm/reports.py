@@ -248,9 +248,9 @@ class OrphanCheck(StrEnum):
     WAIT = "wait"
 
 
-def verify(run: Run, proc_id: str, frame_id: str, host_id: str) -> tuple[OrphanCheck, str]:
+def verify(run: Run, proc_id: str, host_id: str) -> tuple[OrphanCheck, str]:
     """Judge one reported process of a host; with why it is not owned, for the kill message and the log."""
-    if run.proc_id and run.frame_id and run.proc_frame_id == frame_id:
+    if run.proc_id and run.frame_id and run.proc_frame_id == run.frame_id:
         if run.job_state == JobState.FINISHED:
             return OrphanCheck.KILL, "its job is finished"
         return OrphanCheck.OWNED, ""
@@ -493,7 +493,7 @@ class HostReports:
             rows = read_runs(connection, [(it.resource_id, it.frame_id) for it in report.frames])
         now = self.releaser.clock()
         for frame, row in zip(report.frames, rows, strict=True):
-            check, reason = verify(row, frame.resource_id, frame.frame_id, host_id)
+            check, reason = verify(row, frame.resource_id, host_id)
             if check is OrphanCheck.OWNED:
                 owned.append((frame, row))
                 reason = overdue(row, frame, now=now)

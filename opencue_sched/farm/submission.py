@@ -124,7 +124,7 @@ def _submit(
     submit.insert_frames(connection, job_id, frames)
     depends = _add_depends(connection, spec, job_id, layers, place.external, settings)
     submit.insert_depends(connection, job_id, depends.rows)
-    submit.activate(connection, job, depends.waits_for, layers=len(layers))
+    submit.activate(connection, job_id, depends.waits_for)
     notes = depends.met
     if not show.managed:
         command = f"opencue-sched show managed {show.name} on"

@@ -103,37 +103,45 @@ _ACTIVATE_FRAMES = text(
      WHERE frame.pk_frame = start.frame AND frame.str_state = 'SETUP'
     """
 )
-_COUNT_LAYERS = text(
-    """
-    UPDATE layer_stat SET int_total_count = counted.total, int_waiting_count = counted.waiting,
-                          int_depend_count = counted.depend
-      FROM (SELECT pk_layer, count(*) AS total, count(*) FILTER (WHERE str_state = 'WAITING') AS waiting,
-                   count(*) FILTER (WHERE str_state = 'DEPEND') AS depend
-              FROM frame WHERE pk_job = :job GROUP BY pk_layer) counted
-     WHERE layer_stat.pk_layer = counted.pk_layer
-    """
-)
-_COUNT_JOB = text(
-    """
-    UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
-      FROM (SELECT sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend
-              FROM layer_stat WHERE pk_job = :job) counted
-     WHERE job_stat.pk_job = :job
-    """
-)
-_ACTIVATE_JOB = text(
-    """
-    UPDATE job SET str_state = 'PENDING', ts_updated = current_timestamp, int_frame_count = :frames,
-                   int_layer_count = :layers
-     WHERE pk_job = :job
-    """
-)
-_COUNT_SHOW = text(
-    """
-    UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + :frames,
-                          int_job_insert_count = int_job_insert_count + 1
-     WHERE pk_show = :show_id
-    """
+# Frames of a layer, layers of a job, frames of a job, jobs of a show are counted, in this order. show_stats comes last:
+# one row a show is the hottest of all.
+_OPEN_JOBS = (
+    text(
+        """
+        UPDATE layer_stat SET int_total_count = counted.total, int_waiting_count = counted.waiting,
+                              int_depend_count = counted.depend
+          FROM (SELECT pk_layer, count(*) AS total, count(*) FILTER (WHERE str_state = 'WAITING') AS waiting,
+                       count(*) FILTER (WHERE str_state = 'DEPEND') AS depend
+                  FROM frame WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_layer) counted
+         WHERE layer_stat.pk_layer = counted.pk_layer
+        """
+    ),
+    text(
+        """
+        UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
+          FROM (SELECT pk_job, sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend
+                  FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job) counted
+         WHERE job_stat.pk_job = counted.pk_job
+        """
+    ),
+    text(
+        """
+        UPDATE job SET str_state = 'PENDING', ts_updated = current_timestamp, int_frame_count = counted.frames,
+                       int_layer_count = counted.layers
+          FROM (SELECT pk_job, sum(int_total_count) AS frames, count(*) AS layers
+                  FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job) counted
+         WHERE job.pk_job = counted.pk_job
+        """
+    ),
+    text(
+        """
+        UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + counted.frames,
+                              int_job_insert_count = int_job_insert_count + counted.jobs
+          FROM (SELECT pk_show, sum(int_frame_count) AS frames, count(*) AS jobs
+                  FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_show) counted
+         WHERE show_stats.pk_show = counted.pk_show
+        """
+    ),
 )
 
 
@@ -173,16 +181,19 @@ def insert_depends(connection: Connection, job_id: str, rows: Sequence[Mapping[s
     connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(rows)})
 
 
-def activate(connection: Connection, job: Mapping[str, Any], waits_for: Mapping[str, int], *, layers: int) -> None:
+def activate(connection: Connection, job_id: str, waits_for: Mapping[str, int]) -> None:
     """Make the job bookable: frames WAITING, or DEPEND where they wait for something; the first counts; PENDING.
 
-    ``waits_for`` is the number of active dependencies of each frame, by its id. show_stats comes last: one row a show
-    is the hottest of all.
+    ``waits_for`` is the number of active dependencies of each frame, by its id.
     """
     connection.execute(_ACTIVATE_FRAMES, {"frames": list(waits_for), "waits_for": list(waits_for.values())})
-    counted = {**job, "frames": len(waits_for), "layers": layers}
-    for statement in (_COUNT_LAYERS, _COUNT_JOB, _ACTIVATE_JOB, _COUNT_SHOW):
-        connection.execute(statement, counted)
+    open_jobs(connection, [job_id])
+
+
+def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
+    """Write the first counts of new jobs, whose frames are in, and make them PENDING."""
+    for statement in _OPEN_JOBS:
+        connection.execute(statement, {"jobs": list(job_ids)})
 
 
 # What a job that is put in refers to: its show and folder, facilities, departments, limits, and jobs it waits for.

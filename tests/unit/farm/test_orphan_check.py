@@ -35,7 +35,7 @@ GONE = replace(OWNED, proc_id="", proc_frame_id="", owner_proc_id="", owner_host
     ],
 )
 def test_orphan_check(run: Run, check: OrphanCheck) -> None:
-    assert verify(run, "p1", "f1", "h1")[0] is check
+    assert verify(run, "p1", "h1")[0] is check
 
 
 def test_time_limits() -> None:
