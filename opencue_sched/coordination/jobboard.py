@@ -518,13 +518,12 @@ class JobBoard:
             claimed, *answer = self.scripts.claim_next(who, token, life=life, lowest_rank=at_least.rank)
             if not claimed:
                 return None
-            uuid, _, _, name, details = map(str, answer)
+            uuid, _, _, name, _ = map(str, answer)
             try:
-                decode_payload(details)
+                found = self.find(uuid)
             except UnreadableJob as error:
                 self.quarantine(uuid, name, error)
                 continue
-            found = self.find(uuid)
             if found is not None and found.token == token:
                 return found
 

@@ -115,8 +115,12 @@ def work_exchange(ns: str) -> str:
 
 def control_exchange(ns: str, facility: str | None) -> str:
     """The exchange by which the workers of one facility scope hear remote control, and those of others do not."""
-    common = f"{checked_name('namespace', ns)}.control"
-    return f"{common}.{facility.lower()}" if facility else common
+    return _in_scope(f"{checked_name('namespace', ns)}.control", facility)
+
+
+def _in_scope(name: str, facility: str | None) -> str:
+    """What is called ``name`` in the fleet of no facility, in that of ``facility``."""
+    return f"{name}.{facility.lower()}" if facility else name
 
 
 def reply_queue(ns: str, job: str) -> str:
@@ -163,12 +167,12 @@ def put_mark(ns: str, queue: str, message: str) -> str:
 
 def beat_role(facility: str | None) -> str:
     """The elected role of the beats of one facility scope: fleets of different facilities have leaders of their own."""
-    return f"beat.{facility.lower()}" if facility else "beat"
+    return _in_scope("beat", facility)
 
 
 def reap_lease(ns: str, facility: str | None) -> str:
     """The lease of the process that reaps for one facility scope: a fleet reaps nothing of another's facility."""
-    return f"{ns}:turn:reap.{facility.lower()}" if facility else f"{ns}:turn:reap"
+    return _in_scope(f"{ns}:turn:reap", facility)
 
 
 def worker_group(facility: str | None, group: str) -> str:
@@ -234,7 +238,7 @@ class BoardKeys:
 
 def cluster_board(ns: str, facility: str | None) -> BoardKeys:
     """The board of cluster postings of one facility scope."""
-    return BoardKeys(ns, f"clusters.{facility.lower()}" if facility else "clusters")
+    return BoardKeys(ns, _in_scope("clusters", facility))
 
 
 def permit_board(ns: str) -> BoardKeys:
