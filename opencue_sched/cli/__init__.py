@@ -49,8 +49,7 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return sorted(_COMMANDS)
+    """Imports a command's module when the command is asked for. Help and completion take what stands for it."""
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if name not in _COMMANDS:
@@ -59,30 +58,18 @@ class _Lazy(click.Group):
         command: click.Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            from difflib import get_close_matches
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        plain = click.Group(commands=self.commands, params=self.params)
+        return plain.shell_complete(click.Context(plain), incomplete)
 
-            if near := get_close_matches(args[0], _COMMANDS):
-                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
-            raise
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands and options, without an import of every command's module."""
-        found = [CompletionItem(name, help=does) for name, (_, does) in sorted(_COMMANDS.items())]
-        options = click.Command.shell_complete(self, ctx, incomplete)
-        return [item for item in found if item.value.startswith(incomplete)] + options
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, does) for name, (_, does) in sorted(_COMMANDS.items())])
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group(commands=self.commands).format_commands(ctx, formatter)
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+_STANDING_FOR = {name: click.Command(name, short_help=does) for name, (_, does) in _COMMANDS.items()}
+
+
+@click.group(cls=_Lazy, commands=_STANDING_FOR, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="opencue-sched")
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 import redis
 
-from opencue_sched.cli.inputs import checked_redis, with_names
+from opencue_sched.cli.inputs import Commands, checked_redis, with_names
 from opencue_sched.cli.output import (
     HIGH,
     NAME,
@@ -16,10 +16,7 @@ from opencue_sched.cli.output import (
     Done,
     Rows,
     age_text,
-    answering,
-    done,
     field_lines,
-    group,
     json_row,
 )
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
@@ -64,17 +61,16 @@ def _named(found: Sequence[Listing], *, permits: bool) -> tuple[Column, ...]:
     return (_COLUMNS[0], show, *_COLUMNS[1:], facility)
 
 
-command = group(
-    "board", "List, show, trash and restore cluster postings; list the permits of layers.", "board list --state trash"
+command = Commands(
+    "board", "List, show, trash and restore cluster postings; list the permits of layers.", "list --state trash"
 )
 
 
-@command.command("list")
+@command.answers("list --json")
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
 @click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
-@answering("board list --json")
 def list_(state: str | None, permits: bool) -> Rows:
     """List postings: what waits, is worked on, sleeps or is in the trash.
 
@@ -95,9 +91,8 @@ def list_(state: str | None, permits: bool) -> Rows:
     return Rows(found, _named(found, permits=permits))
 
 
-@command.command()
+@command.answers("show alloc-0f3a9c1d2b4e5f60")
 @click.argument("cluster")
-@answering("board show alloc-0f3a9c1d2b4e5f60")
 def show(cluster: str) -> Done:
     """Show one posting, by its cluster's key or its id; with the traceback of its last failure."""
     with checked_redis() as client:
@@ -109,26 +104,24 @@ def show(cluster: str) -> Done:
     return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
 
 
-@command.command()
+@command.answers('trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"')
 @click.argument("cluster")
 @click.option("--reason", default="trashed by an operator", show_default=True, help="Kept with the posting.")
 @click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
-@answering('board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"')
 def trash(cluster: str, reason: str, force: bool) -> Done:
     """Put a posting into the trash: its cluster is not dispatched until it is restored. A key without a shard (what
     follows @) means the cluster's postings in all of them.
     """
     _update(cluster, "trash", reason, force=force)
-    return done(f"{cluster} is in the trash", cluster=cluster, state="trash")
+    return Done(f"{cluster} is in the trash", {"cluster": cluster, "state": "trash"})
 
 
-@command.command()
+@command.answers("restore alloc-0f3a9c1d2b4e5f60")
 @click.argument("cluster")
-@answering("board restore alloc-0f3a9c1d2b4e5f60")
 def restore(cluster: str) -> Done:
     """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds."""
     _update(cluster, "restore")
-    return done(f"{cluster} is on the board again", cluster=cluster, state="ready")
+    return Done(f"{cluster} is on the board again", {"cluster": cluster, "state": "ready"})
 
 
 def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:

@@ -12,8 +12,8 @@ import redis
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import JOB, UnknownName, checked_redis, database, on_farm, redis_store, with_names
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, answering, working
+from opencue_sched.cli.inputs import JOB, TOP, UnknownName, checked_redis, database, redis_store, with_names
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
@@ -41,8 +41,7 @@ from opencue_sched.store.shows import NamedRow
 UNDECIDED_STATUS = 3
 
 
-@click.command("audit")
-@on_farm("audit --json | jq .failed")
+@TOP.on_farm("audit --json | jq .failed")
 def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
@@ -59,8 +58,7 @@ def audit_command(engine: Engine, _: SchemaFacts) -> Done:
 # ``opencue-sched doctor``.
 
 
-@click.command("doctor")
-@answering("""doctor --json | jq '.findings[] | select(.level == "FAIL")'""")
+@TOP.answers("""doctor --json | jq '.findings[] | select(.level == "FAIL")'""")
 def doctor_command() -> Done:
     """Say whether everything a scheduler needs is there, and what to do about what is not.
 
@@ -101,10 +99,9 @@ def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str
     return max(found.layers, key=lambda it: it.layer.waiting).reasons[0].text
 
 
-@click.command("explain")
+@TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")
 @click.argument("job", type=JOB)
 @click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
-@on_farm("explain demo-sh010-alice_comp_v001 --layer render")
 def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: str | None) -> Done:
     """Say why a job's frames are waiting.
 
@@ -121,7 +118,7 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
         names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
     lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
-    return Done(list(lines), explanation_dict(explanation, chosen))
+    return Done(lines, explanation_dict(explanation, chosen))
 
 
 # ``opencue-sched fleet``.
@@ -151,8 +148,7 @@ _QUEUE_COLUMNS = (
 )
 
 
-@click.command("fleet")
-@answering("fleet --json | jq .leader")
+@TOP.answers("fleet --json | jq .leader")
 def fleet_command() -> Done:
     """Show who is alive, who leads, what each works on, and what waits."""
     with checked_redis() as client, database() as engine:

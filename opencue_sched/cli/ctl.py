@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import redis
 
-from opencue_sched.cli.inputs import checked_redis, database
-from opencue_sched.cli.output import Done, answering, group, working
+from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database
+from opencue_sched.cli.output import Done, working
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
@@ -23,21 +23,21 @@ from opencue_sched.worker.task import Messenger
 WAIT_SECONDS = 3.0
 
 
-command = group(
+command = Commands(
     "ctl",
     "Pause, resume, drain and stop workers; let a cluster sleep.\n\n"
     "The same as `celery -A opencue_sched control "
     "pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but workers are addressed by queue type, "
     "group and instance. The workers of a facility hear only who has its name in "
     "OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.",
-    "ctl pause --group default",
+    "pause --group default",
 )
 
 
 def _remote(name: str, command_: str, does: str) -> None:
     """Add a command that goes to the workers it is addressed to."""
 
-    @command.command(name)
+    @command.answers(f"{name} --instance node1", does)
     @click.option(
         "--type",
         "type_",
@@ -48,7 +48,6 @@ def _remote(name: str, command_: str, does: str) -> None:
     )
     @click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own.")
     @click.option("--instance", help="Only this instance; with --group if several groups have one of the name.")
-    @answering(f"ctl {name} --instance node1", does)
     def send(type_: str, group: str | None, instance: str | None) -> Done:
         from opencue_sched.celery import app
 
@@ -70,10 +69,9 @@ _remote("drain", "drain", "Take no more messages of any type, finish what is in 
 _remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.")
 
 
-@command.command()
+@command.answers("sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m")
 @click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
-@answering("ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m")
 def sleep(cluster: str, duration: str) -> Done:
     """Let a cluster of one's own facility sleep for a time, whatever would wake it."""
     try:
@@ -82,7 +80,7 @@ def sleep(cluster: str, duration: str) -> Done:
         raise InvalidInput(str(error)) from error
     with checked_redis() as client:
         said = put_to_sleep(cluster_postings(client, get_settings()), cluster, seconds)
-    return Done([said], {"ok": said})
+    return Done(said, {"ok": said})
 
 
 def addressees(
@@ -109,11 +107,10 @@ def addressees(
 # ``opencue-sched dispatch``.
 
 
-@click.command("dispatch")
+@TOP.answers("dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait")
 @click.option("--cluster", "key", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the pass and print what it did.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
-@answering("dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait")
 def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
@@ -126,10 +123,10 @@ def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
         answer = _dispatch(client, settings, _cluster(settings, key), timeout if wait else None)
     line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
     if not wait or answer.get("ended") in [end.value for end in PassEnd if end.did_its_work]:
-        return Done([line], answer)
+        return Done(line, answer)
     reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
     failure = f"error: the pass over {key} did not do its work: {answer.get('ended')} ({reason})"
-    return Done([line], answer, [failure], status=1)
+    return Done(line, answer, [failure], status=1)
 
 
 def _cluster(settings: Settings, key: str) -> Cluster:

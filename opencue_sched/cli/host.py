@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,14 +15,13 @@ from opencue_sched.cli.inputs import (
     HOST,
     JOB,
     SHOW,
+    Body,
     CommandRefused,
+    Commands,
     current_user,
     most_option,
     new_name,
     notify_hosts_changed,
-    on_farm,
-    reads,
-    writes,
 )
 from opencue_sched.cli.output import (
     HIGH,
@@ -31,10 +30,9 @@ from opencue_sched.cli.output import (
     Column,
     Done,
     Rows,
-    Thing,
     age_text,
-    group,
     in_cores,
+    shown,
     working,
 )
 from opencue_sched.domain.farm import (
@@ -119,47 +117,43 @@ _HOST = click.argument("host", type=HOST)
 _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
 
 
-host_command = group(
+host_command = Commands(
     "host",
     "List, lock, unlock, tag and move hosts. A host is named by its name or its id.",
-    "host list --alloc local.general",
+    "list --alloc local.general",
 )
 
 
-@host_command.command("list")
+@host_command.reads("list --tag gpu --lock OPEN --state UP")
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
 @click.option("--lock", type=click.Choice([lock.value for lock in LockState], case_sensitive=False))
 @click.option("--state", type=click.Choice([state.value for state in HardwareState], case_sensitive=False))
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @most_option(1000)
-@reads("host list --tag gpu --lock OPEN --state UP")
 def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Rows:
     """List hosts with what is idle on them. Ping is how long ago the last report came."""
     found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, **wanted, most=most + 1)
     return Rows(found, _COLUMNS, most=most)
 
 
-@host_command.command()
+@host_command.reads("info render01")
 @_HOST
-@reads("host info render01")
-def info(connection: Connection, host: NamedRow) -> Thing:
+def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return Thing(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROCS_OF_HOST_COLUMNS))
+    return shown(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROCS_OF_HOST_COLUMNS))
 
 
-@host_command.command()
+@host_command.writes("lock render01 render02")
 @_HOSTS
-@writes("host lock render01 render02")
 def lock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Lock hosts: nothing more is booked on them; what runs goes on."""
     return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED, "locked")
 
 
-@host_command.command()
+@host_command.writes("unlock render01")
 @_HOSTS
-@writes("host unlock render01")
 def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
     return _set_lock(connection, chosen, [LockState.LOCKED], LockState.OPEN, "open")
@@ -178,24 +172,22 @@ def _set_lock(
     )
 
 
-tags = group("tags", "Add or remove manual tags.", "host tags add render01 bigmem")
+tags = Commands("host tags", "Add or remove manual tags.", "add render01 bigmem")
 host_command.add_command(tags)
 
 
-@tags.command()
+@tags.writes("add render01 bigmem ssd")
 @_HOST
 @_TAGS
-@writes("host tags add render01 bigmem ssd")
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Give a host manual tags."""
     wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
     return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
 
 
-@tags.command()
+@tags.writes("remove render01 bigmem")
 @_HOST
 @_TAGS
-@writes("host tags remove render01 bigmem")
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Take manual tags from a host."""
     changed = hosts.remove_tags(connection, host.id, words)
@@ -209,14 +201,13 @@ def _tags_now(connection: Connection, host: NamedRow, note: str = "", *, changed
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     text = f"{host.name} has the tags {' '.join(row.tags) or 'none'}{note}"
     document = {"host": host.name, "id": host.id, "tags": list(row.tags)}
-    return Done([text], document, hosts=[host.id] if changed else [])
+    return Done(text, document, hosts=[host.id] if changed else [])
 
 
-@host_command.command()
+@host_command.writes("move render01 render02 local.desktop")
 @_HOSTS
 @click.argument("target", type=ALLOCATION)
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
-@writes("host move render01 render02 local.desktop")
 def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force: bool) -> Done:
     """Put hosts into another allocation."""
     ids, names = [host.id for host in chosen], [host.name for host in chosen]
@@ -226,12 +217,11 @@ def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force
         raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
     hosts.move_hosts(connection, ids, target.id)
     text = f"{', '.join(names)} in {target.name} now"
-    return Done([text], {"hosts": names, "allocation": target.name}, hosts=ids)
+    return Done(text, {"hosts": names, "allocation": target.name}, hosts=ids)
 
 
-@host_command.command()
+@host_command.writes("delete render01")
 @_HOST
-@writes("host delete render01")
 def delete(connection: Connection, host: NamedRow) -> Done:
     """Delete a host that is down and runs nothing. It comes back when its RQD reports again."""
     procs.lock_hosts(connection, [host.id])
@@ -241,18 +231,17 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     if row.frames:
         raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
     hosts.delete_host(connection, host.id)
-    return Done([f"deleted {host.name}"], {"host": host.name, "id": host.id}, hosts=[host.id])
+    return Done(f"deleted {host.name}", {"host": host.name, "id": host.id}, hosts=[host.id])
 
 
 _NOW = click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
 _YES = click.option("--yes", is_flag=True, help="Do not ask before --now.")
 
 
-@host_command.command()
+@host_command.on_farm("reboot render01 render02")
 @_HOSTS
 @_NOW
 @_YES
-@on_farm("host reboot render01 render02")
 def reboot(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
     """Have hosts reboot when they are idle. Until they have, nothing is booked on them.
 
@@ -261,11 +250,10 @@ def reboot(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, ye
     return _power(engine, chosen, "reboot", now=now, yes=yes)
 
 
-@host_command.command()
+@host_command.on_farm("down render01 --now")
 @_HOSTS
 @_NOW
 @_YES
-@on_farm("host down render01 --now")
 def down(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
     """Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.
 
@@ -330,7 +318,7 @@ def _thread_mode(number: int) -> str:
 # ``opencue-sched proc``.
 
 
-def _places(function: Callable[..., None]) -> Callable[..., None]:
+def _places(function: Body) -> Body:
     for it in (ALLOCATION, SHOW, JOB, HOST):
         name = "alloc" if it is ALLOCATION else it.name
         function = click.option(f"--{name}", f"{name}_id", type=it, help=f"Only of this {it.name}.")(function)
@@ -341,27 +329,25 @@ def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
     return {key: row.id for key, row in places.items() if row is not None}
 
 
-proc_command = group(
-    "proc", "List procs (a frame's share of a host while it runs there), and kill them.", "proc list --host render01"
+proc_command = Commands(
+    "proc", "List procs (a frame's share of a host while it runs there), and kill them.", "list --host render01"
 )
 
 
-@proc_command.command("list")
+@proc_command.reads("list --job demo-sh010-alice_comp_v001")
 @_places
 @most_option(1000)
-@reads("proc list --job demo-sh010-alice_comp_v001")
 def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Rows:
     """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it."""
     return Rows(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
 
 
-@proc_command.command()
+@proc_command.on_farm('kill --host render01 --reason "fan is broken"')
 @click.argument("proc_ids", nargs=-1, metavar="[PROC...]")
 @_places
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option
-@on_farm('proc kill --host render01 --reason "fan is broken"')
 def kill(
     engine: Engine,
     facts: SchemaFacts,
@@ -402,4 +388,4 @@ def kill(
             deferred += result.deferred
             silent += of_job
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
-    return Done([f"{counted(len(killed), 'frame')} killed and waiting again"], document, status=1 if deferred else 0)
+    return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=1 if deferred else 0)

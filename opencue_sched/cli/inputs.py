@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,7 +19,7 @@ from click.shell_completion import CompletionItem
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from opencue_sched.cli.output import Answer, Done, answering
+from opencue_sched.cli.output import Answer, Done, json_option
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
@@ -223,60 +224,87 @@ class NameOf(click.types.StringParamType):
 ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
 
 
-def on_farm(example: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """A command on a database that answers: its function gets the engine, what the schema has, and rows for names."""
-
-    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
-        @answering(example)
-        @wraps(function)
-        def run(**given: Any) -> Answer:
-            parameters = click.get_current_context().command.params
-            with farm() as (engine, facts):
-                with engine.connect() as connection:
-                    for name, kind in ((it.name, it.type.kind) for it in parameters if isinstance(it.type, NameOf)):
-                        if given[name]:
-                            one_or_all = choose_all if isinstance(given[name], tuple) else choose
-                            given[name] = one_or_all(connection, kind, given[name])
-                return function(engine, facts, **given)
-
-        return run
-
-    return decorate
+Body = Callable[..., Answer]
+"""What a command does, as a function: its parameters are the command's."""
+_Decorator = Callable[[Body], click.Command]
 
 
-def reads(example: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """A command that reads the database: its function gets a connection, and rows for names."""
+class Commands(click.Group):
+    """A group whose commands answer what is to be printed, as a table or lines, or with --json as a document.
 
-    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
-        @on_farm(example)
-        @wraps(function)
-        def run(engine: Engine, _: SchemaFacts, **given: Any) -> Answer:
+    A command is declared with the words of an example for its help, the first of which is its name. Of names that it
+    is given (`NameOf`), the function of one that works on the database gets the rows.
+    """
+
+    def __init__(self, words: str, does: str, example: str) -> None:
+        self._words = ("opencue-sched", *words.split())
+        super().__init__(self._words[-1], help=self._help(does, example))
+
+    def _help(self, does: str, example: str) -> str:
+        return f"{does}\n\nExample: {' '.join(self._words)} {example}"
+
+    def answers(self, example: str, does: str = "", **settings: Any) -> _Decorator:
+        """A command that opens what it needs itself. ``does`` is its help in place of the function's docstring."""
+
+        def decorate(function: Body) -> click.Command:
+            @wraps(function)
+            def run(*, as_json: bool, **given: Any) -> None:
+                function(**given).show(as_json=as_json)
+
+            parameters = vars(json_option(run))["__click_params__"]
+            parameters.insert(0, parameters.pop())  # --json is the last that the help has
+            said = self._help(does or cleandoc(function.__doc__ or ""), example)
+            return self.command(example.split()[0], help=said, **settings)(run)
+
+        return decorate
+
+    def on_farm(self, example: str, **settings: Any) -> _Decorator:
+        """A command on a database that answers: its function gets the engine, and what the schema has."""
+        return self._stored(lambda function, engine, facts, given: function(engine, facts, **given), example, settings)
+
+    def reads(self, example: str, **settings: Any) -> _Decorator:
+        """A command that reads the database: its function gets a connection."""
+
+        def call(function: Body, engine: Engine, _: SchemaFacts, given: dict[str, Any]) -> Answer:
             with engine.connect() as connection:
                 return function(connection, **given)
 
-        return run
+        return self._stored(call, example, settings)
 
-    return decorate
+    def writes(self, example: str, **settings: Any) -> _Decorator:
+        """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
 
-
-def writes(example: str) -> Callable[[Callable[..., Done]], Callable[..., None]]:
-    """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
-
-    def decorate(function: Callable[..., Done]) -> Callable[..., None]:
-        @on_farm(example)
-        @wraps(function)
-        def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
+        def call(function: Callable[..., Done], engine: Engine, _: SchemaFacts, given: dict[str, Any]) -> Answer:
             with engine.begin() as connection:
                 answer = function(connection, **given)
             notify_hosts_changed(answer.hosts)
             return answer
 
-        return run
+        return self._stored(call, example, settings)
 
-    return decorate
+    def _stored(self, call: Callable[..., Answer], example: str, settings: dict[str, Any]) -> _Decorator:
+        def decorate(function: Body) -> click.Command:
+            @wraps(function)
+            def run(**given: Any) -> Answer:
+                parameters = click.get_current_context().command.params
+                with farm() as (engine, facts):
+                    with engine.connect() as connection:
+                        for name, kind in ((it.name, it.type.kind) for it in parameters if isinstance(it.type, NameOf)):
+                            if given[name]:
+                                find = choose_all if isinstance(given[name], tuple) else choose
+                                given[name] = find(connection, kind, given[name])
+                    return call(function, engine, facts, given)
+
+            return self.answers(example, **settings)(run)
+
+        return decorate
 
 
-def most_option(most: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+TOP = Commands("", "", "")
+"""Declares commands that are in no group."""
+
+
+def most_option(most: int) -> Callable[[Body], Body]:
     """How many rows a list has."""
     said = "List no more than this many."
     return click.option("--most", type=click.IntRange(1), default=most, show_default=True, help=said)

@@ -16,7 +16,9 @@ from opencue_sched.cli.inputs import (
     LIMIT,
     NEGATIVE_NUMBERS,
     SHOW,
+    Body,
     CommandRefused,
+    Commands,
     UnknownName,
     core_cap,
     core_count,
@@ -24,9 +26,6 @@ from opencue_sched.cli.inputs import (
     gpu_cap,
     layer_ids,
     most_option,
-    on_farm,
-    reads,
-    writes,
 )
 from opencue_sched.cli.job_follow import log_command, wait_command
 from opencue_sched.cli.output import (
@@ -36,13 +35,11 @@ from opencue_sched.cli.output import (
     Column,
     Done,
     Rows,
-    Thing,
     age_text,
     cap_text,
     cores,
-    done,
-    group,
     in_cores,
+    shown,
     watch_rows,
     working,
 )
@@ -145,21 +142,20 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-job_command = group("job", "List, show and manage jobs. A job is named by its name or its id.", "job list --show demo")
+job_command = Commands("job", "List, show and manage jobs. A job is named by its name or its id.", "list --show demo")
 
 
 job_command.add_command(log_command)
 job_command.add_command(wait_command)
 
 
-@job_command.command("list")
+@job_command.on_farm("list --show demo --user alice")
 @click.option("--show", type=SHOW, help="Only of this show.")
 @click.option("--user", metavar="NAME", help="Only of this user.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
 @click.option("--watch", "watched", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
 @most_option(500)
-@on_farm("job list --show demo --user alice")
 def list_jobs(
     engine: Engine, _: SchemaFacts, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
 ) -> Rows:
@@ -174,17 +170,16 @@ def list_jobs(
     return Rows(find(most + 1), _COLUMNS, most=most)
 
 
-@job_command.command()
+@job_command.reads("info demo-sh010-alice_comp_v001")
 @_JOB
-@reads("job info demo-sh010-alice_comp_v001")
-def info(connection: Connection, job: NamedRow) -> Thing:
+def info(connection: Connection, job: NamedRow) -> Done:
     """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
 
     Eligible Time is when the oldest waiting frame of the layer could have run first. `opencue-sched explain` says more
     about what waits.
     """
     (row,) = jobs.list_jobs(connection, job_id=job.id)
-    return Thing(row, _COLUMNS, "layers", _layers(connection, job))
+    return shown(row, _COLUMNS, "layers", _layers(connection, job))
 
 
 def _layers(connection: Connection, job: NamedRow) -> Rows:
@@ -194,17 +189,15 @@ def _layers(connection: Connection, job: NamedRow) -> Rows:
     return Rows(jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id)))
 
 
-@job_command.command()
+@job_command.writes("pause demo-sh010-alice_comp_v001")
 @_JOBS
-@writes("job pause demo-sh010-alice_comp_v001")
 def pause(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Pause jobs: nothing more of them is booked; what runs goes on."""
     return _set_paused(connection, chosen, "paused", paused=True)
 
 
-@job_command.command()
+@job_command.writes("unpause demo-sh010-alice_comp_v001")
 @_JOBS
-@writes("job unpause demo-sh010-alice_comp_v001")
 def unpause(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Let paused jobs go on."""
     return _set_paused(connection, chosen, "not paused", paused=False)
@@ -218,38 +211,34 @@ def _set_paused(connection: Connection, chosen: Sequence[NamedRow], word: str, *
     )
 
 
-@job_command.command(context_settings=NEGATIVE_NUMBERS)
+@job_command.writes("priority demo-sh010-alice_comp_v001 80", context_settings=NEGATIVE_NUMBERS)
 @_JOBS
 @click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
-@writes("job priority demo-sh010-alice_comp_v001 80")
 def priority(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
     """Set the priority of jobs; higher goes first."""
     return _set_resource(connection, chosen, "priority", value, value, f"has priority {value}")
 
 
-@job_command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
+@job_command.writes("max-cores demo-sh010-alice_comp_v001 200", context_settings=NEGATIVE_NUMBERS)
 @_JOBS
 @click.argument("value", type=core_cap, metavar="CORES")
-@writes("job max-cores demo-sh010-alice_comp_v001 200")
 def max_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
     """Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on."""
     return _set_resource(connection, chosen, "max_cores", value, cores(value), _cap_text(cores(value), "core"))
 
 
-@job_command.command("min-cores")
+@job_command.writes("min-cores demo-sh010-alice_comp_v001 10")
 @_JOBS
 @click.argument("value", type=core_count, metavar="CORES")
-@writes("job min-cores demo-sh010-alice_comp_v001 10")
 def min_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
     """Set the cores jobs should get at least."""
     text = f"should get {cores(value)} cores at least"
     return _set_resource(connection, chosen, "min_cores", value, cores(value), text)
 
 
-@job_command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
+@job_command.writes("max-gpus demo-sh010-alice_comp_v001 4", context_settings=NEGATIVE_NUMBERS)
 @_JOBS
 @click.argument("value", type=gpu_cap, metavar="GPUS")
-@writes("job max-gpus demo-sh010-alice_comp_v001 4")
 def max_gpus(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
     """Set the most GPUs jobs may use; 0 or -1 is no cap."""
     return _set_resource(connection, chosen, "max_gpus", value, value, _cap_text(value, "GPU"))
@@ -269,14 +258,13 @@ def _set_resource(
 # ``opencue-sched job depends``.
 
 
-depends = group("depends", "List or drop what a job waits for.", "job depends list demo-sh010-alice_comp_v001")
+depends = Commands("job depends", "List or drop what a job waits for.", "list demo-sh010-alice_comp_v001")
 job_command.add_command(depends)
 
 
-@depends.command("list")
+@depends.reads("list demo-sh010-alice_comp_v001")
 @_JOB
 @click.option("--all", "met", is_flag=True, help="Also what is met already.")
-@reads("job depends list demo-sh010-alice_comp_v001")
 def list_depends(connection: Connection, job: NamedRow, met: bool) -> Rows:
     """List what a job, its layers and its frames wait for."""
     from opencue_sched.insight.explain import describe_depend
@@ -303,11 +291,10 @@ def _depend_state(depend: jobs.Depend) -> str:
     return "open" if depend.open_pairs is None else f"{depend.open_pairs} of {depend.pairs} open"
 
 
-@depends.command()
+@depends.on_farm("drop demo-sh010-alice_comp_v001 --all")
 @_JOB
 @click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
-@on_farm("job depends drop demo-sh010-alice_comp_v001 --all")
 def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
     """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it."""
     from opencue_sched.farm.jobs import drop_depends
@@ -322,16 +309,16 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
     dropped = drop_depends(engine, job.id, None if everything else depend_ids)
     number, freed = dropped.depends, len(dropped.freed_frames)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
-    return done(f"{job.name}: {text}", job=job.name, dropped=number, freed_frames=freed)
+    return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 
 
 # ``opencue-sched job frames|kill|retry|eat``.
 
 
-def _selecting(default: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
     """Options --layer, --frames and --state."""
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Body) -> Body:
         said = f"Only frames in this state, or ANY. May be given several times. Default: {', '.join(default) or 'any'}."
         states = click.Choice(_FRAME_STATES, case_sensitive=False)
         several = "Only of this layer. May be given several times."
@@ -359,23 +346,21 @@ def _wanted(
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
 
 
-@job_command.command()
+@job_command.reads("frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
 @_JOB
 @_selecting(())
 @most_option(1000)
-@reads("job frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
 def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Rows:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
     found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
     return Rows(found, _FRAME_COLUMNS, most=most)
 
 
-@job_command.command()
+@job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
 @_JOBS
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option
-@on_farm("job kill demo-sh010-alice_comp_v001 --yes")
 def kill(
     engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool
 ) -> Done:
@@ -411,13 +396,12 @@ def kill(
     )
 
 
-@job_command.command()
+@job_command.on_farm("retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY")
 @_JOB
 @_selecting((FrameState.DEAD.value,))
 @reason_option
 @force_option
 @_YES
-@on_farm("job retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY")
 def retry(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
     """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
 
@@ -426,13 +410,12 @@ def retry(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> 
     return _change(engine, facts, job, "retried", **options)
 
 
-@job_command.command()
+@job_command.on_farm("eat demo-sh010-alice_comp_v001 --frames 7")
 @_JOB
 @_selecting((FrameState.DEAD.value,))
 @reason_option
 @force_option
 @_YES
-@on_farm("job eat demo-sh010-alice_comp_v001 --frames 7")
 def eat(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
     """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
 
@@ -473,7 +456,7 @@ def _change(
         "silent_hosts": silent,
     }
     text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
-    return Done([text], document, status=1 if result.deferred else 0)
+    return Done(text, document, status=1 if result.deferred else 0)
 
 
 def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
@@ -503,22 +486,21 @@ def _memory(frame: jobs.FrameView) -> str:
 # ``opencue-sched layer``.
 
 
-layer_command = group(
+layer_command = Commands(
     "layer",
     "List the layers of a job, and change what their frames need. A layer is named by its job and its name.",
-    "layer set demo-sh010-alice_comp_v001 render --memory 16GiB",
+    "set demo-sh010-alice_comp_v001 render --memory 16GiB",
 )
 
 
-@layer_command.command("list")
+@layer_command.reads("list demo-sh010-alice_comp_v001")
 @_JOB
-@reads("layer list demo-sh010-alice_comp_v001")
 def list_layers(connection: Connection, job: NamedRow) -> Rows:
     """List the layers of a job: counts, needs, limits, and the last verdict on them."""
     return _layers(connection, job)
 
 
-@layer_command.command("set")
+@layer_command.on_farm("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
 @_JOB
 @click.argument("layers", nargs=-1, required=True, metavar="LAYER...")
 @click.option("--cores", type=float, metavar="CORES", help="The least; 0 is the whole host, -2 all but two.")
@@ -533,7 +515,6 @@ def list_layers(connection: Connection, job: NamedRow) -> Rows:
 @click.option("--timeout-llu", type=int, metavar="MINUTES", help="The longest without a log line; 0 is for ever.")
 @click.option("--add-limit", "add", type=LIMIT, multiple=True, help="Also under this limit. May be given again.")
 @click.option("--drop-limit", "drop", type=LIMIT, multiple=True, help="No longer under this limit.")
-@on_farm("layer set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
 def set_layers(
     engine: Engine,
     _: SchemaFacts,

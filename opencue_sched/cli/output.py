@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
-from inspect import cleandoc
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -165,38 +163,13 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
-    """One thing that a command shows, a line for each column, and the ``rows`` that it has.
-
-    They are a table below it, unless ``said`` says them in a line; JSON has them as ``rows_key``.
-    """
-
-    thing: Any
-    columns: Sequence[Column]
-    rows_key: str
-    rows: Rows
-    said: str = ""
-
-    def show(self, *, as_json: bool) -> None:
-        """Print it."""
-        if as_json:
-            show_json({**json_row(self.thing, self.columns), self.rows_key: self.rows.json()})
-            return
-        fields = {column.named: column.cell(column.value(self.thing)) for column in self.columns}
-        click.echo("\n".join(field_lines(fields | {self.rows_key.title(): self.said})))
-        if self.rows.things and not self.said:
-            click.echo()
-            self.rows.show()
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
-    """What a command did or found: lines for people, a document for scripts, notes and failures for standard error.
+    """What a command did or found: a line or lines for people, a document for scripts, notes for standard error.
 
     ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status.
     """
 
-    lines: Sequence[str]
+    lines: str | Sequence[str]
     document: Any
     notes: Sequence[str] = ()
     status: int = 0
@@ -207,42 +180,25 @@ class Done:
         if as_json:
             show_json(self.document)
         elif self.lines:
-            click.echo("\n".join(self.lines))
+            click.echo(self.lines if isinstance(self.lines, str) else "\n".join(self.lines))
         for note in self.notes:
             click.echo(note, err=True)
         if self.status:
             raise click.exceptions.Exit(self.status)
 
 
-Answer = Rows | Thing | Done
+def shown(thing: Any, columns: Sequence[Column], key: str, rows: Rows, said: str = "") -> Done:
+    """One thing, a line for each column, and the rows that it has: a table, unless they are ``said`` in a line.
 
-
-def done(text: str, **fields: Any) -> Done:
-    """What was done: a line for people, the fields for scripts."""
-    return Done([text], fields)
-
-
-def group(name: str, does: str, example: str) -> click.Group:
-    """A group of commands, with the words of an example of one."""
-    return click.Group(name, help=f"{does}\n\nExample: opencue-sched {example}")
-
-
-def answering(example: str, does: str = "") -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """A command that prints what its function answers: a table or lines, or with --json a document.
-
-    ``example``: the words of one, for its help, which ``does`` begins in place of the function's docstring.
+    JSON has them as ``key``.
     """
+    lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns} | {key.title(): said})
+    if rows.things and not said:
+        lines += ["", *rows.lines()]
+    return Done(lines, {**json_row(thing, columns), key: rows.json()})
 
-    def decorate(function: Callable[..., Answer]) -> Callable[..., None]:
-        @json_option
-        @wraps(function)
-        def run(*args: Any, as_json: bool, **given: Any) -> None:
-            function(*args, **given).show(as_json=as_json)
 
-        run.__doc__ = f"{does or cleandoc(function.__doc__ or '')}\n\nExample: opencue-sched {example}"
-        return run
-
-    return decorate
+Answer = Rows | Done
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import database, redis_store
-from opencue_sched.cli.output import Done, answering, done, working
+from opencue_sched.cli.inputs import TOP, database, redis_store
+from opencue_sched.cli.output import Done, working
 from opencue_sched.domain.farm import counted
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
@@ -21,10 +21,9 @@ from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 
 
-@click.command("migrate")
+@TOP.answers("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
-@answering("migrate")
 def migrate_command(down: bool, yes: bool) -> Done:
     """Create or upgrade the database schema.
 
@@ -41,7 +40,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
                 click.confirm(_question(engine), abort=True)
             with working("removing"):
                 downgrade(url, "base")
-            return done("removed", before=before, revision=None)
+            return Done("removed", {"before": before, "revision": None})
         with working("migrating the schema"):
             upgrade(url)
         with engine.connect() as connection:
@@ -52,7 +51,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
         text = f"the schema's objects were made (revision {after})"
     else:
         text = f"the schema was brought from revision {before} to {after}"
-    return done(text, before=before, revision=after)
+    return Done(text, {"before": before, "revision": after})
 
 
 def _question(engine: Engine) -> str:

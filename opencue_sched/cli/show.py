@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,17 @@ from opencue_sched.cli.inputs import (
     LIMIT,
     NEGATIVE_NUMBERS,
     SHOW,
+    Body,
     CommandRefused,
+    Commands,
     UnknownName,
     choose,
     core_cap,
     core_count,
     gpu_cap,
     new_name,
-    on_farm,
-    reads,
     redis_store,
     switch,
-    writes,
 )
 from opencue_sched.cli.output import (
     HIGH,
@@ -35,13 +33,11 @@ from opencue_sched.cli.output import (
     Column,
     Done,
     Rows,
-    Thing,
     cap_text,
     cores,
-    done,
-    group,
     in_cores,
     json_row,
+    shown,
     working,
 )
 from opencue_sched.domain.farm import (
@@ -143,34 +139,31 @@ _ON_OR_OFF = click.argument("state", type=switch, metavar="on|off")
 # ``opencue-sched show``.
 
 
-show_command = group("show", "List, create and change shows.", "show create demo --managed")
+show_command = Commands("show", "List, create and change shows.", "create demo --managed")
 
 
-@show_command.command("list")
-@reads("show list")
+@show_command.reads("list")
 def list_shows(connection: Connection) -> Rows:
     """List shows and what they are doing."""
     return Rows(shows.list_shows(connection), _SHOW_COLUMNS)
 
 
-@show_command.command("info")
+@show_command.reads("info demo")
 @_SHOW
-@reads("show info demo")
-def show_info(connection: Connection, show: NamedRow) -> Thing:
+def show_info(connection: Connection, show: NamedRow) -> Done:
     """Show one show with its subscriptions."""
     (row,) = shows.list_shows(connection, show.id)
     subscriptions = Rows(shows.list_subscriptions(connection, show_id=show.id), _SUBSCRIPTION_COLUMNS)
     uses = "{allocation} (size {size}, burst {burst}, used {used})".format
     used = ", ".join(uses(**it) for it in subscriptions.json()) or "none: nothing can be booked"
-    return Thing(row, _SHOW_COLUMNS, "subscriptions", subscriptions, used)
+    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions, used)
 
 
-@show_command.command("create")
+@show_command.on_farm("create demo --managed --max-cores 200")
 @click.argument("name")
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
 @click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
 @click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
-@on_farm("show create demo --managed --max-cores 200")
 def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None, **limits: int | None) -> Done:
     """Create a show with its root folder.
 
@@ -183,42 +176,38 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
             raise CommandRefused(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
     text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
-    return done(text, show=name, id=made, managed=managed)
+    return Done(text, {"show": name, "id": made, "managed": managed})
 
 
-@show_command.command()
+@show_command.writes("active demo off")
 @_SHOW
 @_ON_OR_OFF
-@writes("show active demo off")
 def active(connection: Connection, show: NamedRow, state: bool) -> Done:
     """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted."""
     return _set_show(connection, show, "b_active", state, f"active of {show.name} is {'on' if state else 'off'}")
 
 
-@show_command.command()
+@show_command.writes("booking demo off")
 @_SHOW
 @_ON_OR_OFF
-@writes("show booking demo off")
 def booking(connection: Connection, show: NamedRow, state: bool) -> Done:
     """Let a show's frames be booked or not. What runs goes on."""
     text = f"booking of {show.name} is {'on' if state else 'off'}"
     return _set_show(connection, show, "b_booking_enabled", state, text)
 
 
-@show_command.command("default-min-cores")
+@show_command.writes("default-min-cores demo 1")
 @_SHOW
 @click.argument("number", type=core_count, metavar="CORES")
-@writes("show default-min-cores demo 1")
 def default_min_cores(connection: Connection, show: NamedRow, number: int) -> Done:
     """Set the min_cores of jobs that do not say."""
     text = f"jobs of {show.name} have {cores(number)} min cores unless they say otherwise"
     return _set_show(connection, show, "int_default_min_cores", number, text)
 
 
-@show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
+@show_command.writes("default-max-cores demo 200", context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("number", type=core_cap, metavar="CORES")
-@writes("show default-max-cores demo 200")
 def default_max_cores(connection: Connection, show: NamedRow, number: int) -> Done:
     """Set the max_cores of jobs that do not say; -1 is no cap."""
     cap = "no cap" if number <= 0 else f"{cores(number)} max cores"
@@ -230,14 +219,15 @@ def _set_show(connection: Connection, show: NamedRow, column: str, value: bool |
     changed = shows.set_show(connection, show.id, column, value)
     key = column.partition("_")[2].removesuffix("_enabled")
     set_to = {key: value if isinstance(value, bool) else cores(value)}
-    return done(text + ("" if changed else " (it was)"), show=show.name, id=show.id, **set_to, changed=changed)
+    return Done(
+        text + ("" if changed else " (it was)"), {"show": show.name, "id": show.id, **set_to, "changed": changed}
+    )
 
 
-@show_command.command()
+@show_command.on_farm("managed demo on")
 @_SHOW
 @_ON_OR_OFF
 @click.option("--wait", type=click.FloatRange(0), metavar="SECONDS", help="Until all Cuebots know, or our commits end.")
-@on_farm("show managed demo on")
 def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: bool, wait: float | None) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
@@ -282,7 +272,7 @@ _OPTIONS = {
 }
 
 
-def _caps(function: Callable[..., None]) -> Callable[..., None]:
+def _caps(function: Body) -> Body:
     """Options of the four caps."""
     for name, kind in _OPTIONS.items():
         unit = "CORES" if "cores" in name else "GPUS"
@@ -291,28 +281,26 @@ def _caps(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-folder_command = group(
+folder_command = Commands(
     "folder",
     "List and create folders of shows, cap what their jobs use together, and move jobs into them.\n\n"
     "A folder is named by its show and its name or id. Cuebot calls folders groups.",
-    "folder list demo",
+    "list demo",
 )
 
 
-@folder_command.command("list")
+@folder_command.reads("list demo")
 @click.argument("show", type=SHOW, required=False)
-@reads("folder list demo")
 def list_folders(connection: Connection, show: NamedRow | None) -> Rows:
     """List folders with their caps and what is used of them. The root of each show comes first."""
     return Rows(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
 
 
-@folder_command.command("create", context_settings=NEGATIVE_NUMBERS)
+@folder_command.writes("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name")
 @click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
 @_caps
-@writes("folder create demo lighting --max-cores 200")
 def create_folder(connection: Connection, show: NamedRow, name: str, parent: str | None, **caps: int | None) -> Done:
     """Create a folder, with the department of the one it is in."""
     new_name("folder", name, width=FOLDER_NAME_WIDTH)
@@ -321,14 +309,13 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     if made is None:
         raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
     row = _set_caps(connection, show, made, caps)
-    return done(f"created folder {name} of show {show.name}, {_caps_text(row)}", **row)
+    return Done(f"created folder {name} of show {show.name}, {_caps_text(row)}", row)
 
 
-@folder_command.command("caps", context_settings=NEGATIVE_NUMBERS)
+@folder_command.writes("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name", metavar="FOLDER")
 @_caps
-@writes("folder caps demo lighting --max-cores 200 --max-gpus 8")
 def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | None) -> Done:
     """Set what the jobs of a folder may use together. What runs above a cap goes on."""
     if all(value is None for value in caps.values()):
@@ -339,13 +326,12 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
         for what in ("cores", "gpus")
         if 0 < row[f"max_{what}"] < row[f"used_{what}"]
     ]
-    return Done([f"folder {row['folder']} of show {show.name}: {_caps_text(row)}"], row, notes)
+    return Done(f"folder {row['folder']} of show {show.name}: {_caps_text(row)}", row, notes)
 
 
-@folder_command.command("move")
+@folder_command.writes("move demo-sh010-alice_comp_v001 lighting")
 @click.argument("chosen", type=JOB, nargs=-1, required=True)
 @click.argument("folder")
-@writes("folder move demo-sh010-alice_comp_v001 lighting")
 def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Done:
     """Move jobs into a folder of their show. They take what it says about priority and caps of its jobs.
 
@@ -358,7 +344,7 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
     show = choose(connection, Kind.SHOW, of_shows[0])
     row = _folder(connection, show, folder)
     shows.move_jobs(connection, ids, row.id)
-    return done(f"{', '.join(names)} in folder {row.name} now", show=show.name, folder=row.name, jobs=names)
+    return Done(f"{', '.join(names)} in folder {row.name} now", {"show": show.name, "folder": row.name, "jobs": names})
 
 
 def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any]:
@@ -392,26 +378,24 @@ def _caps_text(row: dict[str, Any]) -> str:
 # ``opencue-sched alloc``.
 
 
-alloc_command = group(
+alloc_command = Commands(
     "alloc",
     "List, create and change allocations: pools of hosts, found by a tag.",
-    "alloc create local.desktop --tag desktop",
+    "create local.desktop --tag desktop",
 )
 
 
-@alloc_command.command("list")
-@reads("alloc list")
+@alloc_command.reads("list")
 def list_allocations(connection: Connection) -> Rows:
     """List allocations with their hosts. Idle cores are those of hosts that are up and open."""
     return Rows(shows.list_allocations(connection), _ALLOCATION_COLUMNS)
 
 
-@alloc_command.command("create")
+@alloc_command.writes("create cloud.gpu --tag gpu --new-facility")
 @click.argument("name")
 @click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
 @click.option("--facility", metavar="NAME", help="Default: what the name begins with, else the default facility.")
 @click.option("--new-facility", is_flag=True, help="Create the facility as well.")
-@writes("alloc create cloud.gpu --tag gpu --new-facility")
 def create_allocation(
     connection: Connection, name: str, tag: str | None, facility: str | None, new_facility: bool
 ) -> Done:
@@ -430,36 +414,34 @@ def create_allocation(
     if made is None:
         raise CommandRefused(f"there is an allocation {full_name!r} already")
     text = f"created allocation {full_name} of hosts tagged {tag}"
-    return done(text, allocation=full_name, id=made, tag=tag, facility=facility)
+    return Done(text, {"allocation": full_name, "id": made, "tag": tag, "facility": facility})
 
 
-@alloc_command.command("tag")
+@alloc_command.writes("tag local.desktop workstation")
 @_ALLOC
 @click.argument("tag")
-@writes("alloc tag local.desktop workstation")
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     """Give an allocation and its hosts another tag."""
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
     hosts = shows.set_allocation_tag(connection, alloc.id, tag)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
-    return Done([text], {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
+    return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
 
 
 # ``opencue-sched subscription``.
 
 
-subscription_command = group(
+subscription_command = Commands(
     "subscription",
     "List, create and change subscriptions: what a show may use of an allocation, in cores.\n\n"
     "Size is what it is promised, burst the most it may use; burst 0 books nothing.",
-    "subscription create demo local.general 100 150",
+    "create demo local.general 100 150",
 )
 
 
-@subscription_command.command("list")
+@subscription_command.reads("list demo")
 @click.argument("show", type=SHOW, required=False)
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
-@reads("subscription list demo")
 def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Rows:
     """List subscriptions, or those of one show.
 
@@ -470,12 +452,11 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
     return Rows(found, _SUBSCRIPTION_COLUMNS, "subscription")
 
 
-@subscription_command.command("create")
+@subscription_command.writes("create demo local.general 100 150%")
 @_SHOW
 @_ALLOC
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
-@writes("subscription create demo local.general 100 150%")
 def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
     """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it."""
     most = size if burst is None else _burst(burst, size)
@@ -483,25 +464,23 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
     caps = {"size": cores(size), "burst": cores(most)}
     text = f"{show.name} may use {counted(caps['size'], 'core')} of {alloc.name}, {caps['burst']} at most"
-    return Done([text], {"show": show.name, "allocation": alloc.name, **caps}, _burst_notes(size, most))
+    return Done(text, {"show": show.name, "allocation": alloc.name, **caps}, _burst_notes(size, most))
 
 
-@subscription_command.command("size")
+@subscription_command.writes("size demo local.general 200")
 @_SHOW
 @_ALLOC
 @click.argument("number", type=core_count, metavar="CORES")
-@writes("subscription size demo local.general 200")
 def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: int) -> Done:
     """Set what a show is promised of an allocation."""
     found = _subscription(connection, show, alloc)
     return _set_subscription(connection, found, "size", number, _burst_notes(number, found.burst_centicores))
 
 
-@subscription_command.command("burst")
+@subscription_command.writes("burst demo local.general 150%")
 @_SHOW
 @_ALLOC
 @click.argument("number", metavar="CORES|PERCENT%")
-@writes("subscription burst demo local.general 150%")
 def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
     """Set the most a show may use of an allocation, in cores or as a percentage of its size."""
     found = _subscription(connection, show, alloc)
@@ -516,14 +495,13 @@ def _set_subscription(connection: Connection, found: Row[Any], what: str, value:
     shows.set_subscription(connection, found.id, **{what: value})
     text = f"{what} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
     document = {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)}
-    return Done([text], document, notes)
+    return Done(text, document, notes)
 
 
-@subscription_command.command("delete")
+@subscription_command.writes("delete demo local.general")
 @_SHOW
 @_ALLOC
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
-@writes("subscription delete demo local.general")
 def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, force: bool) -> Done:
     """Take an allocation away from a show."""
     found = _subscription(connection, show, alloc)
@@ -532,7 +510,7 @@ def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
         raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
     shows.delete_subscription(connection, found.id)
     text = f"{found.show} may not use {found.allocation} any more"
-    return done(text, show=found.show, allocation=found.allocation, id=found.id)
+    return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id})
 
 
 def _subscription(connection: Connection, show: NamedRow, alloc: NamedRow) -> Row[Any]:
@@ -569,51 +547,49 @@ _LIMIT = click.argument("limit", type=LIMIT)
 _MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
 
 
-limit_command = group(
+limit_command = Commands(
     "limit",
     "List, create and change limits: how many frames may run under a name (licences and the like).",
-    "limit create arnold 20",
+    "create arnold 20",
 )
 
 
-@limit_command.command("list")
-@reads("limit list")
+@limit_command.reads("list")
 def list_limits(connection: Connection) -> Rows:
     """List limits with the frames that run under each."""
     return Rows(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
 
 
-@limit_command.command("create")
+@limit_command.writes("create arnold 20")
 @click.argument("name")
 @_MOST
-@writes("limit create arnold 20")
 def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames."""
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
     if shows.find_row(connection, Kind.LIMIT, name) is not None:
         raise CommandRefused(f"there is a limit {name!r} already")
     made = shows.insert_limit(connection, name, most)
-    return done(f"created limit {name} of {counted(most, 'frame')}", limit=name, id=made, max=most)
+    return Done(f"created limit {name} of {counted(most, 'frame')}", {"limit": name, "id": made, "max": most})
 
 
-@limit_command.command("set")
+@limit_command.writes("set arnold 25")
 @_LIMIT
 @_MOST
-@writes("limit set arnold 25")
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_limit(connection, limit.id, most)
-    return done(f"{counted(most, 'frame')} may run under {limit.name}", limit=limit.name, id=limit.id, max=most)
+    return Done(
+        f"{counted(most, 'frame')} may run under {limit.name}", {"limit": limit.name, "id": limit.id, "max": most}
+    )
 
 
-@limit_command.command("delete")
+@limit_command.writes("delete arnold")
 @_LIMIT
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
-@writes("limit delete arnold")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
     jobs = shows.pending_jobs_under_limit(connection, limit.id)
     if jobs and not force:
         raise CommandRefused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
     shows.delete_limit(connection, limit.id)
-    return done(f"deleted limit {limit.name}", limit=limit.name, id=limit.id)
+    return Done(f"deleted limit {limit.name}", {"limit": limit.name, "id": limit.id})
