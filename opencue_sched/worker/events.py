@@ -167,25 +167,6 @@ class NotificationListener(PeriodicThread):
             self.count(f"notification_{name}")
 
 
-class _Gatherer(PeriodicThread):
-    """A thread whose rounds take what was gathered from any thread. What arrives in a round goes into the next."""
-
-    def __init__(self, name: str, make_round: Callable[[], float | None], **options: Any) -> None:
-        super().__init__(name, make_round, **options)
-        self._lock = threading.Lock()
-        self._gathered: dict[str, set[str]] = defaultdict(set)
-
-    def _want(self, kind: str, ids: Collection[str]) -> None:
-        with self._lock:
-            self._gathered[kind].update(ids)
-
-    def _take(self) -> dict[str, frozenset[str]]:
-        with self._lock:
-            taken = defaultdict(frozenset[str], {kind: frozenset(ids) for kind, ids in self._gathered.items()})
-            self._gathered.clear()
-        return taken
-
-
 SETTLE_SECONDS = 0.25
 """The other listeners connect again about now; a resync that begins after that serves them too."""
 RESYNC_LIFE_SECONDS = 30.0
@@ -196,62 +177,41 @@ _BEGUN, _ENDED = "begun", "ended"
 """Fields of the resyncs so far: the number of the one that began last, and that of one that ended well."""
 
 
-class Resync(_Gatherer):
+class Resync(PeriodicThread):
     """Reads again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.
 
     After a restart of PostgreSQL every worker has missed the same notifications. A resync serves all workers whose
     listener was back before it began, so one process of a facility scope does it and the others wait for its end. If
     it fails or dies, another one does it. Correctness does not depend on the election: two at once read the same twice.
 
-    ``read_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise, and are
-    called again later.
+    ``read_all()`` reads everything again; it may raise, and is called again later.
     """
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        counts: str,
-        *,
-        read_all: Callable[[], object],
-        follow_caps: Callable[[frozenset[str]], object],
-    ) -> None:
+    def __init__(self, client: redis.Redis, counts: str, *, read_all: Callable[[], object]) -> None:
         super().__init__(
             "resync", self._resync, failed="resync_left_for_later", retry_seconds=0.5, longest_retry_seconds=10.0
         )
         self._client = client
         self._counts = counts
         self._read_all = read_all
-        self._follow_caps = follow_caps
-        self.busy = False
+        self._asked = self._done = 0
+
+    @property
+    def busy(self) -> bool:
         """Whether anything is still to be read."""
+        return self._done < self._asked
 
     def everything(self) -> None:
         """Any notification may have been missed until now."""
-        self._add("everything", [""])
-
-    def caps(self, vertices: Collection[str]) -> None:
-        """These caps changed, and could not be read."""
-        self._add("caps", vertices)
-
-    def _add(self, kind: str, ids: Collection[str]) -> None:
-        self.busy = True
-        self._want(kind, ids)
+        self._asked += 1
         self.wake()
 
     def _resync(self) -> None:
-        """Read what is wanted by now; what could not be read is wanted again."""
-        left = self._take()
-        try:
-            if left["everything"]:
-                self._await_resync()
-                del left["everything"]
-            if left["caps"]:
-                self._follow_caps(left["caps"])
-        except Exception:
-            for kind, ids in left.items():
-                self._add(kind, ids)
-            raise
-        self.busy = bool(self._gathered)
+        """Read what is wanted by now; after an error, or when more is asked for meanwhile, it is still wanted."""
+        asked = self._asked
+        if self._done < asked:
+            self._await_resync()
+            self._done = asked
 
     def _await_resync(self) -> None:
         """Return when a resync that began after this call has ended well: another process's, or this one's."""
@@ -279,10 +239,11 @@ COLLECT_SECONDS = 0.1
 time, those of a tenth of a second share a sweep, and with it a pass."""
 
 
-class Waker(_Gatherer):
+class Waker(PeriodicThread):
     """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 
     ``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never.
+    What is told during a sweep goes into the next.
     """
 
     def __init__(
@@ -302,39 +263,49 @@ class Waker(_Gatherer):
         self._sweep = sweep
         self._clock = clock
         self._collect_until = -math.inf
+        self._lock = threading.Lock()
+        self._shows: set[str] = set()
+        self._hosts: set[str] = set()
 
     def shows(self, ids: Collection[str]) -> None:
         """These shows have new work, or more headroom."""
-        self._want("shows", ids)
+        self._keep(ids, ())
         self.wake()
 
     def hosts(self, ids: Collection[str]) -> None:
         """Something was given back on these hosts."""
-        self._want("hosts", ids)
+        self._keep((), ids)
         self.wake()
 
+    def _keep(self, shows: Collection[str], hosts: Collection[str]) -> None:
+        with self._lock:
+            self._shows.update(shows)
+            self._hosts.update(hosts)
+
     def _wake(self) -> float | None:
-        taken = self._take()
-        if not any(taken.values()):
+        with self._lock:
+            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
+            self._shows.clear()
+            self._hosts.clear()
+        if not shows and not hosts:
             return None
         now = self._clock()
-        if not taken["shows"] and now < self._collect_until:
-            self._want("hosts", taken["hosts"])
+        if not shows and now < self._collect_until:
+            self._keep((), hosts)
             return self._collect_until - now
-        if taken["hosts"]:
+        if hosts:
             self._collect_until = now + COLLECT_SECONDS
         try:
-            again = self._sweep(taken["shows"], taken["hosts"])
+            again = self._sweep(shows, hosts)
         except (SQLAlchemyError, RedisError) as error:
             # Kept, because a plain sweep does not wake clusters that are skipped; but not after an error that every
             # try would meet again, for then no other cluster would be woken either.
             if is_trouble(error):
-                for kind, ids in taken.items():
-                    self._want(kind, ids)
+                self._keep(shows, hosts)
             raise
         if again <= 0:
             return None
-        self._want("hosts", taken["hosts"])
+        self._keep((), hosts)
         return again
 
 
@@ -363,7 +334,6 @@ class Events:
             ledger.client,
             resync_counts(settings.coordination.namespace, settings.scheduler.facility),
             read_all=self._read_all,
-            follow_caps=self._follow_caps,
         )
         handlers: dict[str, Callable[..., object]] = {
             RELEASE_CHANNEL: self._released,
@@ -404,7 +374,7 @@ class Events:
             self._follow_caps(vertices)
         except (NotReady, RedisError, SQLAlchemyError) as error:
             log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
-            self._resync.caps(vertices)
+            self._resync.everything()
 
     def _follow_caps(self, vertices: Collection[str]) -> None:
         """Load these caps, and wake the shows whose work may go on now."""

@@ -58,8 +58,8 @@ class Looks:
 def make(redis_client: redis.Redis) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def made(look: Callable[[], object], follow: Callable[[frozenset[str]], object] = lambda _: None) -> Resync:
-            missed = Resync(redis_client, resync_counts("cue"), read_all=look, follow_caps=follow)
+        def made(look: Callable[[], object]) -> Resync:
+            missed = Resync(redis_client, resync_counts("cue"), read_all=look)
             missed.start()
             stack.callback(missed.stop)
             return missed
@@ -104,20 +104,6 @@ def test_a_look_that_fails_is_made_again_soon(make: Make):
         eventually(lambda: idle([worker]), RECENT, "a look")
     assert looks.begun == 3
     assert [line["event"] for line in said] == ["resync_left_for_later"], "the same error is told once"
-
-
-def test_what_could_not_be_followed_is_kept(make: Make):
-    followed: list[frozenset[str]] = []
-
-    def follow(vertices: frozenset[str]) -> None:
-        followed.append(vertices)
-        if len(followed) == 1:
-            raise KeyError("nobody thought of this")
-
-    worker = make(Looks(), follow)
-    worker.caps(["job:a"])
-    eventually(lambda: len(followed) == 2, RECENT, "another try")
-    assert followed == [frozenset({"job:a"})] * 2
 
 
 def test_a_worker_looks_itself_though_redis_forgot_how_many_looks_there_were(make: Make, redis_client: redis.Redis):
@@ -187,26 +173,27 @@ def test_after_a_restart_of_postgresql_one_worker_recomputes(
 
 
 @pytest.mark.parametrize("failing", ["load_caps", "shows_under"])
-def test_a_cap_that_changes_while_postgresql_fails_is_followed_a_moment_later(
+def test_a_cap_that_changes_while_postgresql_fails_is_read_with_everything_a_moment_later(
     fleet: list[Runtime], engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, failing: str
 ):
     tried: list[int] = []
-    original = getattr(events_module, failing)
 
-    def fails_in_each_at_first(*given: object, **named: object) -> object:
+    def fails(*_: object, **__: object) -> object:
         tried.append(1)
-        if len(tried) <= len(fleet):
-            raise OperationalError("SELECT", {}, Exception("terminating connection"))
-        return original(*given, **named)
+        raise OperationalError("SELECT", {}, Exception("terminating connection"))
 
+    looks: list[object] = []
     woken: list[str] = []
     for worker in fleet:
         monkeypatch.setattr(worker.events._waker, "_sweep", lambda shows, _: woken.extend(shows) or 0.0)
-    monkeypatch.setattr(events_module, failing, fails_in_each_at_first)
+        worker.events._recomputed = looks.append
+    monkeypatch.setattr(events_module, failing, fails)
     with engine.begin() as connection:
         show = connection.execute(text("SELECT pk_show FROM proc LIMIT 1")).scalar_one()
         connection.execute(text("UPDATE subscription SET int_burst = 300"))
         connection.execute(text("UPDATE folder_resource SET int_max_cores = 700"))
-    eventually(lambda: len(tried) >= 2 * len(fleet), RECENT, "another try of each")
+    eventually(lambda: len(tried) >= len(fleet), RECENT, "a try of each")
     eventually(lambda: burst(redis_client) == "3", RECENT, "the cap")
     eventually(lambda: show in woken, RECENT, "its clusters awake")
+    eventually(lambda: idle([worker.events._resync for worker in fleet]), RECENT, "an end of it")
+    assert 1 <= len(looks) <= len(tried), "not more often than something could not be read"
