@@ -13,7 +13,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import PurePath
 from typing import Any
@@ -32,71 +32,63 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.task import runtime
 
 
-def _instance_command(**options: Any) -> Callable[[Callable[..., dict[str, object]]], Any]:
+def _instance_command(function: Callable[..., dict[str, object]]) -> Any:
     """A control command that a worker carries out only if it is one of the ``instances`` in its arguments, if any:
     Celery's node names, by which ``destination`` goes, need not be unique."""
 
-    def decorate(function: Callable[..., dict[str, object]]) -> Any:
-        @control_command(**options)
-        @wraps(function)
-        def run(*given: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
-            if instances and runtime().settings.instance not in instances:
-                return {"ok": "not meant"}
-            return function(*given, **named)
+    @control_command()
+    @wraps(function)
+    def run(*given: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
+        if instances and runtime().settings.instance not in instances:
+            return {"ok": "not meant"}
+        return function(*given, **named)
 
-        return run
-
-    return decorate
+    return run
 
 
-def _work_queues(state: Any, types: Iterable[str]) -> list[str]:
+def _work_queues(state: Any, *types: QueueType) -> list[str]:
     """The work queues this worker was started with, of these types, in order."""
-    wanted = set(types)
     found = []
-    for name in state.app.conf.task_queues:
-        try:
-            queue = QueueName.parse(name.name)
-        except InvalidInput:
-            continue
-        if queue.type in wanted:
-            found.append(name.name)
+    for queue in state.app.conf.task_queues:
+        with contextlib.suppress(InvalidInput):  # a queue of an older naming
+            found += [queue.name] if QueueName.parse(queue.name).type in types else []
     return found
 
 
-def _stop_consuming(state: Any, types: Iterable[str]) -> None:
-    for name in _work_queues(state, types):
+def _stop_consuming(state: Any, *types: QueueType) -> None:
+    for name in _work_queues(state, *types):
         state.consumer.cancel_task_queue(name)
 
 
-@_instance_command()
+@_instance_command
 def pause_dispatch(state: Any) -> dict[str, object]:
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
     runtime().membership.workload.pause()
-    _stop_consuming(state, [QueueType.DISPATCH.value])
+    _stop_consuming(state, QueueType.DISPATCH)
     return {"ok": "paused"}
 
 
-@_instance_command()
+@_instance_command
 def drain(state: Any) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
     runtime().membership.workload.drain()
-    _stop_consuming(state, [type_.value for type_ in QueueType])
+    _stop_consuming(state, *QueueType)
     return {"ok": "draining", "in_hand": runtime().membership.in_flight()}
 
 
-@_instance_command()
+@_instance_command
 def resume_dispatch(state: Any) -> dict[str, object]:
     """Take messages again after pause_dispatch or drain."""
     runtime().membership.workload.resume()
     queues = state.app.amqp.queues
-    for name in _work_queues(state, [type_.value for type_ in QueueType]):
+    for name in _work_queues(state, *QueueType):
         # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
         queues.select_add(queues[name])
         state.consumer.add_task_queue(name)
     return {"ok": "working"}
 
 
-@_instance_command()
+@_instance_command
 def stop_worker(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Finish what is in hand and end this worker, as SIGTERM does."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -18,7 +18,6 @@ from celery import Celery
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import look_at_store, make_redis
-from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import FirstSeen, recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
@@ -197,9 +196,14 @@ class Runtime:
     @cached_property
     def events(self) -> Events:
         """The notifications of PostgreSQL, and what they set in motion."""
-        recomputed = metrics.record_recompute
         made = Events(
-            self.settings, self.engine, self.ledger, self.hosts, self._wake, metrics.record_event, recomputed=recomputed
+            self.settings,
+            self.engine,
+            self.ledger,
+            self.hosts,
+            self._wake,
+            metrics.record_event,
+            recomputed=metrics.record_recompute,
         )
         self._closing.callback(made.stop)
         return made
@@ -299,7 +303,7 @@ class Runtime:
         accounting = self.settings.accounting
         report = recompute(
             self.engine,
-            self._ledger_under(fence),
+            self.ledger.under(self._fence(fence)),
             age_seconds=accounting.in_flight_age,
             first_seen=self.first_seen,
         )
@@ -313,7 +317,7 @@ class Runtime:
 
     def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
         """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
-        report = reseed_limits(self.engine, self._ledger_under(fence))
+        report = reseed_limits(self.engine, self.ledger.under(self._fence(fence)))
         return {"written": report.written, "kept": report.kept}
 
     def recalculate_subs(self) -> dict[str, object]:
@@ -362,9 +366,6 @@ class Runtime:
         """Finish what a process that died after a completion left undone."""
         recovery = recover_depends(self.engine, self.settings.release, scope=self._scope)
         return {name: str(value) for name, value in asdict(recovery).items()}
-
-    def _ledger_under(self, fence: int | None) -> Ledger:
-        return self.ledger.under(self._fence(fence))
 
     def _fence(self, number: int | None) -> Fence | None:
         return None if number is None else Fence(self.leader_keys.fence, number)

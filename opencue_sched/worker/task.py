@@ -296,13 +296,11 @@ class Messenger:
 
     def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
         """Hand a message that this process does not work on to the others; the worker that takes it answers."""
-        priority = POSTING_PRIORITY if reply is None else CLIENT_WAITS
-        self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply, priority=priority)
+        self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
 
     def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""
-        queue = str(self._router.queue_of_all())
-        self._put(queue, posting, reply=reply, countdown=delay_seconds, priority=CLIENT_WAITS)
+        self._put(str(self._router.queue_of_all()), posting, reply=reply, countdown=delay_seconds)
 
     def _put(
         self,
@@ -312,7 +310,6 @@ class Messenger:
         ticket: int | None = None,
         reply: str | None = None,
         countdown: float = 0.0,
-        priority: JobPriority = POSTING_PRIORITY,
     ) -> None:
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
         self._send(
@@ -321,7 +318,7 @@ class Messenger:
             kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
             queue=Queue(queue),
             declare=[],
-            priority=priority.queue_priority,
+            priority=(POSTING_PRIORITY if reply is None else CLIENT_WAITS).queue_priority,
             countdown=countdown or None,
             headers={"sent_at": round(time.time(), 3)},
         )
