@@ -5,7 +5,6 @@ FAIL is what must be put right before frames are booked and launched; WARN is wh
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -217,7 +216,7 @@ def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) 
 
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
     addresses = settings.rqd.addresses
-    malformed = [f"{host}={address}" for host, address in addresses.items() if _split(address) is None]
+    malformed = [f"{host}={address}" for host, address in addresses.items() if not _is_address(address)]
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
         yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
@@ -232,40 +231,26 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
 
 
 def _probed(names: list[str], settings: Settings) -> HealthCheck:
-    """Whether an RQD listens at each host's address."""
-    from opencue_sched.dispatch.rqd import RqdChannels  # imports grpc, which `explain` and `job list` do without
+    """Whether the RQD of each host answers."""
+    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller  # imports grpc, which `explain` does without
 
-    channels = RqdChannels(settings.rqd)
-    addresses = {name: channels.address(name) for name in names}
-    channels.close()
-    with ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
-        answers = dict(zip(names, threads.map(_listens, addresses.values()), strict=True))
-    silent = [f"{name} ({addresses[name]})" for name in names if not answers[name]]
-    text = f"{len(names) - len(silent)} of {len(names)} hosts that are up accept connections"
+    with RqdChannels(settings.rqd) as channels, ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
+        answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)
+        silent = [f"{name} ({channels.address(name)})" for name, there in zip(names, answers, strict=True) if not there]
+    text = f"{len(names) - len(silent)} of {len(names)} hosts that are up have an RQD that answers"
     if not silent:
         return _ok("RQD", text)
     remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
     return (_warn if len(silent) < len(names) else _fail)("RQD", f"{text}; not {listed(silent)}", remedy)
 
 
-def _listens(address: str) -> bool:
-    place = _split(address)
-    if place is None:
-        return False
+def _is_address(text: str) -> bool:
+    """Whether it is ``address:port`` or ``[v6]:port``."""
     try:
-        with socket.create_connection(place, timeout=PROBE_SECONDS):
-            return True
-    except OSError:
-        return False
-
-
-def _split(address: str) -> tuple[str, int] | None:
-    """Host and port of ``address:port`` or ``[v6]:port``; None for anything else."""
-    try:
-        place = urlsplit(f"//{address}")
-        return (place.hostname, place.port) if place.hostname and place.port else None
+        place = urlsplit(f"//{text}")
+        return bool(place.hostname and place.port)
     except ValueError:
-        return None
+        return False
 
 
 def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:

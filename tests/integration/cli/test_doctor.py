@@ -110,7 +110,7 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     }
     lines = cli("doctor").out.splitlines()
     assert "ok    shows          1 managed by this scheduler: demo" in lines
-    assert "ok    RQD            1 of 1 hosts that are up accept connections" in lines
+    assert "ok    RQD            1 of 1 hosts that are up have an RQD that answers" in lines
     assert "warn  workers        none is alive" in lines
     assert lines[-1].startswith("                     -> `celery -A opencue_sched worker`")
 
@@ -230,7 +230,13 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
     [
         ("SCHEDULER__FACILITY", "lcal", "facility", "FAIL", "there is no facility 'lcal'"),
         ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "not address:port: render01=here"),
-        ("RQD__ADDRESSES", '{"render01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts that are up accept"),
+        (
+            "RQD__ADDRESSES",
+            '{"render01": "127.0.0.1:1"}',
+            "RQD",
+            "FAIL",
+            "0 of 1 hosts that are up have an RQD",
+        ),
         ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "hosts that have never reported: rendr01"),
         ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run: frames are booked and never launched"),
         ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows with accounting."),
