@@ -18,7 +18,7 @@ from sqlalchemy import text
 from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start_beat, until
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
-from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.names import LeaderKeys, beat_keys, cluster_board
 from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.insight.farm import leader_view
@@ -140,7 +140,7 @@ def _redis_ms(site: Site) -> int:
 
 
 def _keys(site: Site) -> LeaderKeys:
-    return LeaderKeys(site.settings.coordination.namespace, beat_role(site.settings.scheduler.facility))
+    return beat_keys(site.settings.coordination.namespace, site.settings.scheduler.facility)
 
 
 def _leader(site: Site) -> str | None:

@@ -34,7 +34,7 @@ from opencue_sched.coordination.leader import (
     seconds_to_next,
     tick_series,
 )
-from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
+from opencue_sched.coordination.names import beat_keys, worker_group
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.errors import SchedulerError
@@ -61,7 +61,7 @@ def make_gate(settings: Settings) -> LeaderGate:
     coordination = settings.coordination
     return LeaderGate(
         make_redis(settings.redis_dsn, settings),
-        LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),
+        beat_keys(coordination.namespace, settings.scheduler.facility),
         ttl_seconds=coordination.lease_ttl,
         renew_deadline_seconds=coordination.renew_deadline,
         retry_seconds=coordination.retry_interval,

@@ -25,8 +25,7 @@ from benchmarks.proc_times import Reading, parent_of, read
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.coordination.leader import LeaderKeys
-from opencue_sched.coordination.names import beat_role
+from opencue_sched.coordination.names import beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.farm import ExitStatus
@@ -263,7 +262,7 @@ class Stage:
 
     def kill_leading_beat(self) -> None:
         members = list_members(self.client, self.settings.coordination.namespace)
-        role = LeaderKeys(self.settings.coordination.namespace, beat_role(self.settings.scheduler.facility))
+        role = beat_keys(self.settings.coordination.namespace, self.settings.scheduler.facility)
         leader = leader_view(self.client, role, members)["instance"]
         beats = [name for name in self.fleet.processes if name.startswith("beat")]
         self.fleet.processes.pop(leader if leader in beats else beats[0]).kill()

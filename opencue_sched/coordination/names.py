@@ -165,11 +165,6 @@ def put_mark(ns: str, queue: str, message: str) -> str:
     return f"{checked_name('namespace', ns)}:q:put:{message}:{queue}"
 
 
-def beat_role(facility: str | None) -> str:
-    """The elected role of the beats of one facility scope: fleets of different facilities have leaders of their own."""
-    return _in_scope("beat", facility)
-
-
 def reap_lease(ns: str, facility: str | None) -> str:
     """The lease of the process that reaps for one facility scope: a fleet reaps nothing of another's facility."""
     return _in_scope(f"{ns}:turn:reap", facility)
@@ -199,6 +194,11 @@ class LeaderKeys:
     @property
     def fence(self) -> str:
         return f"{self.ns}:leader:{self.role}:fence"
+
+
+def beat_keys(ns: str, facility: str | None) -> LeaderKeys:
+    """The elected role of the beats of one facility scope: fleets of different facilities have leaders of their own."""
+    return LeaderKeys(ns, _in_scope("beat", facility))
 
 
 BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed", "awaited")

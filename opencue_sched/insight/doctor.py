@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
-from opencue_sched.coordination.names import LeaderKeys, QueueType, beat_role
+from opencue_sched.coordination.names import QueueType, beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
@@ -208,7 +208,7 @@ def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts
 
 
 def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
-    keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
+    keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
     if PersistentFences(connection.engine).leader(keys.name).two_redis:
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
         yield _fail("beats", text, ONE_REDIS)

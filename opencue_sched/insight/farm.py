@@ -19,7 +19,7 @@ import structlog
 from sqlalchemy import Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
+from opencue_sched.coordination.names import LeaderKeys, beat_keys, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
@@ -368,7 +368,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
     counts = postings.counts()
     return {
         "namespace": namespace,
-        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), members, fences),
+        "leader": leader_view(client, beat_keys(namespace, facility), members, fences),
         "workers": _workers(members, postings.in_hand()),
         "beats": [_process(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
         "gone": list(members.gone),

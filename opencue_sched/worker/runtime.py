@@ -28,7 +28,7 @@ from opencue_sched.accounting.show_handover import (
 )
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board, reap_lease
+from opencue_sched.coordination.names import beat_keys, cluster_board, reap_lease
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
@@ -105,7 +105,7 @@ class Runtime:
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
-        self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
+        self.leader_keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
         for give_back in (

@@ -8,7 +8,7 @@ import time
 
 import redis
 
-from opencue_sched.coordination.names import LeaderKeys, QueueName, beat_role
+from opencue_sched.coordination.names import QueueName, beat_keys
 from opencue_sched.coordination.presence import BEAT_TYPE, Presence
 
 from .conftest import Cli
@@ -17,10 +17,12 @@ from .conftest import Cli
 def test_fleet_says_who_is_alive_who_leads_what_each_works_on_and_how_long_what_waits(
     cli: Cli, redis_client: redis.Redis
 ) -> None:
-    role, queue = beat_role(None), QueueName("cue", "dispatch", "default", "w1")
-    redis_client.set(LeaderKeys("cue", role).lease, "token|7", px=60_000)
+    keys, queue = beat_keys("cue", None), QueueName("cue", "dispatch", "default", "w1")
+    redis_client.set(keys.lease, "token|7", px=60_000)
     for instance, fence in (("b1", 0), ("b2", 7)):
-        beat = Presence(redis_client, "cue", types=[BEAT_TYPE], group="default", instance=instance, capabilities=[role])
+        beat = Presence(
+            redis_client, "cue", types=[BEAT_TYPE], group="default", instance=instance, capabilities=[keys.role]
+        )
         beat.announce()
         beat.refresh(fence=fence)
     worker = Presence(redis_client, "cue", types=["dispatch", "sweep"], group="default", instance="w1", capacity=4)

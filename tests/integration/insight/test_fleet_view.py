@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.names import beat_keys, cluster_board
 from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -45,7 +45,7 @@ def scoped(monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Re
 @pytest.mark.parametrize("facility", FACILITIES)
 def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, facility):
     """Each role counts fences of its own, so leaders of two facilities often have the same."""
-    keys = LeaderKeys("cue", beat_role(facility))
+    keys = beat_keys("cue", facility)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
     assert (view["role"], view["fence"]) == (keys.role, 1)
     assert view["instance"] == f"beat-{facility}".lower()
@@ -83,7 +83,7 @@ def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Redis
 ) -> None:
     monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
-    keys, beat, gate = LeaderKeys("cue", beat_role(None)), LeaderScheduler(app=app, lazy=True), make_gate(settings)
+    keys, beat, gate = beat_keys("cue", None), LeaderScheduler(app=app, lazy=True), make_gate(settings)
     beat._show(gate)
     assert gate.renew() is not None
     beat._show(gate)
@@ -95,14 +95,14 @@ def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
 
 
 def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):
-    redis_client.delete(LeaderKeys("cue", beat_role("beta")).lease)
-    view = leader_view(redis_client, LeaderKeys("cue", beat_role("beta")), list_members(redis_client, "cue"))
+    redis_client.delete(beat_keys("cue", "beta").lease)
+    view = leader_view(redis_client, beat_keys("cue", "beta"), list_members(redis_client, "cue"))
     assert (view["fence"], view["instance"]) == (None, None)
 
 
 def test_the_age_of_the_last_tick_is_shown(redis_client: Redis, engine: Engine) -> None:
     keys, members, fences = (
-        LeaderKeys("cue", beat_role(None)),
+        beat_keys("cue", None),
         list_members(redis_client, "cue"),
         PersistentFences(engine),
     )
@@ -117,6 +117,6 @@ def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis,
         def leader(self, name: str) -> LeaderRecord:
             raise OperationalError("SELECT", {}, Exception("connection refused"))
 
-    keys = LeaderKeys("cue", beat_role(None))
+    keys = beat_keys("cue", None)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"), Away(engine))
     assert (view["fence"], view["tick_age_seconds"], view["two_redis"]) == (None, None, None)
