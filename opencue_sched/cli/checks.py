@@ -10,7 +10,7 @@ from typing import Any
 import click
 import redis
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import NoResultFound, OperationalError
 
 from opencue_sched.cli.inputs import JOB, TOP, UnknownName, checked_redis, database, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, working
@@ -95,7 +95,10 @@ def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str
     passes: Any = ({}, ())
     with suppress(redis.RedisError, SchedulerError), redis_store() as client:
         passes = passes_over(client, get_settings(), job_id)
-    found = explain_job(connection, job_id, get_settings(), facts, *passes)
+    try:
+        found = explain_job(connection, job_id, get_settings(), facts, *passes)
+    except NoResultFound:
+        return "the job is gone"
     return max(found.layers, key=lambda it: it.layer.waiting).reasons[0].text
 
 

@@ -138,7 +138,7 @@ def _outcome(layers: Sequence[LayerProgress]) -> str | None:
         return None
     if all(layer.succeeded == layer.total for layer in layers):
         return "succeeded"
-    if all(layer.succeeded + layer.eaten == layer.total for layer in layers):
+    if all(layer.done == layer.total for layer in layers):
         return "eaten"
     if layers[0].state == JobState.FINISHED:
         return "killed"
@@ -178,7 +178,7 @@ def _show_lines(looks: Iterable[Sequence[LayerProgress]], reasons: _Reasons) -> 
         lines = {job: (f"{names[job]} {why}", False) for job, why in reasons(layers).items()}
         for layer in layers:
             text = f"{layer.job} {layer.layer}: {', '.join(word for word in _words(layer) if word)}"
-            over = layer.succeeded + layer.eaten + layer.dead == layer.total
+            over = layer.done + layer.dead == layer.total
             lines[f"{layer.job_id} {layer.layer}"] = text, over
         for key, (text, over) in lines.items():
             if text not in told and (over or time.monotonic() >= due.get(key, 0.0)):
@@ -196,7 +196,7 @@ def _picture(layers: Sequence[LayerProgress], reasons: Mapping[str, str], width:
 
     names = list(dict.fromkeys(layer.job_id for layer in layers))
     room = max(_LEAST_ROWS, height - len(names) - len(reasons) - 3)
-    shown = [layer for layer in layers if len(layers) <= room or layer.succeeded + layer.eaten < layer.total][:room]
+    shown = [layer for layer in layers if len(layers) <= room or layer.done < layer.total][:room]
     parts: list[Text | Table] = []
     widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
     for job_id, of_job in groupby(shown, key=attrgetter("job_id")):
@@ -212,7 +212,7 @@ def _picture(layers: Sequence[LayerProgress], reasons: Mapping[str, str], width:
             table.add_column(justify="right", min_width=least, no_wrap=True)
         for layer in job:
             done, running, dead, left = _words(layer)
-            bar = ProgressBar(total=max(1, layer.total), completed=layer.succeeded + layer.eaten, complete_style="cyan")
+            bar = ProgressBar(total=max(1, layer.total), completed=layer.done, complete_style="cyan")
             table.add_row(Text(layer.layer), bar, done, running, Text(dead, "red"), left)
         parts.append(table)
     if len(shown) < len(layers):
@@ -228,7 +228,7 @@ def _words(layer: LayerProgress) -> tuple[str, str, str, str]:
         frames = layer.total - layer.succeeded - layer.eaten - layer.dead - layer.running / 2
         left = f"{duration_text(layer.mean_seconds * frames / layer.running)} left"
     return (
-        f"{layer.succeeded + layer.eaten}/{layer.total} done",
+        f"{layer.done}/{layer.total} done",
         f"{layer.running} running" if layer.running else "",
         f"{layer.dead} dead" if layer.dead else "",
         left,

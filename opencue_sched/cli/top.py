@@ -52,7 +52,7 @@ _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b":
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1}
 ANY_HEIGHT = 100_000
-_BAR = 40
+_BAR = 32
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 _WHY = 30
@@ -69,6 +69,23 @@ SORTS: dict[str, Callable[[JobUse], Any]] = {
 
 
 _PERCENT = "{:.0%}".format
+
+
+def _bar(it: AllocationUse) -> str:
+    """Booked, idle, locked and down cores as parts of a line."""
+    bar, cores = "", 0.0
+    for part, sign in ((it.booked, "█"), (it.idle, "░"), (it.locked, "▒"), (it.down, "x")):
+        cores += part
+        bar += sign * ((round(_BAR * cores / it.cores) if it.cores else 0) - len(bar))
+    return bar
+
+
+ALLOCATION_COLUMNS = (
+    Column("name", "ALLOCATION", importance=NAME),
+    Column("", "█ booked ░ idle ▒ locked x down", _bar, importance=LOW),
+    *(Column(name, name.upper(), importance=HIGH) for name in ("cores", "booked", "idle", "locked", "down")),
+    Column("hosts", "HOSTS"),
+)
 SHOW_COLUMNS = (
     Column("show", "SHOW", importance=NAME),
     Column("allocation", "ALLOCATION", importance=LOW),
@@ -395,37 +412,14 @@ def _header(screen: Screen, view: FarmView, problem: str) -> None:
 
 
 def _allocations(screen: Screen, allocations: Sequence[AllocationUse]) -> None:
-    """A bar each of those with hosts, the largest first; the rest in one line."""
+    """Those with hosts, the largest first."""
     found = sorted((it for it in allocations if it.hosts), key=lambda it: (-it.cores, it.name))
-    most = max(2, screen.height // 6)
-    shown = found if len(found) <= most else found[: most - 1]
-    names = max((cell_len(it.name) for it in shown), default=0)
-    for it in shown:
-        screen.add(
-            Text.assemble(
-                set_cell_size(it.name, names), "  ", _bar(it, min(_BAR, screen.width // 6)), "  ", _cores_text(it)
-            )
-        )
-    if rest := found[len(shown) :]:
-        screen.add(
-            f"and {len(rest)} more: {sum(it.booked for it in rest):g} of {sum(it.cores for it in rest):g} booked"
-        )
-    if not found:
+    shown = found[: max(2, screen.height // 6)]
+    if found:
+        styles = ["red" if it.down == it.cores else "" for it in shown]
+        _table(screen, ALLOCATION_COLUMNS, shown, styles, more=len(found) - len(shown))
+    else:
         screen.add("no hosts", "bold red")
-
-
-def _cores_text(it: AllocationUse) -> str:
-    parts = [f"{it.booked:g} of {it.cores:g} cores booked", f"{it.idle:g} idle"]
-    parts += [f"{cores:g} {word}" for cores, word in ((it.locked, "locked"), (it.down, "down")) if cores]
-    return ", ".join(parts)
-
-
-def _bar(it: AllocationUse, width: int) -> Text:
-    bar, cores = Text(), 0.0
-    for part, sign, style in ((it.booked, "█", "green"), (it.idle, "░", "dim"), (it.locked, "▒", "yellow")):
-        cores += part
-        bar.append(sign * ((round(width * cores / it.cores) if it.cores else 0) - len(bar)), style)
-    return bar.append("x" * (width - len(bar)), "red")
 
 
 def _fleet(screen: Screen, view: FarmView) -> None:

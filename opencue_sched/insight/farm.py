@@ -178,7 +178,6 @@ class FarmView:
     allocations: tuple[AllocationUse, ...]
     hosts: tuple[HostGroup, ...]
     shows: tuple[ShowUse, ...]
-    shows_total: int
     caps: tuple[CapUse, ...]
     jobs: tuple[JobUse, ...]
     jobs_total: int
@@ -228,7 +227,6 @@ def farm_view(
         allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
         hosts=tuple(_filled(HostGroup, it) for it in groups if it.state is not None),
         shows=tuple(shown[:most_shows]),
-        shows_total=len(shown),
         caps=tuple(_caps(folders, limits.values())[:most_shows]),
         jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,

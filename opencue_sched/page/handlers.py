@@ -11,11 +11,11 @@ import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import redis
 import structlog
@@ -23,7 +23,7 @@ from flower.urls import handlers as flower_handlers
 from flower.views import BaseHandler
 from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
@@ -36,7 +36,6 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from opencue_sched.store.shows import Kind, find_row
 
 log = structlog.get_logger(__name__)
 
@@ -54,18 +53,12 @@ MOST_HOSTS = 2000
 """So many are shown one by one, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageAnswer:
+class PageAnswer(NamedTuple):
     """An HTTP status, JSON in gzip, and when it was read (monotonic seconds)."""
 
     status: int
     body: bytes
     at: float
-
-    @classmethod
-    def of(cls, status: int, content: dict[str, Any]) -> Self:
-        body = json.dumps(content, separators=(",", ":")).encode()
-        return cls(status, gzip.compress(body, compresslevel=1), time.monotonic())
 
 
 class FarmReader:
@@ -94,14 +87,18 @@ class FarmReader:
 
     def _read(self, job_id: str | None) -> PageAnswer:
         """What fails is an answer too; the next read tries again."""
+        status, found = 200, {}
         try:
             found = self._farm() if job_id is None else self._explanation(job_id)
+        except NoResultFound:
+            status, found = 404, {"error": "there is no such job"}
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
-            return PageAnswer.of(503, {"error": describe_failure(error, self._settings)})
+            status, found = 503, {"error": describe_failure(error, self._settings)}
         except Exception:
             log.exception("farm_page_not_read", job=job_id)
-            return PageAnswer.of(500, {"error": "the farm cannot be read; Flower's log says why"})
-        return PageAnswer.of(404, {"error": "there is no such job"}) if found is None else PageAnswer.of(200, found)
+            status, found = 500, {"error": "the farm cannot be read; Flower's log says why"}
+        body = json.dumps(found, separators=(",", ":")).encode()
+        return PageAnswer(status, gzip.compress(body, compresslevel=1), time.monotonic())
 
     def _farm(self) -> dict[str, Any]:
         with self._engine.connect() as connection:
@@ -112,16 +109,12 @@ class FarmReader:
         grid = [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]
         return asdict(view) | {"grid": grid}
 
-    def _explanation(self, job_id: str) -> dict[str, Any] | None:
+    def _explanation(self, job_id: str) -> dict[str, Any]:
+        """Raises NoResultFound where there is no such job."""
         with self._engine.connect() as connection:
-            facts = self._checked(connection)
-            job = find_row(connection, Kind.JOB, job_id)
-            if job is None:
-                return None
-            passes = passes_over(self._redis, self._settings, job.id)
-            explanation = explain_job(connection, job.id, self._settings, facts, *passes)
-        lines = explanation_lines(explanation, explanation.layers, every_reason=True)
-        return {"job": job.name, "state": explanation.state, "lines": lines}
+            passes = passes_over(self._redis, self._settings, job_id)
+            found = explain_job(connection, job_id, self._settings, self._checked(connection), *passes)
+        return {"state": found.state, "lines": explanation_lines(found, found.layers, every_reason=True)}
 
     def _checked(self, connection: Connection) -> SchemaFacts:
         if self._facts is None:

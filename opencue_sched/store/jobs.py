@@ -92,7 +92,7 @@ _PROGRESS = text(
            layer.str_name AS layer, stat.int_total_count AS total, stat.int_waiting_count AS waiting,
            stat.int_running_count AS running, stat.int_depend_count AS depend, stat.int_dead_count AS dead,
            stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
-           stat.int_checkpoint_count AS checkpoint,
+           stat.int_succeeded_count + stat.int_eaten_count AS done, stat.int_checkpoint_count AS checkpoint,
            CASE WHEN used.int_frame_success_count > 0
                 THEN CAST(used.int_clock_time_success AS double precision) / used.int_frame_success_count
                 END AS mean_seconds

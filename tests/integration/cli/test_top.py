@@ -57,7 +57,10 @@ def test_the_farm_is_on_one_screen_of_any_width(environment: pytest.MonkeyPatch,
         lines = terminal.shows("harbour-sh010-bob_water_v012", "quit")
         # The cores of the allocation, what holds frames back, and that nobody would book them
         assert "local.general" in terminal.text()
-        assert "4 of 20 cores booked, 4 idle, 8 locked, 4 down" in terminal.text()
+        titles = next(line.split("down")[-1].split() for line in lines if line.startswith("ALLOCATION"))
+        figures = next(line.split() for line in lines if line.startswith("local.general"))
+        of_allocation = dict(zip(titles[-6:], figures[-6:], strict=True))
+        assert of_allocation == {"CORES": "20", "BOOKED": "4", "IDLE": "4", "LOCKED": "8", "DOWN": "4", "HOSTS": "3"}
         assert "why frames wait: capacity 7" in terminal.text()
         assert "no worker is alive" in terminal.text()
         # Shows with what they use, may use and are due
