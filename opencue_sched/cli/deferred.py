@@ -18,6 +18,7 @@ from opencue_sched.cli.output import working
 from opencue_sched.domain.farm import FrameState, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
+from opencue_sched.store.hosts import list_procs
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import NamedRow
 
@@ -104,7 +105,7 @@ def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
 
     def running() -> set[tuple[str, str]]:
         with engine.connect() as connection:
-            return {(run.frame_id, run.proc_id) for run in jobs.running_frames(connection, frame_ids=frame_ids)}
+            return {(proc.frame_id, proc.id) for proc in list_procs(connection, frame_ids=frame_ids)}
 
     before = left = running()
     until = time.monotonic() + REAPED_WITHIN

@@ -20,7 +20,7 @@ from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.farm.completion import Releaser, follow, with_counters
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
-from opencue_sched.store import depends, jobs, procs, release
+from opencue_sched.store import depends, hosts, jobs, procs, release
 from opencue_sched.store.release import Counters
 
 _log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class JobControl:
         finished = with_counters(self._releaser.engine, partial(_finish, job_id))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
-        return replace(self._change(reason, job_ids=[job_id], looks=_MOST_LOOKS), finished=finished)
+        return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS), finished=finished)
 
     def kill_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """End what runs of frames; they wait again. What does not run is left alone."""
@@ -80,25 +80,26 @@ class JobControl:
     def _change(
         self,
         reason: str,
-        frame_ids: Sequence[str] = (),
+        frame_ids: Sequence[str] | None = None,
         *,
-        job_ids: Sequence[str] = (),
+        job_id: str | None = None,
         state: FrameState = FrameState.WAITING,
         then: _Then | None = None,
         looks: int = 1,
     ) -> FramesChanged:
-        """End what runs of frames, or of jobs, in ``state``, ``then`` change the frames that do not; at most so many
+        """End what runs of frames, or of a job, in ``state``, ``then`` change the frames that do not; at most so many
         ``looks``, until nothing runs."""
         changed: dict[str, None] = {}
         deferred: dict[str, None] = {}
         for _ in range(looks):
-            left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
+            left = None if frame_ids is None else [it for it in frame_ids if it not in changed and it not in deferred]
             with self._releaser.engine.connect() as connection:
-                found = jobs.running_frames(connection, frame_ids=left, job_ids=job_ids)
-            running = [frame for frame in found if frame.frame_id not in deferred]
+                found = hosts.list_procs(connection, frame_ids=left, job_id=job_id)
+            # Locally dispatched procs are Cuebot's; one without a frame is the reaper's.
+            running = [proc for proc in found if proc.frame_id and not proc.local and proc.frame_id not in deferred]
             if running:
                 self._kill(running, state, reason, changed, deferred)
-            if then is not None:
+            if then is not None and left is not None:
                 changed |= dict.fromkeys(with_counters(self._releaser.engine, partial(then, left)))
             if not running:
                 break
@@ -115,13 +116,13 @@ class JobControl:
         """Kill what runs and end it in ``state``, unless its own completion has; what is not confirmed dead is
         deferred."""
         with ThreadPoolExecutor(min(_KILL_THREADS, len(running)), thread_name_prefix="kill") as threads:
-            fates = threads.map(lambda it: self._killer.stop(it.host_name, it.frame_id, it.proc_id, reason), running)
+            fates = threads.map(lambda it: self._killer.stop(it.host, it.frame_id, it.id, reason), running)
             killed = list(zip(running, fates, strict=True))
-        deferred |= {frame.frame_id: None for frame, fate in killed if fate is not Fate.NOT_RUNNING}
+        deferred |= {proc.frame_id: None for proc, fate in killed if fate is not Fate.NOT_RUNNING}
         outcomes = self._releaser.end_lost(
             [
-                LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
-                for frame, fate in killed
+                LostRun(proc.id, proc.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
+                for proc, fate in killed
                 if fate is Fate.NOT_RUNNING
             ]
         )

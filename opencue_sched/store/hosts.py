@@ -188,6 +188,7 @@ _PROCS = text(
       LEFT JOIN layer ON layer.pk_layer = proc.pk_layer
       LEFT JOIN frame ON frame.pk_frame = proc.pk_frame
      WHERE (CAST(:procs AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:procs AS varchar[])))
+       AND (CAST(:frames AS varchar[]) IS NULL OR proc.pk_frame = ANY(CAST(:frames AS varchar[])))
        AND (CAST(:host AS varchar) IS NULL OR proc.pk_host = :host)
        AND (CAST(:job AS varchar) IS NULL OR proc.pk_job = :job)
        AND (CAST(:show AS varchar) IS NULL OR proc.pk_show = :show)
@@ -276,16 +277,25 @@ def list_procs(
     connection: Connection,
     *,
     proc_ids: Collection[str] | None = None,
+    frame_ids: Collection[str] | None = None,
     host_id: str | None = None,
     job_id: str | None = None,
     show_id: str | None = None,
     alloc_id: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """What runs, the oldest first: of these ids, a host, job, show or allocation. ``frame`` is None while a frame is
-    being taken off its proc."""
-    procs = None if proc_ids is None else list(proc_ids)
-    wanted = {"procs": procs, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id, "most": most}
+    """What runs, the oldest first: of these ids or frames, a host, job, show or allocation. ``frame`` and ``frame_id``
+    are None when the frame was taken off its proc."""
+    procs, frames = (None if ids is None else list(ids) for ids in (proc_ids, frame_ids))
+    wanted = {
+        "procs": procs,
+        "frames": frames,
+        "host": host_id,
+        "job": job_id,
+        "show": show_id,
+        "alloc": alloc_id,
+        "most": most,
+    }
     return connection.execute(_PROCS, wanted).all()
 
 

@@ -274,15 +274,6 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
 
 # What a person changes about jobs and frames that may be running.
 
-_RUNNING = text(
-    """
-    SELECT proc.pk_proc AS proc_id, proc.pk_frame AS frame_id, host.str_name AS host_name
-      FROM proc JOIN host ON host.pk_host = proc.pk_host
-     WHERE proc.pk_frame IS NOT NULL AND NOT proc.b_local
-       AND (proc.pk_frame = ANY(CAST(:frames AS varchar[])) OR proc.pk_job = ANY(CAST(:jobs AS varchar[])))
-     ORDER BY host.str_name, proc.pk_proc
-    """
-)
 _SET_PAUSED = text(
     """
     WITH locked AS (
@@ -305,14 +296,6 @@ _REOPEN = text(
       FROM locked WHERE job.pk_job = locked.pk_job RETURNING job.pk_job
     """
 )
-
-
-def running_frames(
-    connection: Connection, *, frame_ids: Collection[str] = (), job_ids: Collection[str] = ()
-) -> Sequence[Row[Any]]:
-    """Which of these frames, or of these jobs' frames, a proc has, and on which host. Locally dispatched procs are
-    Cuebot's."""
-    return connection.execute(_RUNNING, {"frames": list(frame_ids), "jobs": list(job_ids)}).all()
 
 
 def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool) -> list[str]:

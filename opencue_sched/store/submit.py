@@ -225,7 +225,7 @@ _NAMES = text(
 )
 _JOBS = text(
     """
-    SELECT DISTINCT ON (str_name) pk_job AS id, str_name AS name, str_state AS state
+    SELECT DISTINCT ON (str_name) pk_job AS id, str_name AS name
       FROM job WHERE str_name = ANY(CAST(:names AS varchar[]))
      ORDER BY str_name, (str_visible_name IS NOT NULL) DESC, ts_started DESC
     """
