@@ -21,6 +21,7 @@ from opencue_sched.errors import InvalidInput
 INT_MAX = 2**31 - 1
 """The most OpenCue's integer columns hold."""
 CENTICORES_PER_CORE = 100
+KB_PER_GIB = 1024**2
 UNLIMITED = -1
 MOST_CENTICORES = INT_MAX
 """What the columns of caps hold. A layer that asks for more, or a host that has more, is a mistake."""
@@ -72,7 +73,7 @@ def cap_cores(cap_centicores: int) -> int | float:
 
 def memory_text(kilobytes: float) -> str:
     """KB as GiB, or as MiB below one."""
-    gib = kilobytes / 1024**2
+    gib = kilobytes / KB_PER_GIB
     return f"{gib * 1024:.0f}M" if abs(gib) < 1 else f"{gib:.1f}G"
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
-from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType
+from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, short_name
@@ -55,7 +55,6 @@ LEAST_FREE_TEMP = 0.05
 _DEFAULT_OS = "rhel40"
 _DEFAULT_FACILITY = "local"
 _DEFAULT_ALLOC_TAG = "general"
-_KB_PER_GB = 1024 * 1024
 _MOST_CENTICORES = 10_000_000
 _SHOWN = 60
 _LATEST_EPOCH = 4_102_444_800
@@ -177,8 +176,8 @@ def bookable_memory_kb(total_kb: int, *, is_64bit: bool, nimby: bool) -> int:
     Of a workstation (nimby) two thirds of that, plus the half GB. A host of less than 1 GB that is not 64bit has
     nothing (the result is not positive).
     """
-    gigabytes = total_kb / _KB_PER_GB
-    memory_kb = (math.ceil(gigabytes) if is_64bit else math.floor(gigabytes)) * _KB_PER_GB - SYSTEM_MEMORY_KB
+    gigabytes = total_kb / KB_PER_GIB
+    memory_kb = (math.ceil(gigabytes) if is_64bit else math.floor(gigabytes)) * KB_PER_GIB - SYSTEM_MEMORY_KB
     return int(memory_kb / 1.5) + SYSTEM_MEMORY_KB if nimby and memory_kb > 0 else memory_kb
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import MEMORY_FLOOR_KB, ExitStatus, FrameState, PlannedProc
+from opencue_sched.domain.farm import INT_MAX, MEMORY_FLOOR_KB, ExitStatus, FrameState, PlannedProc
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
-
-_INT4_MAX = 2_147_483_647
 
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
 _STOP_FRAMES = text(
@@ -207,7 +205,7 @@ def lock_counters(connection: Connection, counters: Counters) -> None:
 def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[StoppedFrame]:
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
     rows = json.dumps([asdict(stop) for stop in stops])
-    return connection.execute(_STOP_FRAMES, {"rows": rows, "most": _INT4_MAX}).all()
+    return connection.execute(_STOP_FRAMES, {"rows": rows, "most": INT_MAX}).all()
 
 
 def read_frames(connection: Connection, frame_ids: Collection[str]) -> Sequence[ChangedFrame]:
@@ -233,7 +231,7 @@ def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None
             "layer": frame.layer_id,
             "job": frame.job_id,
             "success": frame.success,
-            "clock": min(_INT4_MAX, round(frame.seconds)),
+            "clock": min(INT_MAX, round(frame.seconds)),
             "core": round(frame.seconds * frame.centicores / 100),
             "gpu": round(frame.seconds * frame.gpus),
             "rss": frame.max_rss_kb,
@@ -243,7 +241,7 @@ def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None
     if rows:
         layers, jobs = ({str(row[key]) for row in rows} for key in ("layer", "job"))
         parameters = {"rows": json.dumps(rows), "layers": sorted(layers), "jobs": sorted(jobs)}
-        connection.execute(_COUNT_USAGE, {**parameters, "most": _INT4_MAX})
+        connection.execute(_COUNT_USAGE, {**parameters, "most": INT_MAX})
 
 
 def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
