@@ -25,7 +25,7 @@ _SERVICES = ("report-service",)
 _COMMANDS = {
     "alloc": ("show", "List, create and change allocations."),
     "audit": ("checks", "Check the invariants against PostgreSQL and Redis."),
-    "board": ("board", "List, show, trash and restore cluster postings."),
+    "board": ("ctl", "List, show, trash and restore cluster postings."),
     "ctl": ("ctl", "Pause, resume, drain and stop workers; let a cluster sleep."),
     "demo": ("services", "Render a real job on real RQDs, on this machine."),
     "dispatch": ("ctl", "Dispatch one cluster now, and wait for the result if asked to."),

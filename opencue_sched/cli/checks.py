@@ -55,9 +55,6 @@ def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     return Done(with_names(report.lines()), report.as_dict(), status=status)
 
 
-# ``opencue-sched doctor``.
-
-
 @TOP.answers("""doctor --json | jq '.findings[] | select(.level == "FAIL")'""")
 def doctor_command() -> Done:
     """Say whether everything a scheduler needs is there, and what to do about what is not.

@@ -1,14 +1,19 @@
-"""``opencue-sched ctl`` and ``opencue-sched dispatch``: messages to running workers."""
+"""``opencue-sched board``, ``ctl`` and ``dispatch``: clusters' postings, and messages to running workers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 import redis
 
-from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database
-from opencue_sched.cli.output import Done, working
-from opencue_sched.coordination.names import QueueType, worker_group
-from opencue_sched.coordination.postings import ClusterPostings, Enqueued
+from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database, with_names
+from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, field_lines, json_row, working
+from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
+from opencue_sched.coordination.names import QueueType, permit_board, worker_group
+from opencue_sched.coordination.postings import ClusterPostings, Enqueued, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
 from opencue_sched.dispatch.clusters import in_shard, load_clusters
@@ -21,30 +26,171 @@ from opencue_sched.worker.control import broadcast, put_to_sleep
 from opencue_sched.worker.task import Messenger
 
 WAIT_SECONDS = 3.0
+_CLUSTER = click.argument("cluster")
+_KEY = click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 
 
-command = Commands(
+def _ago(moment: datetime) -> str:
+    return f"{age_text(moment)} ago"
+
+
+_POSTING_COLUMNS = (
+    Column("cluster", "Cluster", "name", importance=NAME),
+    Column("show", "Show", importance=HIGH),
+    Column("posting", read="uuid"),
+    Column("state", "State", importance=HIGH),
+    Column("owner", "Owner"),
+    Column("failures", "Failures"),
+    Column("posted", "Posted", "created", _ago),
+    Column("modified", "Last worked on", show=_ago),
+    *map(Column, ("show_id", "facility_id")),
+    Column("tags", "Tags", wraps=True),
+    Column("facility", "Facility"),
+)
+_PERMIT_COLUMNS = (
+    Column("layer", "Layer", importance=NAME),
+    Column("layer_id", read="uuid"),
+    Column("state", "State"),
+    Column("cluster", "Cluster", "owner", importance=HIGH),
+    Column("fence", "Fence"),
+    Column("taken", "Taken", "modified", _ago),
+)
+
+board_command = Commands(
+    "board", "List, show, trash and restore cluster postings; list the permits of layers.", "list --state trash"
+)
+
+
+@board_command.answers("list --json")
+@click.option(
+    "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
+)
+@click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
+def list_postings(state: str | None, permits: bool) -> Rows:
+    """List postings: what waits, is worked on, sleeps or is in the trash.
+
+    With --permits, the layers that passes hold now: a pass gives its permits back at its end, or they run out.
+    """
+    with checked_redis() as client:
+        if permits:
+            board = BoardScripts(client, permit_board(get_settings().coordination.namespace))
+        else:
+            board = cluster_postings(client, get_settings())
+        pages: list[Pages] = ["trash"] if state == "trash" else ["listed"] if state else ["listed", "trash"]
+        found = [
+            listing
+            for which in pages
+            for listing in board.listings(which)
+            if state in (None, listing.fields.get("state"))
+        ]
+    return Rows(_read(found), _PERMIT_COLUMNS if permits else _POSTING_COLUMNS)
+
+
+@board_command.answers("show alloc-0f3a9c1d2b4e5f60")
+@_CLUSTER
+def show(cluster: str) -> Done:
+    """Show one posting, by its cluster's key or its id; with the traceback of its last failure."""
+    with checked_redis() as client:
+        _, listing = _found(client, cluster)
+    (posting,) = _read([listing])
+    row = json_row(posting, _POSTING_COLUMNS) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
+    return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
+
+
+@board_command.answers('trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"')
+@_CLUSTER
+@click.option("--reason", default="trashed by an operator", show_default=True, help="Kept with the posting.")
+@click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
+def trash(cluster: str, reason: str, force: bool) -> Done:
+    """Put a posting into the trash: its cluster is not dispatched until it is restored. A key without a shard (what
+    follows @) means the cluster's postings in all of them.
+    """
+    _update(cluster, "trash", reason, force=force)
+    return Done(f"{cluster} is in the trash", {"cluster": cluster, "state": "trash"})
+
+
+@board_command.answers("restore alloc-0f3a9c1d2b4e5f60")
+@_CLUSTER
+def restore(cluster: str) -> Done:
+    """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds."""
+    _update(cluster, "restore")
+    return Done(f"{cluster} is on the board again", {"cluster": cluster, "state": "ready"})
+
+
+def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:
+    postings = cluster_postings(client, get_settings())
+    listing = postings.job(next(iter(postings.find_all(cluster)), cluster))
+    if listing is None:
+        raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
+    return postings, listing
+
+
+def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False) -> None:
+    with checked_redis() as client:
+        postings, listing = _found(client, cluster)
+        uuids = postings.find_all(cluster) or [listing.uuid]
+        answers = [postings.update(uuid, how, reason, force=force) for uuid in uuids]
+    # Of all shards: one that is worked on is told of, but not one that is where it should be already.
+    refused = [answer for answer in answers if not answer[0]]
+    if held := [answer for answer in refused if answer[1] == "held"] or (refused if len(refused) == len(uuids) else []):
+        answer = held[0]
+        refusals = {
+            "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
+            "not_trashed": f"{cluster} is not in the trash",
+            "trashed": f"{cluster} is in the trash already",
+        }
+        raise SchedulerError(refusals.get(str(answer[1]), f"{cluster} is gone"))
+
+
+def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
+    """Postings, or permits, with the names of shows and facilities, or of layers."""
+    rows: list[dict[str, Any]] = []
+    for it in found:
+        try:
+            cluster = decode_cluster(it.fields.get("details", ""))
+        except InvalidInput:
+            cluster = None
+        rows.append(
+            {
+                **{key: it.fields.get(key) or None for key in ("name", "state", "owner")},
+                **{key: int(it.fields.get(key, "0")) for key in ("failures", "fence")},
+                **{key: _moment(it.fields.get(key)) for key in ("created", "modified")},
+                "uuid": it.uuid,
+                "show_id": cluster and cluster.show_id,
+                "facility_id": cluster and cluster.facility_id,
+                "tags": " ".join(cluster.tags) if cluster else "unreadable",
+            }
+        )
+    ids = [row[key] for row in rows for key in ("show_id", "facility_id", "uuid") if row[key]]
+    names = dict(zip(ids, with_names(ids), strict=True))
+    for row in rows:
+        row["show"], row["facility"], row["layer"] = (names.get(row[key]) for key in ("show_id", "facility_id", "uuid"))
+    return rows
+
+
+def _moment(milliseconds: str | None) -> datetime | None:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds else None
+
+
+ctl_command = Commands(
     "ctl",
     "Pause, resume, drain and stop workers; let a cluster sleep.\n\n"
-    "The same as `celery -A opencue_sched control "
-    "pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but workers are addressed by queue type, "
-    "group and instance. The workers of a facility hear only who has its name in "
+    "The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but "
+    "workers are addressed by queue type, group and instance. The workers of a facility hear only who has its name in "
     "OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.",
     "pause --group default",
 )
 
 
+_TYPES = click.Choice([type_.value for type_ in QueueType])
+
+
 def _remote(name: str, command_: str, does: str) -> None:
     """Add a command that goes to the workers it is addressed to."""
 
-    @command.answers(f"{name} --instance node1", does)
+    @ctl_command.answers(f"{name} --instance node1", does)
     @click.option(
-        "--type",
-        "type_",
-        type=click.Choice([type_.value for type_ in QueueType]),
-        default=QueueType.DISPATCH.value,
-        show_default=True,
-        help="Workers that consume this queue type.",
+        "--type", "type_", type=_TYPES, default="dispatch", show_default=True, help="Workers of this queue type."
     )
     @click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own.")
     @click.option("--instance", help="Only this instance; with --group if several groups have one of the name.")
@@ -69,8 +215,8 @@ _remote("drain", "drain", "Take no more messages of any type, finish what is in 
 _remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.")
 
 
-@command.answers("sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m")
-@click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
+@ctl_command.answers("sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m")
+@_KEY
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
 def sleep(cluster: str, duration: str) -> Done:
     """Let a cluster of one's own facility sleep for a time, whatever would wake it."""
@@ -104,14 +250,11 @@ def addressees(
     return list(found.values())
 
 
-# ``opencue-sched dispatch``.
-
-
 @TOP.answers("dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait")
-@click.option("--cluster", "key", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
+@_KEY
 @click.option("--wait", is_flag=True, help="Wait for the end of the pass and print what it did.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
-def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
+def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
@@ -120,16 +263,16 @@ def dispatch_command(key: str, wait: bool, timeout: float) -> Done:
     """
     settings = get_settings()
     with checked_redis() as client:
-        answer = _dispatch(client, settings, _cluster(settings, key), timeout if wait else None)
+        answer = _dispatch(client, settings, _cluster_of(settings, cluster), timeout if wait else None)
     line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
     if not wait or answer.get("ended") in [end.value for end in PassEnd if end.did_its_work]:
         return Done(line, answer)
     reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
-    failure = f"error: the pass over {key} did not do its work: {answer.get('ended')} ({reason})"
+    failure = f"error: the pass over {cluster} did not do its work: {answer.get('ended')} ({reason})"
     return Done(line, answer, [failure], status=1)
 
 
-def _cluster(settings: Settings, key: str) -> Cluster:
+def _cluster_of(settings: Settings, key: str) -> Cluster:
     with database() as engine, engine.connect() as connection:
         clusters = {cluster.key: cluster for cluster in load_clusters(connection, settings)}
     name, _, shard = key.partition("@")

@@ -39,6 +39,7 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     in_cores,
+    in_words,
     shown,
     watch_rows,
     working,
@@ -117,6 +118,10 @@ _FRAME_COLUMNS = (
 )
 
 
+_NEEDS = {"max_cores", "memory_kb", "gpus", "gpu_memory_kb", "tags", "limits"}
+_NEEDS |= {"timeout_minutes", "timeout_llu_minutes"}
+
+
 def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
     """How layers are shown. ``verdicts``: the most telling one of each layer that has one, by the layer's id."""
     return (
@@ -133,7 +138,7 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
         Column("max_cores", read=in_cores("cores_max")),
         Column("memory_kb", "Memory", show=memory_text),
         Column("gpus", "GPUs", importance=LOW),
-        Column("gpu_memory_kb"),
+        Column("gpu_memory_kb", show=memory_text),
         Column("tags", "Tags"),
         Column("limits", "Limits", show=", ".join),
         Column("eligible", "Eligible Time", importance=LOW),
@@ -253,9 +258,6 @@ def _set_resource(
 ) -> Done:
     jobs.set_resource(connection, [job.id for job in chosen], f"int_{what}", value)
     return Done([f"{job.name} {text}" for job in chosen], [{"job": it.name, "id": it.id, what: told} for it in chosen])
-
-
-# ``opencue-sched job depends``.
 
 
 depends = Commands("job depends", "List or drop what a job waits for.", "list demo-sh010-alice_comp_v001")
@@ -483,9 +485,6 @@ def _memory(frame: jobs.FrameView) -> str:
     return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
 
 
-# ``opencue-sched layer``.
-
-
 layer_command = Commands(
     "layer",
     "List the layers of a job, and change what their frames need. A layer is named by its job and its name.",
@@ -547,10 +546,14 @@ def set_layers(
         _check(found)
     with engine.connect() as connection:
         notes = _layer_notes(connection, job.id, found)
-    rows = Rows(found, layer_columns_of({})).json()
+    columns = layer_columns_of({})
+    needs = [column for column in columns if column.key in _NEEDS]
     return Done(
-        [f"{job.name} {row.name}: {_needs(row)}" for row in found],
-        {"job": job.name, "layers": rows, "notes": notes},
+        [
+            f"{job.name} {row.name}: cores {row.cores_min / CENTICORES_PER_CORE:g}, {in_words(row, needs)}"
+            for row in found
+        ],
+        {"job": job.name, "layers": Rows(found, columns).json(), "notes": notes},
         [f"note: {note}" for note in notes],
     )
 
@@ -582,19 +585,3 @@ def _layer_notes(connection: Connection, job_id: str, layers: list[jobs.LayerVie
     if job.state == JobState.FINISHED:
         notes.append("the job is finished; `opencue-sched job retry` makes it run again")
     return notes
-
-
-def _needs(layer: jobs.LayerView) -> str:
-    """``8 cores, 16.0G, 1 GPU, tags general | gpu, limits arnold, time-out 90 min``."""
-    number = layer.cores_min / CENTICORES_PER_CORE
-    cores = f"{number:g} core{'' if number == 1 else 's'}"
-    if layer.cores_max > 0:
-        cores += f" ({layer.cores_max / CENTICORES_PER_CORE:g} at most)"
-    said = [cores, memory_text(layer.memory_kb)]
-    if layer.gpus or layer.gpu_memory_kb:
-        said.append(f"{counted(layer.gpus, 'GPU')} with {memory_text(layer.gpu_memory_kb)}")
-    said.append(f"tags {layer.tags}")
-    said += [f"limits {', '.join(layer.limits)}"] if layer.limits else []
-    said += [f"time-out {layer.timeout_minutes} min"] if layer.timeout_minutes else []
-    said += [f"{layer.timeout_llu_minutes} min without a log line"] if layer.timeout_llu_minutes else []
-    return ", ".join(said)

@@ -266,6 +266,14 @@ def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
     return {column.key: column.value(thing) for column in columns if column.key}
 
 
+def in_words(thing: Any, columns: Iterable[Column]) -> str:
+    """What is set of a thing and not 0, on one line: ``max cores 200, tags general``."""
+    said = [(column.named, column.cell(column.value(thing))) for column in columns]
+    return ", ".join(
+        f"{name.lower().replace('gpu', 'GPU')} {text}" for name, text in said if text not in ("", "0", "-")
+    )
+
+
 def field_lines(fields: Mapping[str, str]) -> list[str]:
     """What is known of one thing, a line each; empty values are left out."""
     known = {heading: value.splitlines() for heading, value in fields.items() if value}

@@ -36,6 +36,7 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     in_cores,
+    in_words,
     json_row,
     shown,
     working,
@@ -134,9 +135,6 @@ def _percent(used: int, size: int) -> float | None:
 _SHOW = click.argument("show", type=SHOW)
 _ALLOC = click.argument("alloc", type=ALLOCATION)
 _ON_OR_OFF = click.argument("state", type=switch, metavar="on|off")
-
-
-# ``opencue-sched show``.
 
 
 show_command = Commands("show", "List, create and change shows.", "create demo --managed")
@@ -309,7 +307,7 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     if made is None:
         raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
     row = _set_caps(connection, show, made, caps)
-    return Done(f"created folder {name} of show {show.name}, {_caps_text(row)}", row)
+    return Done(f"created folder {name} of show {show.name}, {_caps_text(row)}", json_row(row, _FOLDER_COLUMNS))
 
 
 @folder_command.writes("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
@@ -320,13 +318,14 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
     """Set what the jobs of a folder may use together. What runs above a cap goes on."""
     if all(value is None for value in caps.values()):
         raise click.UsageError("say what to set: --max-cores, --max-gpus, --min-cores or --min-gpus")
-    row = _set_caps(connection, show, _folder(connection, show, name).id, caps)
+    found = _set_caps(connection, show, _folder(connection, show, name).id, caps)
+    row = json_row(found, _FOLDER_COLUMNS)
     notes = [
         f"note: {row[f'used_{what}']:g} {what} are in use; nothing is booked until fewer are"
         for what in ("cores", "gpus")
         if 0 < row[f"max_{what}"] < row[f"used_{what}"]
     ]
-    return Done(f"folder {row['folder']} of show {show.name}: {_caps_text(row)}", row, notes)
+    return Done(f"folder {found.name} of show {show.name}: {_caps_text(found)}", row, notes)
 
 
 @folder_command.writes("move demo-sh010-alice_comp_v001 lighting")
@@ -359,23 +358,14 @@ def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any
     return found[0]
 
 
-def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> dict[str, Any]:
-    """Set the caps that are given; the folder as JSON has it."""
+def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> Row[Any]:
+    """Set the caps that are given; the folder as it is then."""
     shows.set_folder_caps(connection, folder_id, {f"int_{name}": value for name, value in caps.items()})
-    return json_row(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
+    return _folder(connection, show, folder_id)
 
 
-def _caps_text(row: dict[str, Any]) -> str:
-    said = [
-        f"{row[f'{bound}_{what}']:g} {'GPUs' if what == 'gpus' else what} at {bound_word}"
-        for bound, bound_word in (("max", "most"), ("min", "least"))
-        for what in ("cores", "gpus")
-        if row[f"{bound}_{what}"] > 0
-    ]
-    return ", ".join(said) or "without a cap"
-
-
-# ``opencue-sched alloc``.
+def _caps_text(row: Row[Any]) -> str:
+    return in_words(row, [column for column in _FOLDER_COLUMNS if column.key in _OPTIONS]) or "without a cap"
 
 
 alloc_command = Commands(
@@ -426,9 +416,6 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     hosts = shows.set_allocation_tag(connection, alloc.id, tag)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
     return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
-
-
-# ``opencue-sched subscription``.
 
 
 subscription_command = Commands(

@@ -45,7 +45,7 @@ def test_folders_are_created_capped_and_listed(cli: Cli, demo: ShowIds, rows: Ro
         "created folder hair of show demo, without a cap\n"
     )
     assert cli("folder", "caps", "demo", "lighting", "--max-gpus", "4", "--max-cores", "100").out == (
-        "folder lighting of show demo: 100 cores at most, 4 GPUs at most, 10 cores at least\n"
+        "folder lighting of show demo: max cores 100, min cores 10, max GPUs 4\n"
     )
     stored = (
         "SELECT str_name, int_level, r.int_min_cores, r.int_max_cores, r.int_max_gpus FROM folder"

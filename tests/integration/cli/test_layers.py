@@ -51,8 +51,8 @@ def test_every_field_is_written_as_cuebot_writes_it(cli: Cli, job: JobIds, rows:
     # then it is so, and what runs and the other layer stay as they are
     assert (ran.status, ran.err) == (0, "")
     assert ran.out == (
-        f"{NAME} render: 2.5 cores (8 at most), 16.0G, 1 GPU with 8.0G, tags gpu | general, limits maya, "
-        "time-out 90 min, 15 min without a log line\n"
+        f"{NAME} render: cores 2.5, max cores 8, memory 16.0G, GPUs 1, GPU memory 8.0G, tags gpu | general, "
+        "limits maya, timeout minutes 90, timeout llu minutes 15\n"
     )
     stored = (
         "SELECT int_cores_min, int_cores_max, int_mem_min, b_optimize, int_gpus_min, int_gpu_mem_min, str_tags,"
