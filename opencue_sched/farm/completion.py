@@ -368,10 +368,9 @@ class _Waiting:
 class CompletionBatcher:
     """One thread that applies completions in the order they arrive. ``submit`` is thread-safe."""
 
-    def __init__(self, apply: Apply, *, count: CountEvent = count_nothing, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, apply: Apply, *, count: CountEvent = count_nothing) -> None:
         self._apply = apply
         self._count = count
-        self._most_waiting = most_waiting
         self._queue: deque[_Waiting] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -414,7 +413,7 @@ class CompletionBatcher:
         with self._wake:
             if self._stopping:
                 raise NotAccepting("the report service is stopping")
-            if len(self._queue) >= self._most_waiting:
+            if len(self._queue) >= MOST_WAITING:
                 self._count("completion_queue_full")
                 raise NotAccepting(f"{len(self._queue)} completions wait for the database already")
             waiting = _Waiting(report)

@@ -346,8 +346,8 @@ class KillPool:
     A host has one job at a time; what a job leaves undone is found again by the next report of its host.
     """
 
-    def __init__(self, threads: int = KILL_THREADS) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kills")
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(KILL_THREADS, thread_name_prefix="kills")
         self._lock = threading.Lock()
         self._hosts: set[str] = set()
 

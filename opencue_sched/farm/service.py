@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 MOST_HOSTS = 20_000
 MOST_BYTES = 32 * 1024 * 1024
 """As they were sent. In memory a report can take forty times as much."""
-_REPORT_THREADS = 8
+REPORT_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,9 @@ class HostInbox:
     Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait.
     """
 
-    def __init__(
-        self,
-        serve: Callable[[HostMail], None],
-        *,
-        threads: int = _REPORT_THREADS,
-        most_hosts: int = MOST_HOSTS,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
+    def __init__(self, serve: Callable[[HostMail], None]) -> None:
         self._serve = serve
-        self._most_hosts = most_hosts
-        self._most_bytes = most_bytes
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="host-reports")
+        self._threads = ThreadPoolExecutor(REPORT_THREADS, thread_name_prefix="host-reports")
         self._lock = threading.Lock()
         self._mail: dict[str, HostMail] = {}
         self._bytes = 0
@@ -88,9 +79,9 @@ class HostInbox:
             if "status" in reports:
                 mail = replace(mail, received_at=time.monotonic())
             more = mail.size - (old.size if old is not None else 0)
-            if old is None and len(self._mail) >= self._most_hosts:
+            if old is None and len(self._mail) >= MOST_HOSTS:
                 return False
-            if more > 0 and self._bytes + more > self._most_bytes:
+            if more > 0 and self._bytes + more > MOST_BYTES:
                 return False
             if host_name not in self._in_turn:
                 try:

@@ -105,8 +105,9 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
     batcher.stop(10)
 
 
-def test_a_full_or_stopping_queue_says_so() -> None:
-    batcher = CompletionBatcher(applied, most_waiting=1)
+def test_a_full_or_stopping_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "MOST_WAITING", 1)
+    batcher = CompletionBatcher(applied)
     kept = batcher.submit(report("a"))
     with pytest.raises(NotAccepting, match="1 completions wait"):
         batcher.submit(report("b"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from opencue_proto import report_pb2
 
+from opencue_sched.farm import service
 from opencue_sched.farm.service import HostInbox, HostMail
 from tests.polling import eventually
 from tests.unit.farm.test_hosts import render_host
@@ -16,8 +17,8 @@ from tests.unit.farm.test_hosts import render_host
 class Desk:
     """Serves one host at a time, and only as often as it is let."""
 
-    def __init__(self, **limits: int) -> None:
-        self.inbox = HostInbox(self.serve, **limits)
+    def __init__(self) -> None:
+        self.inbox = HostInbox(self.serve)
         self.served: list[HostMail] = []
         self._turns = threading.Semaphore(0)
 
@@ -36,15 +37,23 @@ class Desk:
         return self.served[-1]
 
     def over(self) -> None:
-        for _ in range(1000):
-            self._turns.release()
-        self.inbox.close()
+        """Close the inbox while hosts are served, then let these go."""
+        closing = threading.Thread(target=self.inbox.close)
+        closing.start()
+        eventually(lambda: not self.put_status("late", 0))
+        self._turns.release(1000)
+        closing.join()
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REPORT_THREADS", 1)
 
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
     """One thread, which is busy with the host "first"."""
-    made = Desk(threads=1)
+    made = Desk()
     made.put_status("first", 0)
     eventually(lambda: len(made.served) == 1)
     yield made
@@ -82,9 +91,10 @@ def test_hosts_are_served_in_the_order_they_began_to_wait(desk: Desk) -> None:
     assert [desk.next().host_name for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_a_host_is_not_served_twice_at_once() -> None:
+def test_a_host_is_not_served_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a host that is being served, and a thread to spare
-    desk = Desk(threads=2)
+    monkeypatch.setattr(service, "REPORT_THREADS", 2)
+    desk = Desk()
     try:
         desk.put_status("a", 1)
         eventually(lambda: len(desk.served) == 1)
@@ -103,8 +113,9 @@ def test_a_host_is_not_served_twice_at_once() -> None:
         desk.over()
 
 
-def test_it_is_bounded() -> None:
-    desk = Desk(threads=1, most_hosts=1)
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_HOSTS", 1)
+    desk = Desk()
     try:
         desk.put_status("first", 0)
         eventually(lambda: len(desk.served) == 1)
@@ -115,9 +126,10 @@ def test_it_is_bounded() -> None:
         desk.over()
 
 
-def test_the_bytes_that_wait_are_bounded() -> None:
+def test_the_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # given room for two reports
-    desk = Desk(threads=1, most_bytes=2 * status(1).ByteSize())
+    monkeypatch.setattr(service, "MOST_BYTES", 2 * status(1).ByteSize())
+    desk = Desk()
     try:
         desk.put_status("first", 1)
         eventually(lambda: len(desk.served) == 1)

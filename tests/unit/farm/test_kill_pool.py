@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
+from opencue_sched.farm import reports
 from opencue_sched.farm.reports import KillPool
 from tests.polling import eventually
 
 
 @pytest.fixture
-def pool() -> Iterator[KillPool]:
-    made = KillPool(threads=1)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[KillPool]:
+    monkeypatch.setattr(reports, "KILL_THREADS", 1)
+    made = KillPool()
     yield made
     made.close()
 
