@@ -162,7 +162,7 @@ def fleet_command() -> Done:
 
 
 def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
-    yield _leader_line(view["leader"])
+    yield view["leader"]["words"]
     if view["leader"]["two_redis"]:
         yield f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}"
     said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
@@ -177,12 +177,3 @@ def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
     yield f"backlog per worker: {backlog}"
     if view["gone"]:
         yield f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}"
-
-
-def _leader_line(leader: dict[str, Any]) -> str:
-    if leader["fence"] is None:
-        return "leader: none (is a beat alive?)"
-    who = leader["instance"] or "a beat without presence"
-    age = leader["tick_age_seconds"]
-    fired = "no tick fired yet" if age is None else f"last tick {age:.1f}s ago"
-    return f"leader: {who}, fence {leader['fence']}, {fired}"

@@ -428,9 +428,7 @@ def _fleet(screen: Screen, view: FarmView) -> None:
         screen.add("no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red")
     if not workers:
         screen.add("no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red")
-    age = leader["tick_age_seconds"]
-    ticked = "" if age is None else f" (ticked {age:.0f}s ago)"
-    parts = [f"leader {leader['instance'] or '?'}{ticked}"] if leader["fence"] is not None else []
+    parts = [leader["words"]] if leader["fence"] is not None else []
     states = [
         f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state'].replace('working', '')}".rstrip()
         for it in workers

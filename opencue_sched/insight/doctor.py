@@ -23,6 +23,7 @@ from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import QueueType, beat_keys
 from opencue_sched.coordination.presence import list_members
+from opencue_sched.domain.farm import HardwareState, LockState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
@@ -185,15 +186,18 @@ def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
 
 
 def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
-    hosts = figures.hosts(connection, staleness=settings.host_cache.host_staleness_threshold)
-    text = (
-        f"{hosts.total} in {hosts.allocations} allocations: {hosts.up} up, {hosts.open} of them open, "
-        f"{hosts.fresh} of those heard of lately"
-    )
-    if not hosts.total:
+    groups = figures.host_groups(connection, None, staleness=settings.host_cache.host_staleness_threshold)
+    states = [it for it in groups if it.state is not None]
+    up = [it for it in states if it.state in (HardwareState.UP, "SILENT")]
+    opened = [it for it in up if it.lock_state == LockState.OPEN]
+    total, running, free = (sum(it.hosts for it in found) for found in (states, up, opened))
+    fresh = sum(it.hosts for it in opened if it.state == HardwareState.UP)
+    allocations = sum(it.name is not None for it in groups)
+    text = f"{total} in {allocations} allocations: {running} up, {free} of them open, {fresh} of those heard of lately"
+    if not total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
         yield _warn("hosts", "no host has ever reported", remedy)
-    elif not hosts.fresh:
+    elif not fresh:
         yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_LISTENS}")
     else:
         yield _ok("hosts", text)

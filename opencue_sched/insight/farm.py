@@ -25,7 +25,7 @@ from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import Verdict, normalise_tags
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, duration_text
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,
@@ -399,12 +399,17 @@ def leader_view(
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
+    instance = beats[0].instance if beats else None
+    age = round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None
+    fired = "no tick fired yet" if age is None else f"last tick {duration_text(age)} ago"
+    words = f"leader: {instance or 'a beat without presence'}, fence {fence}, {fired}"
     return {
         "role": keys.role,
+        "words": words if fence is not None else "leader: none (is a beat alive?)",
         **{name: getattr(beats[0], name) if beats else None for name in ("instance", "hostname", "pid")},
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
-        "tick_age_seconds": round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None,
+        "tick_age_seconds": age,
         "two_redis": None if record is None else record.two_redis,
     }
 

@@ -187,17 +187,6 @@ _SHOWS = text(
      WHERE show.b_scheduler_managed GROUP BY show.pk_show ORDER BY show.str_name
     """
 )
-_FARM_HOSTS = text(
-    """
-    SELECT count(*) AS total, count(*) FILTER (WHERE str_state = 'UP') AS up,
-           count(*) FILTER (WHERE str_state = 'UP' AND str_lock_state = 'OPEN') AS open,
-           count(*) FILTER (WHERE str_state = 'UP' AND str_lock_state = 'OPEN'
-                              AND ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 s')
-               AS fresh,
-           (SELECT count(*) FROM alloc WHERE coalesce(b_enabled, true)) AS allocations
-      FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
-    """
-)
 _RECENT_HOSTS = text(
     """
     SELECT str_name FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -225,12 +214,6 @@ def guard_stands(connection: Connection) -> bool:
 def managed_shows(connection: Connection) -> Sequence[Row[Any]]:
     """All shows managed by this scheduler: whether frames may be booked at all, and the largest burst in centicores."""
     return connection.execute(_SHOWS).all()
-
-
-def hosts(connection: Connection, *, staleness: float) -> Row[Any]:
-    """Counts of hosts by what keeps them from being used, and of allocations; ``staleness``: seconds after which a
-    report is too old."""
-    return connection.execute(_FARM_HOSTS, {"staleness": staleness}).one()
 
 
 def recent_hosts(connection: Connection, most: int) -> list[str]:

@@ -164,9 +164,7 @@ function showFleet() {
   const found = Object.entries(farm.waiting_by_verdict).filter((it) => it[1]).sort((one, other) => other[1] - one[1]);
   bars($("#verdicts"), found.map(([verdict, frames]) => [words(verdict), number(frames), found[0][1], frames]));
   const { leader, workers } = farm.fleet;
-  const tick = leader.tick_age_seconds === null ? "no tick yet" : `last tick ${span(leader.tick_age_seconds)} ago`;
-  const leads = `${leader.instance ?? "A beat without presence"} leads${leader.hostname ? ` on ${leader.hostname}` : ""}`;
-  put($("#leader"), leader.fence === null ? "No beat leads: is one alive?" : list(leads, `fence ${leader.fence}`, tick), leader.fence === null ? "bad" : "");
+  put($("#leader"), leader.words, leader.fence === null ? "bad" : "");
   const rows = workers.map((it) => [it.instance, `${it.state}, ${it.in_flight} of ${it.capacity} in hand`, it.capacity, it.in_flight]);
   bars($("#workers"), rows.length ? rows : [["No worker is alive.", "", 0, 0]]);
 }
