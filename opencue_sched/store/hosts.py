@@ -118,8 +118,15 @@ def _host(row: Row[Any]) -> Host:
     )
 
 
+# Host by host, through the index: PostgreSQL would read the tags of all hosts for those of a hundred.
 _TAGS_OF_HOSTS = text(
-    "SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag WHERE pk_host = ANY(CAST(:ids AS varchar[]))"
+    """
+    SELECT DISTINCT tag
+    FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
+    CROSS JOIN LATERAL unnest(
+        ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = wanted.pk_host)
+    ) AS tag
+    """
 )
 
 

@@ -52,6 +52,11 @@ _NOT_SKIPPED = f"""(c.turn, l.pk_layer, {_VERSION}) NOT IN (
               SELECT skipped.turn, skipped.kind
               FROM unnest(CAST(:kind_turns AS bigint[]), CAST(:skipped_kinds AS text[])) AS skipped(turn, kind)
           )"""  # noqa: S608 - only our own constants
+_MAY_START = f"""{_NOT_SKIPPED}
+          AND NOT EXISTS (
+              SELECT 1 FROM layer_limit ll
+              WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
+          )"""  # noqa: S608 - only our own constants
 # The clusters of a pass, each with the draw of its epoch: '' for an epoch that goes by rank.
 _CLUSTERS = """(
         SELECT turn, show_id, facility_id, string_to_array(tags, '|') AS tags, shard, draw, headroom
@@ -111,10 +116,11 @@ _ORDER = """CASE WHEN c.draw <> '' THEN
                  CASE WHEN c.shard <> '' THEN md5(c.shard || j.pk_job) END, j.ts_started, j.pk_job"""
 _ORDER_INSIDE, _ORDER_OUTSIDE = _ORDER.format(priority="r.int_priority"), _ORDER.format(priority="j.int_priority")
 
-# The inner query sorts the pending jobs of the cluster; the outer one walks down that order, sums the procs of a job
-# only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
-# costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met;
-# which allocations a tag reaches is looked up only if a layer wants more than the fullest of them has left.
+# The inner query sorts the pending jobs of the cluster; the outer one walks down that order, looks for a layer that may
+# start, sums the procs of a job that has one, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two;
+# the outer ORDER BY costs nothing, because the order is already there. The folder sums are one scan, made only if a
+# capped folder is met; which allocations a tag reaches is looked up only if a layer wants more than the fullest of them
+# has left.
 _PENDING_JOBS = f"""
     WITH folder_use AS MATERIALIZED (
         SELECT j.pk_folder, {USED}
@@ -149,21 +155,22 @@ _PENDING_JOBS = f"""
         LEFT JOIN job_resource r ON r.pk_job = j.pk_job
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         WHERE j.pk_show = c.show_id AND j.pk_facility = c.facility_id
-          AND {MAY_BE_BOOKED}
-          AND EXISTS (
-              SELECT 1
-              FROM layer l
-              JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-              WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
-          )
-          AND NOT {QUARANTINED}
+          AND {MAY_BE_BOOKED} AND NOT {QUARANTINED}
         ORDER BY {_ORDER_INSIDE}
         OFFSET 0
     ) j
     CROSS JOIN LATERAL (
+        SELECT l.pk_job
+        FROM layer l
+        JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+        WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
+          AND (:held_back OR {_MAY_START})
+        LIMIT 1
+    ) waits
+    CROSS JOIN LATERAL (
         SELECT {USED}
         FROM proc p
-        WHERE p.pk_job = j.pk_job AND (j.int_max_cores > 0 OR j.int_max_gpus > 0)
+        WHERE p.pk_job = waits.pk_job AND (j.int_max_cores > 0 OR j.int_max_gpus > 0)
     ) used
     LEFT JOIN LATERAL (
         SELECT u.cores, u.gpus
@@ -192,11 +199,7 @@ _PENDING_JOBS = f"""
                     AND need.cores <= reach.cores
               ))
           ))
-          AND {_NOT_SKIPPED}
-          AND NOT EXISTS (
-              SELECT 1 FROM layer_limit ll
-              WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
-          )
+          AND {_MAY_START}
     )
     ORDER BY {_ORDER_OUTSIDE}
     LIMIT :max_jobs
