@@ -23,18 +23,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     notify_hosts_changed,
 )
-from opencue_sched.cli.output import (
-    HIGH,
-    LOW,
-    NAME,
-    Column,
-    Done,
-    Rows,
-    age_text,
-    in_cores,
-    shown,
-    working,
-)
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, age_text, in_cores, shown, working
 from opencue_sched.domain.farm import (
     HOST_TAG_WIDTH,
     HardwareState,
@@ -103,7 +92,6 @@ _CALLS = {
     ("down", False): "ShutdownRqdIdle",
     ("down", True): "ShutdownRqdNow",
 }
-_DONE = {"reboot": "reboots", "down": "is locked, its RQD ends"}
 _TAG_ORIGIN = {
     TagType.ALLOC.value: "comes with its allocation",
     TagType.HOSTNAME.value: "is its name",
@@ -234,66 +222,51 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     return Done(f"deleted {host.name}", {"host": host.name, "id": host.id}, hosts=[host.id])
 
 
-_NOW = click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
-_YES = click.option("--yes", is_flag=True, help="Do not ask before --now.")
+def _power_command(verb: str, does: str, done: str) -> None:
+    """Add a command that has RQDs end or reboot their hosts."""
+    said = f"{does}\n\nExit status 1 if an RQD refused or did not answer; of that host nothing is changed."
+
+    @host_command.on_farm(f"{verb} render01 render02", does=said)
+    @_HOSTS
+    @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
+    @click.option("--yes", is_flag=True, help="Do not ask before --now.")
+    def power(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
+        from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
+
+        settings = get_settings()
+        told: list[str] = []
+        failed: dict[str, str] = {}
+        with engine.connect() as connection:
+            found = hosts.list_hosts(connection, host_ids=[host.id for host in chosen])
+        running = sum(host.frames for host in found)
+        if now and running and not yes:
+            names = ", ".join(host.host for host in found)
+            click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
+        with RqdChannels(settings.rqd) as channels:
+            for host in found:
+                if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
+                    failed[host.host] = f"its RQD ({channels.address(host.host)}) does not answer; nothing is changed"
+                    continue
+                # First of all nothing more is booked there. As Cuebot does it, but a host that cannot be told stays as
+                # it is: one that is called DOWN has its frames given away.
+                _prepare(engine, host, verb, now=now)
+                if why := tell(channels, host.host, _CALLS[verb, now]):
+                    _prepare(engine, host, verb, now=now, back=True)
+                    failed[host.host] = f"its RQD refused: {why}"
+                else:
+                    told.append(host.host)
+        when = "now" if now else "when idle"
+        lines = [f"{name}: {done} {when}" for name in told]
+        failures = [f"{name}: {why}" for name, why in failed.items()]
+        return Done(lines, {verb: told, "when": when, "failed": failed}, failures, status=1 if failed else 0)
 
 
-@host_command.on_farm("reboot render01 render02")
-@_HOSTS
-@_NOW
-@_YES
-def reboot(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
-    """Have hosts reboot when they are idle. Until they have, nothing is booked on them.
-
-    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
-    """
-    return _power(engine, chosen, "reboot", now=now, yes=yes)
-
-
-@host_command.on_farm("down render01 --now")
-@_HOSTS
-@_NOW
-@_YES
-def down(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
-    """Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.
-
-    Exit status 1 if an RQD refused or did not answer; of that host nothing is changed.
-    """
-    return _power(engine, chosen, "down", now=now, yes=yes)
-
-
-def _power(engine: Engine, named: Sequence[NamedRow], verb: str, *, now: bool, yes: bool) -> Done:
-    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
-
-    settings = get_settings()
-    told: list[str] = []
-    failed: dict[str, str] = {}
-    with engine.connect() as connection:
-        chosen = hosts.list_hosts(connection, host_ids=[host.id for host in named])
-    running = sum(host.frames for host in chosen)
-    if now and running and not yes:
-        names = ", ".join(host.host for host in chosen)
-        click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
-    with RqdChannels(settings.rqd) as channels:
-        for host in chosen:
-            if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
-                failed[host.host] = f"its RQD ({channels.address(host.host)}) does not answer; nothing is changed"
-                continue
-            # First of all nothing more is booked there. As Cuebot does it, but a host that cannot be told stays as it
-            # is: one that is called DOWN has its frames given away.
-            _prepare(engine, host, verb, now=now)
-            if why := tell(channels, host.host, _CALLS[verb, now]):
-                _prepare(engine, host, verb, now=now, back=True)
-                failed[host.host] = f"its RQD refused: {why}"
-            else:
-                told.append(host.host)
-    when = "now" if now else "when idle"
-    return Done(
-        [f"{name}: {_DONE[verb]} {when}" for name in told],
-        {verb: told, "when": when, "failed": failed},
-        [f"{name}: {why}" for name, why in failed.items()],
-        status=1 if failed else 0,
-    )
+_power_command("reboot", "Have hosts reboot when they are idle. Until they have, nothing is booked on them.", "reboots")
+_power_command(
+    "down",
+    "Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.",
+    "is locked, its RQD ends",
+)
 
 
 def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool = False) -> None:

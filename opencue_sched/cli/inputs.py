@@ -9,7 +9,7 @@ import getpass
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -113,8 +113,7 @@ def notify_hosts_changed(host_ids: Sequence[str]) -> None:
             HostChanges(client, settings.coordination.namespace).publish(host_ids)
     except RedisError as error:
         click.echo(
-            f"note: Redis does not answer ({error}); workers see the change within {REREAD_SECONDS:g} s",
-            err=True,
+            f"note: Redis does not answer ({error}); workers see the change within {REREAD_SECONDS:g} s", err=True
         )
 
 
@@ -155,26 +154,18 @@ def current_user() -> str | None:
 
 def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
     """The row of this name or id. Raises UnknownName with the name that was probably meant."""
-    row = shows.find_row(connection, kind, name_or_id)
-    if row is None:
-        hint = near(name_or_id, shows.similar_names(connection, kind, name_or_id))
-        raise UnknownName(f"there is no {kind.value} {name_or_id!r}{hint}")
+    (row,) = choose_all(connection, kind, [name_or_id])
     return row
 
 
 def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
     """The rows of these names or ids, each once. All unknown names are said at once."""
-    rows: dict[str, NamedRow] = {}
-    unknown = []
-    for name in names:
-        try:
-            row = choose(connection, kind, name)
-            rows[row.id] = row
-        except UnknownName as error:
-            unknown.append(str(error))
-    if unknown:
-        raise UnknownName("\n".join(unknown))
-    return list(rows.values())
+    found = {name: shows.find_row(connection, kind, name) for name in names}
+    if unknown := [name for name, row in found.items() if row is None]:
+        hints = [near(name, shows.similar_names(connection, kind, name)) for name in unknown]
+        said = [f"there is no {kind} {name!r}{hint}" for name, hint in zip(unknown, hints, strict=True)]
+        raise UnknownName("\n".join(said))
+    return list({row.id: row for row in found.values() if row is not None}.values())
 
 
 def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> list[str] | None:
@@ -260,44 +251,49 @@ class Commands(click.Group):
 
     def on_farm(self, example: str, **settings: Any) -> _Decorator:
         """A command on a database that answers: its function gets the engine, and what the schema has."""
-        return self._stored(lambda function, engine, facts, given: function(engine, facts, **given), example, settings)
+        return self._stored(example, settings, None)
 
     def reads(self, example: str, **settings: Any) -> _Decorator:
         """A command that reads the database: its function gets a connection."""
-
-        def call(function: Body, engine: Engine, _: SchemaFacts, given: dict[str, Any]) -> Answer:
-            with engine.connect() as connection:
-                return function(connection, **given)
-
-        return self._stored(call, example, settings)
+        return self._stored(example, settings, Engine.connect)
 
     def writes(self, example: str, **settings: Any) -> _Decorator:
         """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
+        return self._stored(example, settings, Engine.begin)
 
-        def call(function: Callable[..., Done], engine: Engine, _: SchemaFacts, given: dict[str, Any]) -> Answer:
-            with engine.begin() as connection:
-                answer = function(connection, **given)
-            notify_hosts_changed(answer.hosts)
-            return answer
-
-        return self._stored(call, example, settings)
-
-    def _stored(self, call: Callable[..., Answer], example: str, settings: dict[str, Any]) -> _Decorator:
+    def _stored(
+        self,
+        example: str,
+        settings: dict[str, Any],
+        connect: Callable[[Engine], AbstractContextManager[Connection]] | None,
+    ) -> _Decorator:
         def decorate(function: Body) -> click.Command:
             @wraps(function)
             def run(**given: Any) -> Answer:
-                parameters = click.get_current_context().command.params
                 with farm() as (engine, facts):
                     with engine.connect() as connection:
-                        for name, kind in ((it.name, it.type.kind) for it in parameters if isinstance(it.type, NameOf)):
-                            if given[name]:
-                                find = choose_all if isinstance(given[name], tuple) else choose
-                                given[name] = find(connection, kind, given[name])
-                    return call(function, engine, facts, given)
+                        given |= _rows_of_names(connection, given)
+                    if connect is None:
+                        return function(engine, facts, **given)
+                    with connect(engine) as connection:
+                        answer = function(connection, **given)
+                if isinstance(answer, Done):
+                    notify_hosts_changed(answer.hosts)
+                return answer
 
             return self.answers(example, **settings)(run)
 
         return decorate
+
+
+def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, Any]:
+    """The rows of what parameters name, by parameter; of one that is not given, none."""
+    rows: dict[str, Any] = {}
+    for it in click.get_current_context().command.params:
+        if it.name and isinstance(it.type, NameOf) and (names := given[it.name]):
+            find: Callable[..., Any] = choose_all if isinstance(names, tuple) else choose
+            rows[it.name] = find(connection, it.type.kind, names)
+    return rows
 
 
 TOP = Commands("", "", "")

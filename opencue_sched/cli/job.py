@@ -63,7 +63,6 @@ from opencue_sched.store.shows import NamedRow
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
-_YES = click.option("--yes", is_flag=True, help="Do not ask before --force.")
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
 _COLUMNS = (
     Column("job", "Job", "name", importance=NAME),
@@ -336,11 +335,7 @@ def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
 
 
 def _wanted(
-    connection: Connection,
-    job: NamedRow,
-    layers: Sequence[str],
-    numbers: FrameRange | None,
-    states: Sequence[str],
+    connection: Connection, job: NamedRow, layers: Sequence[str], numbers: FrameRange | None, states: Sequence[str]
 ) -> dict[str, Any]:
     """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
     ids = layer_ids(connection, job, layers)
@@ -378,87 +373,61 @@ def kill(
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
         killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
     verbs = {True: "killed", False: "was finished already:"}
+    keys = ("job", "id", "finished", "stopped", "deferred", "silent_hosts")
+    found = [(job.name, job.id, it.finished, it.changed, it.deferred, hosts) for job, it, hosts in killed]
     return Done(
         [
             f"{verbs[it.finished]} {job.name}, {counted(len(it.changed), 'running frame')} stopped"
             for job, it, _ in killed
         ],
-        [
-            {
-                "job": job.name,
-                "id": job.id,
-                "finished": it.finished,
-                "stopped": it.changed,
-                "deferred": it.deferred,
-                "silent_hosts": hosts,
-            }
-            for job, it, hosts in killed
-        ],
+        [dict(zip(keys, row, strict=True)) for row in found],
         status=1 if any(it.deferred for _, it, _ in killed) else 0,
     )
 
 
-@job_command.on_farm("retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY")
-@_JOB
-@_selecting((FrameState.DEAD.value,))
-@reason_option
-@force_option
-@_YES
-def retry(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
-    """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
+def _change_command(verb: str, example: str, does: str) -> None:
+    """Add a command that changes frames, and kills those of them that run first."""
 
-    A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.
-    """
-    return _change(engine, facts, job, "retried", **options)
+    @job_command.on_farm(example, does=does)
+    @_JOB
+    @_selecting((FrameState.DEAD.value,))
+    @reason_option
+    @force_option
+    @click.option("--yes", is_flag=True, help="Do not ask before --force.")
+    def change_frames(
+        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, yes: bool, **selection: Any
+    ) -> Done:
+        with engine.connect() as connection:
+            wanted = _wanted(connection, job, **selection)
+            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
+            if not chosen:
+                _refuse_nothing(connection, job, wanted)
+        with control(engine) as (jobs_control, alive):
+            change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
+            with working("changing frames, and confirming that what ran is dead"):
+                result = change(list(chosen), reason=who_and_why(verb, reason))
+            deferred = result.deferred
+            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
+                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+        frames = [frame for it, frame in chosen.items() if it in result.changed]
+        document = {"job": job.name, "frames": frames, "changed": result.changed, "deferred": result.deferred}
+        text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
+        return Done(text, {**document, "silent_hosts": silent}, status=1 if result.deferred else 0)
 
 
-@job_command.on_farm("eat demo-sh010-alice_comp_v001 --frames 7")
-@_JOB
-@_selecting((FrameState.DEAD.value,))
-@reason_option
-@force_option
-@_YES
-def eat(engine: Engine, facts: SchemaFacts, job: NamedRow, **options: Any) -> Done:
-    """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
-
-    Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.
-    """
-    return _change(engine, facts, job, "eaten", **options)
-
-
-def _change(
-    engine: Engine,
-    facts: SchemaFacts,
-    job: NamedRow,
-    verb: str,
-    *,
-    reason: str | None,
-    force: bool,
-    yes: bool,
-    **selection: Any,
-) -> Done:
-    with engine.connect() as connection:
-        wanted = _wanted(connection, job, **selection)
-        chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
-        if not chosen:
-            _refuse_nothing(connection, job, wanted)
-    with control(engine) as (jobs_control, alive):
-        change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
-        with working("changing frames, and confirming that what ran is dead"):
-            result = change(list(chosen), reason=who_and_why(verb, reason))
-        deferred = result.deferred
-        result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
-        if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-            change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
-    document = {
-        "job": job.name,
-        "frames": [frame for it, frame in chosen.items() if it in result.changed],
-        "changed": result.changed,
-        "deferred": result.deferred,
-        "silent_hosts": silent,
-    }
-    text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
-    return Done(text, document, status=1 if result.deferred else 0)
+_change_command(
+    "retried",
+    "retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY",
+    "Let frames run again: the dead ones, unless --state says which. Running ones are killed first.\n\n"
+    "A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.",
+)
+_change_command(
+    "eaten",
+    "eat demo-sh010-alice_comp_v001 --frames 7",
+    "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
+    "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
+)
 
 
 def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:

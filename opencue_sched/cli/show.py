@@ -262,12 +262,7 @@ def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[st
 
 # ``opencue-sched folder``: where a show's jobs are, and what those in one place may use together.
 
-_OPTIONS = {
-    "min_cores": core_count,
-    "max_cores": core_cap,
-    "min_gpus": click.IntRange(0, INT_MAX),
-    "max_gpus": gpu_cap,
-}
+_OPTIONS = {"min_cores": core_count, "max_cores": core_cap, "min_gpus": click.IntRange(0, INT_MAX), "max_gpus": gpu_cap}
 
 
 def _caps(function: Body) -> Body:
