@@ -190,11 +190,6 @@ class ClusterPostings(BoardScripts):
         """Cluster key -> posting uuid, of every posting."""
         return {str(name): str(uuid) for name, uuid in self.client.hgetall(self.keys.of("names")).items()}
 
-    def find(self, cluster_key: str) -> str | None:
-        """The posting of a cluster, by the cluster's key."""
-        found = self.client.hget(self.keys.of("names"), cluster_key)
-        return None if found is None else str(found)
-
     def find_all(self, cluster_key: str) -> list[str]:
         """The postings of a cluster: the one with this key, or of a key without a shard those of all shards."""
         shards_of = f"{cluster_key}@"

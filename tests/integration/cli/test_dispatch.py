@@ -88,7 +88,7 @@ def test_without_wait_a_cooled_down_cluster_is_told_of_with_the_reason(
     monkeypatch.setattr(Messenger, "send", lambda *_: None)
     assert cli("dispatch", "--cluster", cluster).status == 0
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
-    claim = postings.claim(postings.find(cluster) or "", "w1", ttl_seconds=10)
+    claim = postings.claim(postings.posted().get(cluster) or "", "w1", ttl_seconds=10)
     assert claim is not None
     postings.end(claim, "fail", delay_seconds=60, reason="program: KeyError: x")
     ran = cli("dispatch", "--cluster", cluster)
@@ -105,7 +105,7 @@ def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
     assert cli("dispatch", "--cluster", cluster).status == 0
     assert cli("dispatch", "--cluster", cluster).status == 0, "a message is under way"
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
-    assert postings.update(postings.find(cluster) or "", how, 600_000)[0] == 1
+    assert postings.update(postings.posted().get(cluster) or "", how, 600_000)[0] == 1
     ran = cli("dispatch", "--cluster", cluster)
     assert (ran.status, ran.out) == (1, "")
     assert way_out in ran.err

@@ -217,13 +217,13 @@ def test_the_posting_of_a_cluster_that_is_no_more_goes_though_a_worker_held_it_a
         connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
     here.sweeper.reload()
     here.sweeper.sweep()
-    assert postings.find(enqueued.cluster.key) == enqueued.uuid
+    assert postings.posted().get(enqueued.cluster.key) == enqueued.uuid
 
     # when that is over, then the next reading of the clusters takes it down
     postings.end(claim, "sleep", delay_seconds=600)
     here.sweeper.reload()
     here.sweeper.sweep()
-    assert postings.find(enqueued.cluster.key) is None
+    assert postings.posted().get(enqueued.cluster.key) is None
 
 
 def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: Engine) -> None:
@@ -238,6 +238,6 @@ def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: 
     here.client.set(FENCE_KEY, 6)
     with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
-    assert here.sweeper._postings.find(enqueued.cluster.key) == enqueued.uuid
+    assert here.sweeper._postings.posted().get(enqueued.cluster.key) == enqueued.uuid
     here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
-    assert here.sweeper._postings.find(enqueued.cluster.key) is None
+    assert here.sweeper._postings.posted().get(enqueued.cluster.key) is None

@@ -514,13 +514,13 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
 def _fail_and_trash(runtime: Runtime, *clusters: str) -> None:
     """A pass over each cluster fails; the first of them somebody takes off the board."""
     for key in clusters:
-        posting = runtime.postings.find(key)
+        posting = runtime.postings.posted().get(key)
         assert posting is not None
         runtime.postings.update(posting, "rest", 0)
         claim = runtime.postings.claim(posting, "test", ttl_seconds=60)
         assert claim is not None
         runtime.postings.end(claim, "fail", delay_seconds=60, reason="postgresql: DataError: out of range", error="")
-    runtime.postings.update(str(runtime.postings.find(clusters[0])), "trash", "bad hosts")
+    runtime.postings.update(str(runtime.postings.posted().get(clusters[0])), "trash", "bad hosts")
 
 
 def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
