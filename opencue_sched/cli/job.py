@@ -308,7 +308,7 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
         if depend_id not in known:
             raise UnknownName(f"{job.name} does not wait for {depend_id!r}{near(depend_id, known)}")
     dropped = drop_depends(engine, job.id, None if everything else depend_ids)
-    number, freed = dropped.depends, len(dropped.freed_frames)
+    number, freed = dropped
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 

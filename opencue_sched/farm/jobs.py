@@ -170,7 +170,7 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
 def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None = None) -> depends.Satisfied:
     """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group."""
     satisfied = with_counters(engine, partial(_drop, job_id, depend_ids))
-    _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=len(satisfied.freed_frames))
+    _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=satisfied.freed_frames)
     return satisfied
 
 

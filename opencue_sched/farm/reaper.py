@@ -266,7 +266,7 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     met = heal(Stuck.DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
     freed = heal(Stuck.FRAMES, _of_frames, depends.free_stuck_frames)
     checkpoints = heal(Stuck.CHECKPOINTS, _of_frames, depends.drop_checkpoints)
-    recovery = Recovery(met.depends, len(met.freed_frames) + freed, len(finished), checkpoints)
+    recovery = Recovery(met.depends, met.freed_frames + freed, len(finished), checkpoints)
     if recovery != Recovery():
         _log.warning("stuck_work_recovered", **asdict(recovery))
     return recovery

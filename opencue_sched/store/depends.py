@@ -8,8 +8,8 @@ PREVIOUS_FRAME rows are only containers of FRAME_ON_FRAME rows; the last child c
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -71,7 +71,7 @@ _LOWER_COUNTS = text(
     less AS (SELECT pk_frame, count(*) AS satisfied FROM dependents GROUP BY pk_frame)
     UPDATE frame SET int_depend_count = greatest(0, frame.int_depend_count - less.satisfied)
       FROM less WHERE frame.pk_frame = less.pk_frame
-    RETURNING frame.pk_frame, frame.pk_job, frame.str_state
+    RETURNING frame.str_state
     """  # noqa: S608
 )
 _CLOSE_CONTAINERS = text(
@@ -230,12 +230,11 @@ _STUCK = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Satisfied:
-    """What satisfying dependencies did: how many, and the frames it made bookable (id to job id)."""
+class Satisfied(NamedTuple):
+    """What satisfying dependencies did: how many, and how many frames it made bookable."""
 
-    depends: int
-    freed_frames: dict[str, str]
+    depends: int = 0
+    freed_frames: int = 0
 
 
 def find_depends(
@@ -268,20 +267,16 @@ def counters_of_dependents(connection: Connection, depend_ids: Collection[str]) 
 
 def satisfy_depends(connection: Connection, depend_ids: Collection[str]) -> Satisfied:
     """Satisfy dependencies that are still active. The counters of their dependents must be locked."""
-    if not depend_ids:
-        return Satisfied(0, {})
-    flipped = connection.execute(_SATISFY, {"depends": list(depend_ids)}).all()
+    flipped = connection.execute(_SATISFY, {"depends": list(depend_ids)}).all() if depend_ids else []
     if not flipped:
-        return Satisfied(0, {})
+        return Satisfied()
     named = {"depends": [row.pk_depend for row in flipped]}
     connection.execute(_LOCK_DEPENDENTS, named)
-    frames = connection.execute(_LOWER_COUNTS, named).all()
+    frames = connection.execute(_LOWER_COUNTS, named).scalars().all()
     parents = {row.pk_parent for row in flipped if row.pk_parent}
     if parents:
         connection.execute(_CLOSE_CONTAINERS, {"parents": list(parents)})
-    return Satisfied(
-        len(flipped), {row.pk_frame: row.pk_job for row in frames if row.str_state == FrameState.WAITING.value}
-    )
+    return Satisfied(len(flipped), sum(state == FrameState.WAITING.value for state in frames))
 
 
 def complete(
