@@ -63,8 +63,8 @@ def doctor_command() -> Done:
     if something must be put right; warnings alone exit 0.
     """
     with database() as engine, redis_store() as client:
-        diagnosis = diagnose(engine, client, get_settings())
-    return Done(diagnosis.lines(), diagnosis.as_dict(), status=1 if diagnosis.failed else 0)
+        report = diagnose(engine, client, get_settings())
+    return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
 
 
 # ``opencue-sched explain``.

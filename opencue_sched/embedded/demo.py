@@ -24,7 +24,7 @@ from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory
 from opencue_sched.embedded.real_rqd import RealRqdFarm
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
-from opencue_sched.insight.audit import AuditReport, run_audit
+from opencue_sched.insight.audit import Report, run_audit
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker.metrics import PORTS_TRIED
 
@@ -134,7 +134,7 @@ def _collect(farm: _Stage, options: DemoOptions) -> Path:
     return picture
 
 
-def _audit(farm: _Stage) -> AuditReport:
+def _audit(farm: _Stage) -> Report:
     environment = farm.fleet.environment
     settings = Settings(
         database_url=SecretStr(environment["OPENCUE_SCHED_DATABASE_URL"]),
@@ -146,7 +146,7 @@ def _audit(farm: _Stage) -> AuditReport:
 
 
 def _summarise(
-    farm: _Stage, options: DemoOptions, seconds: float, report: AuditReport, picture: Path, console: Console
+    farm: _Stage, options: DemoOptions, seconds: float, report: Report, picture: Path, console: Console
 ) -> None:
     frames = options.frames + 1  # and the contact sheet
     console.print(

@@ -31,51 +31,62 @@ KEYS_PER_ROUND_TRIP = 1000
 LOST_AFTER_SECONDS = 60.0
 
 
-class Outcome(StrEnum):
-    PASS = "pass"  # noqa: S105 - not a password
-    FAIL = "fail"
+class Level(StrEnum):
+    """How it is. FAIL must be put right; WARN is what somebody probably did not mean. UNDECIDED changed in every look:
+    ask again."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
     UNDECIDED = "undecided"
     NOT_SHOWN = "not shown by state"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One invariant: what was looked at, with figures, the offenders if there are any, and the tests that show what
-    state does not."""
+class Finding:
+    """One thing looked at, an invariant for an audit, with figures. ``remedy`` is empty when nothing is to be done.
+    ``offenders`` are what is wrong or undecided; ``tests`` show what state does not."""
 
-    invariant: str
-    outcome: Outcome
+    level: Level
+    what: str
     text: str
+    remedy: str = ""
     offenders: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
-    checks: tuple[Check, ...]
+class Report:
+    """What an audit or the doctor found."""
+
+    findings: tuple[Finding, ...]
 
     @property
     def failed(self) -> bool:
-        return any(check.outcome is Outcome.FAIL for check in self.checks)
+        """Whether something must be put right."""
+        return any(finding.level is Level.FAIL for finding in self.findings)
 
     @property
     def undecided(self) -> bool:
-        """Something changed in every look. Neither passed nor failed: ask again."""
-        return any(check.outcome is Outcome.UNDECIDED for check in self.checks)
+        """Whether anything is: neither passed nor failed."""
+        return any(finding.level is Level.UNDECIDED for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """One line per invariant, and one per named offender; the tests are for scripts."""
-        out = []
-        for check in self.checks:
-            out.append(f"{check.invariant:<4} {check.outcome.value:<18} {check.text}")
-            out += [f"       - {offender}" for offender in check.offenders]
-        return out
+        """One line each, and one for each offender and for what to do; the tests are for scripts."""
+        levels = max(len(finding.level.value) for finding in self.findings)
+        names = max(len(finding.what) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{finding.level.value:<{levels}}  {finding.what:<{names}}  {finding.text}")
+            lines += [f"{'':<{levels + names + 4}}- {offender}" for offender in finding.offenders]
+            lines += [f"{'':<{levels + names + 4}}-> {finding.remedy}"] if finding.remedy else []
+        return lines
 
     def as_dict(self) -> dict[str, object]:
         return {
             "failed": self.failed,
             "undecided": self.undecided,
-            "checks": [asdict(check) for check in self.checks],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -112,7 +123,7 @@ _BY_TEST = {
 """What state cannot show, and the tests that show it."""
 
 
-def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditReport:
+def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     """Check everything, of a farm at rest or at work.
 
     Each check of PostgreSQL alone is one statement, and so of one moment. Nothing is written, but that the scripts log
@@ -126,25 +137,26 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
             text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
             checks.append(_check(invariant, text, found.named or ()))
     checks.append(_ready(ledger))
-    checks += [Check(name, Outcome.NOT_SHOWN, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
-    return AuditReport(tuple(sorted(checks, key=lambda check: (int(check.invariant[1:].rstrip("b")), check.invariant))))
+    checks += [Finding(Level.NOT_SHOWN, name, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
+    return Report(tuple(sorted(checks, key=lambda check: (int(check.what[1:].rstrip("b")), check.what))))
 
 
-def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Check:
+def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Finding:
     """Wrong is a failure whatever else is undecided; and what is undecided is never a pass."""
-    outcome = Outcome.FAIL if wrong else Outcome.UNDECIDED if undecided else Outcome.PASS
+    level = Level.FAIL if wrong else Level.UNDECIDED if undecided else Level.OK
     if undecided:
         text += f"; undecided: {len(undecided)} changed while looked at"
-    return Check(invariant, outcome, text, (*wrong[:OFFENDERS_NAMED], *undecided[:OFFENDERS_NAMED]))
+    named = (*wrong[:OFFENDERS_NAMED], *undecided[:OFFENDERS_NAMED])
+    return Finding(level, invariant, text, offenders=named)
 
 
-def _ready(ledger: Ledger) -> Check:
+def _ready(ledger: Ledger) -> Finding:
     try:
         ledger.learn_epoch()
     except NotReady as error:
-        return Check("I8", Outcome.FAIL, f"the counters cannot be booked against: {error}")
+        return Finding(Level.FAIL, "I8", f"the counters cannot be booked against: {error}")
     shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
-    return Check("I8", Outcome.PASS, "the counters are filled and open", tests=(shown,))
+    return Finding(Level.OK, "I8", "the counters are filled and open", tests=(shown,))
 
 
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
@@ -154,7 +166,7 @@ def _ready(ledger: Ledger) -> Check:
 # have contradicted each other unchanged for ``STAYS_WRONG_SECONDS``.
 
 
-def compare_counters(ledger: Ledger) -> Check:
+def compare_counters(ledger: Ledger) -> Finding:
     """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two checks,
     because another program's decrement may be on its way (release_feed cuebot-redis)."""
     text = "counters that are the sum of their ledger entries"
@@ -218,7 +230,7 @@ class _Sides:
         return self.records.get(proc_id), self.procs.get(proc_id)
 
 
-def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Check:
+def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Finding:
     """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment."""
     first = _look(engine, ledger, {record.proc_id: record for record in ledger.records()})
     suspects = {i for i in first.records.keys() | first.procs.keys() if first.contradiction(i, age_seconds)}

@@ -1,6 +1,5 @@
-"""Is everything there that a scheduler needs? Each finding says what was looked at and, if it is wrong, what to do.
-
-FAIL is what must be put right before frames are booked and launched; WARN is what somebody probably did not mean.
+"""Is everything there that a scheduler needs? Each finding says what was looked at and, if it is wrong, what to do:
+FAIL is what must be put right before frames are booked and launched.
 """
 
 from __future__ import annotations
@@ -8,8 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +22,7 @@ from opencue_sched.coordination.names import QueueType, beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.farm import HardwareState, LockState
 from opencue_sched.errors import SchedulerError
+from opencue_sched.insight.audit import Finding, Level, Report
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import Settings
@@ -45,52 +43,14 @@ PROBE_SECONDS = 2.0
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
-class Severity(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "FAIL"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthCheck:
-    """One thing looked at. ``remedy`` is empty when nothing is to be done."""
-
-    level: Severity
-    what: str
-    text: str
-    remedy: str = ""
-
-
-_ok, _warn, _fail = (partial(HealthCheck, level) for level in Severity)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    findings: tuple[HealthCheck, ...]
-
-    @property
-    def failed(self) -> bool:
-        """Whether something must be put right."""
-        return any(finding.level is Severity.FAIL for finding in self.findings)
-
-    def lines(self) -> list[str]:
-        """One line each; what to do on a line of its own."""
-        lines = []
-        for finding in self.findings:
-            lines.append(f"{finding.level.value:<5} {finding.what:<14} {finding.text}")
-            if finding.remedy:
-                lines.append(f"{'':<21}-> {finding.remedy}")
-        return lines
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"failed": self.failed, "findings": [asdict(finding) for finding in self.findings]}
+_ok, _warn, _fail = (partial(Finding, level) for level in (Level.OK, Level.WARN, Level.FAIL))
 
 
 def diagnose(
     engine: Engine, client: redis.Redis, settings: Settings, *, clock: Callable[[], float] = time.time
-) -> Diagnosis:
+) -> Report:
     """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
-    findings: list[HealthCheck] = []
+    findings: list[Finding] = []
     frames = 0
     try:
         check_postgresql(engine, settings)
@@ -104,10 +64,10 @@ def diagnose(
             frames = sum(work.frames for work in fetch_waiting_work(connection, facilities, facts))
     except (SchedulerError, SQLAlchemyError) as error:
         findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
-    return Diagnosis((*findings, *_redis(client, settings, clock, frames)))
+    return Report((*findings, *_redis(client, settings, clock, frames)))
 
 
-def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[HealthCheck]:
+def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Finding]:
     asked = clock()
     server = figures.server(connection)
     answered = clock()
@@ -124,7 +84,7 @@ def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Heal
     yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 
-def _clock(whose: str, theirs: float, asked: float, answered: float) -> HealthCheck:
+def _clock(whose: str, theirs: float, asked: float, answered: float) -> Finding:
     """Compare a store's clock with ours. It was read between ``asked`` and ``answered`` (epoch seconds): only what lies
     outside of these is a difference."""
     what, ahead = f"clock of {whose}", max(0.0, theirs - answered) + min(0.0, theirs - asked)
@@ -135,7 +95,7 @@ def _clock(whose: str, theirs: float, asked: float, answered: float) -> HealthCh
     return _ok("clocks", f"{what} agrees with this machine's")
 
 
-def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     features = {
         "start-after times": facts.has_start_after,
@@ -154,7 +114,7 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
 
 
-def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
     for limit in limits_meant_otherwise(connection, facts.limit_columns):
         text = f"{limit.name} is marked {listed(limit.says)}; here it bounds running frames, always"
@@ -166,7 +126,7 @@ def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
         yield _warn("limits", text, "give managed and unmanaged shows limits of their own")
 
 
-def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     facility = settings.scheduler.facility
     if facility is not None and not facility_ids(connection, facility):
         text = f"there is no facility {facility!r}, so nothing is ever booked"
@@ -185,7 +145,7 @@ def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
             yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)
 
 
-def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     groups = figures.host_groups(connection, None, staleness=settings.host_cache.host_staleness_threshold)
     states = [it for it in groups if it.state is not None]
     up = [it for it in states if it.state in (HardwareState.UP, "SILENT")]
@@ -203,7 +163,7 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
         yield _ok("hosts", text)
 
 
-def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     jobs = quarantined_jobs(connection)
     if jobs:
         names = listed([job.job_name or job.job_id for job in jobs])
@@ -211,14 +171,14 @@ def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts
         yield _warn("quarantine", f"jobs left alone for a while: {names}", remedy)
 
 
-def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
     if PersistentFences(connection.engine).leader(keys.name).two_redis:
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
         yield _fail("beats", text, ONE_REDIS)
 
 
-def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     addresses = settings.rqd.addresses
     malformed = [f"{host}={address}" for host, address in addresses.items() if not _is_address(address)]
     if malformed:
@@ -234,7 +194,7 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
         yield _probed(names, settings)
 
 
-def _probed(names: list[str], settings: Settings) -> HealthCheck:
+def _probed(names: list[str], settings: Settings) -> Finding:
     """Whether the RQD of each host answers."""
     from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller  # imports grpc, which `explain` does without
 
@@ -257,7 +217,7 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     feed = settings.accounting.release_feed
     misconfigured, message = check_release_feed(connection.engine, feed)
     if misconfigured:
@@ -275,7 +235,7 @@ _ON_THE_DATABASE = (_schema, _limits, _shows, _hosts, _quarantine, _two_redis, _
 
 def _redis(
     client: redis.Redis, settings: Settings, clock: Callable[[], float], waiting_frames: int
-) -> Iterator[HealthCheck]:
+) -> Iterator[Finding]:
     try:
         check_redis(client, settings)
         info: Any = client.info()

@@ -17,7 +17,7 @@ from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
-from opencue_sched.insight.audit import AuditReport, run_audit
+from opencue_sched.insight.audit import Report, run_audit
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet, open_counters
 from tests.polling import eventually, tail_of
@@ -68,7 +68,7 @@ class FleetOnTest:
     def assert_audit(self) -> None:
         """The audit passes, at the latest when what was in flight has come to rest."""
 
-        def audit() -> AuditReport:
+        def audit() -> Report:
             return run_audit(self.engine, self.client, self.settings)
 
         eventually(lambda: not audit().failed, 30, "a clean audit", told=lambda: "\n".join(audit().lines()))

@@ -18,7 +18,7 @@ from opencue_sched.cli import cli
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.insight.audit import AuditReport, Check, Outcome, run_audit
+from opencue_sched.insight.audit import Finding, Level, Report, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
 from tests.integration.dispatch.passes import Passes, passes
 
@@ -174,12 +174,12 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
 def test_a_farm_at_work_passes_with_figures(world):
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed, "\n".join(report.lines())
-    assert [check.invariant for check in report.checks] == [
+    assert [check.what for check in report.findings] == [
         "I1", "I2", "I3", "I4", "I5", "I6", "I6b", "I7", "I8", "I9", "I10", "I11", "I12",
     ]  # fmt: skip
-    for check in report.checks:
-        assert (check.outcome is Outcome.NOT_SHOWN) == (check.invariant in {"I3", "I5", "I9", "I10", "I11", "I12"})
-    text_of = {check.invariant: check.text for check in report.checks}
+    for check in report.findings:
+        assert (check.level is Level.NOT_SHOWN) == (check.what in {"I3", "I5", "I9", "I10", "I11", "I12"})
+    text_of = {check.what: check.text for check in report.findings}
     assert text_of["I4"].endswith("2 entries, 2 procs, 0 being booked")
 
 
@@ -189,8 +189,8 @@ def test_what_is_broken_by_hand_fails_exactly_its_line(world, name):
     break_it(world)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert report.failed
-    (failed,) = [check for check in report.checks if check.outcome is Outcome.FAIL]
-    assert failed.invariant == invariant
+    (failed,) = [check for check in report.findings if check.level is Level.FAIL]
+    assert failed.what == invariant
     assert said in "\n".join((failed.text, *failed.offenders)), failed
 
 
@@ -198,7 +198,7 @@ def test_a_booking_under_way_is_told_and_no_failure(world):
     book_by_hand(world, settle=False)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed
-    assert any(check.text.endswith("1 being booked") for check in report.checks)
+    assert any(check.text.endswith("1 being booked") for check in report.findings)
 
 
 def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):
@@ -224,10 +224,10 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         world.sql("UPDATE host SET int_cores_idle = 0")
         status, answer = run()
         assert (status, answer["failed"]) == (1, True)
-        (failed,) = [check for check in answer["checks"] if check["outcome"] == "fail"]
-        assert failed["invariant"] == "I7"
+        (failed,) = [check for check in answer["findings"] if check["level"] == "FAIL"]
+        assert failed["what"] == "I7"
         assert len(failed["offenders"]) == 1
-        undecided = AuditReport((Check("I1", Outcome.UNDECIDED, "counters"),))
+        undecided = Report((Finding(Level.UNDECIDED, "I1", "counters"),))
         monkeypatch.setattr("opencue_sched.cli.checks.run_audit", lambda *_: undecided)
         status, answer = run()
         assert (status, answer["failed"], answer["undecided"]) == (3, False, True)
@@ -239,7 +239,7 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
 
 def test_every_test_that_is_named_in_place_of_state_is_there(world):
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
-    named = [test for check in report.checks for test in check.tests]
+    named = [test for check in report.findings for test in check.tests]
     assert len(named) >= 6
     for test in named:
         path, _, function = test.partition("::")

@@ -138,7 +138,7 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
     said = json.loads(json.dumps(control.accounting_audit(None)))
     assert said["failed"], "the counters were never filled"
-    assert len(said["checks"]) > 1
+    assert len(said["findings"]) > 1
     assert runtime.sweeper.feed.clusters == {}
     with engine.begin() as connection:
         farm = Farm(connection)
