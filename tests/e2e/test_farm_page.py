@@ -102,6 +102,8 @@ def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
         eventually(lambda: "over subscription: " in row("lively-job"), 30, "why", told=lambda: row("lively-job"))
         assert "the job is paused" in row("paused-job")
         assert "4 of 6" in browser.text("#totals")
+        # and its figures stand side by side
+        assert browser.script("document.querySelector('header').offsetHeight") < 90
         use = "[...document.querySelectorAll('#hosts .cell')].map((it) => it.style.getPropertyValue('--use'))"
         assert sorted(int(it.strip("%")) for it in browser.script(use)) in ([0, 100, 100], [50, 50, 100])
         assert "4 of 4 (4)" in next(it for it in browser.texts("#shows .part") if it.startswith("show-lively"))
