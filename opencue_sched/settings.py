@@ -568,7 +568,7 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
 
 # The settings, as the table of the operator guide.
 #
-# ``python -m opencue_sched.settings`` prints it; given a file, it is written between the markers there.
+# ``python -m opencue_sched.settings docs/operator-guide.md`` writes it between the markers there.
 
 BEGIN = "<!-- settings: begin (generated, see opencue_sched/settings.py) -->"
 END = "<!-- settings: end -->"
@@ -608,21 +608,13 @@ def _default(path: tuple[str, ...], field: FieldInfo) -> str:
     if value is None or value in ((), {}, ""):
         return "-"
     if isinstance(value, ByteSize):
-        return f"{value.human_readable()}"
+        return value.human_readable()
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-def write_into(document: Path) -> None:
-    """Replace what stands between the markers."""
-    text = document.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    document.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        write_into(Path(sys.argv[1]))
-    else:
-        print(table())  # noqa: T201
+    document = Path(sys.argv[1])
+    before, _, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    document.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
