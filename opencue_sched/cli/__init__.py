@@ -49,7 +49,7 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """Imports a command's module when the command is asked for. Help and completion take what stands for it."""
+    """Imports a command's module when the command is asked for. Help and completion show placeholders."""
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if name not in _COMMANDS:
@@ -66,10 +66,10 @@ class _Lazy(click.Group):
         click.Group(commands=self.commands).format_commands(ctx, formatter)
 
 
-_STANDING_FOR = {name: click.Command(name, short_help=does) for name, (_, does) in _COMMANDS.items()}
+_PLACEHOLDERS = {name: click.Command(name, short_help=does) for name, (_, does) in _COMMANDS.items()}
 
 
-@click.group(cls=_Lazy, commands=_STANDING_FOR, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Lazy, commands=_PLACEHOLDERS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="opencue-sched")
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -65,18 +65,14 @@ _COLUMNS = (
     Column("tags", "Tags", show=" ".join, wraps=True),
 )
 _PROCS_OF_HOST_COLUMNS = (
-    Column("id"),
+    *map(Column, ("id", "frame", "memory_kb", "used_memory_kb", "local")),
     Column("job", "Job", importance=NAME),
-    Column("frame"),
     Column("", "Frame", lambda proc: proc.frame or "(being unbooked)", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
-    Column("memory_kb"),
-    Column("used_memory_kb"),
     Column("", "Memory", lambda proc: f"{memory_text(proc.used_memory_kb)} / {memory_text(proc.memory_kb)}"),
     Column("gpus", "GPUs"),
     Column("dispatched", "Start", importance=LOW),
     Column("", "Runtime", "dispatched", age_text),
-    Column("local"),
 )
 _PROC_COLUMNS = (
     Column("host", "Host", importance=HIGH),
