@@ -290,7 +290,7 @@ def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, A
     """The rows of what parameters name, by parameter; of one that is not given, none."""
     rows: dict[str, Any] = {}
     for it in click.get_current_context().command.params:
-        if it.name and isinstance(it.type, NameOf) and (names := given[it.name]):
+        if it.name and isinstance(it.type, NameOf) and (names := given[it.name]) not in (None, ()):
             find: Callable[..., Any] = choose_all if isinstance(names, tuple) else choose
             rows[it.name] = find(connection, it.type.kind, names)
     return rows

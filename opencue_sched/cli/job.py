@@ -537,15 +537,14 @@ def _check(layers: list[jobs.LayerView]) -> None:
 
 
 def _layer_notes(connection: Connection, job_id: str, layers: list[jobs.LayerView]) -> list[str]:
-    (job,) = jobs.list_jobs(connection, job_id=job_id)
     from opencue_sched.insight.explain import unserved
 
+    (job,) = jobs.list_jobs(connection, job_id=job_id)
     notes = unserved(connection, job_id, get_settings())
     for layer in layers:
-        for what, asked, most in (
-            ("cores", layer.cores_min / CENTICORES_PER_CORE, job.max_centicores / CENTICORES_PER_CORE),
-            ("gpus", layer.gpus, job.max_gpus),
-        ):
+        most_cores, most_gpus = job.max_centicores / CENTICORES_PER_CORE, job.max_gpus
+        needs = ("cores", layer.cores_min / CENTICORES_PER_CORE, most_cores), ("gpus", layer.gpus, most_gpus)
+        for what, asked, most in needs:
             if 0 < most < asked:
                 hint = f"`opencue-sched job max-{what}` raises that"
                 notes.append(

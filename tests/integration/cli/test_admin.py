@@ -211,6 +211,7 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
     ("words", "status", "problem"),
     [
         (("show", "info", "demmo"), 1, "there is no show 'demmo'; did you mean 'demo'?"),
+        (("show", "info", ""), 1, "there is no show ''"),
         (("show", "create", "demo"), 1, "there is a show 'demo' already"),
         (("show", "create", "de mo"), 1, "show 'de mo' may contain only letters"),
         (("show", "active", "demo", "yes"), 2, "'yes' is neither on nor off"),
