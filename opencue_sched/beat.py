@@ -174,15 +174,14 @@ class LeaderScheduler(Scheduler):
             fleet_metrics.watch_gate(gate)
             port = settings.queue.metrics_port
             serve_metrics(settings.queue.metrics_host, port + PORTS_TRIED if port else 0, fleet_metrics.BEAT)
-            self.census = FleetCensus(settings, lambda: gate.lease is not None)
+            self.census = FleetCensus(settings, lambda: gate.fence is not None)
             self.census.thread.start()
             log.info("beat_started", role=gate.keys.role)
         return self.gate
 
     def _show(self, gate: LeaderGate) -> None:
         """Refresh the presence every few seconds, and at once when this beat begins or ceases to lead."""
-        now, lease = boot_clock(), gate.lease
-        fence = 0 if lease is None else lease.fence
+        now, fence = boot_clock(), gate.fence or 0
         if now < self._refresh_at and fence == self._shown_fence:
             return
         if self.census is not None and fence and fence != self._shown_fence:
@@ -246,11 +245,11 @@ class LeaderScheduler(Scheduler):
         return float(wait)
 
     def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
-        lease = gate.lease
+        fence = gate.fence
         producer = self.producer  # connects at its first use: not between a tick's claim and its message
-        if lease is None or not gate.may_fire(series, tick):
+        if fence is None or not gate.may_fire(series, tick):
             return
-        headers = {"tick": tick, "tick_of": series, "fence": lease.fence, "sent_at": now}
+        headers = {"tick": tick, "tick_of": series, "fence": fence, "sent_at": now}
         options = entry.options or {}
         fired = copy.copy(entry)
         fired.options = {**options, "headers": {**options.get("headers", {}), **headers}}

@@ -25,7 +25,6 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
@@ -103,18 +102,10 @@ LONGEST_LEASE_SECONDS = 180.0
 ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker of this database and namespace"
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Proof of leadership at the moment of the last renewal."""
-
-    token: str
-    fence: int
-
-
 class LeaderGate:
     """This process's candidacy for one role.
 
-    ``renew()`` is cheap to call often: it talks to the stores only every third of the lease. ``lease`` is None when
+    ``renew()`` is cheap to call often: it talks to the stores only every third of the lease. ``fence`` is None when
     this process may not act.
     """
 
@@ -173,8 +164,8 @@ class LeaderGate:
         return max(0.0, self._next_try - self._clock())
 
     @property
-    def lease(self) -> Lease | None:
-        """The lease, unless it was lost or could not be renewed in time."""
+    def fence(self) -> int | None:
+        """The fence under which this process leads; None when the lease was lost or could not be renewed in time."""
         fence = self._fence  # read once: the thread that serves the metrics looks here as well
         if fence is None:
             return None
@@ -182,10 +173,10 @@ class LeaderGate:
             log.warning("leadership_expired", role=self.keys.role, fence=fence)
             self._fence = None
             return None
-        return Lease(self.token, fence)
+        return fence
 
-    def renew(self) -> Lease | None:
-        """Campaign or renew if it is time to, and return the lease. An error of a store is kept in ``trouble``.
+    def renew(self) -> int | None:
+        """Campaign or renew if it is time to, and return ``fence``. An error of a store is kept in ``trouble``.
 
         A candidate cannot lead without PostgreSQL. A holder renews without it, until ticks could not be recorded for
         the length of the renewal deadline (`_claim_tick`).
@@ -206,11 +197,11 @@ class LeaderGate:
                     log.warning("leadership_lost", role=self.keys.role)
             elif self._confirmed == now:
                 self._next_try = now + self._ttl / 3
-        return self.lease
+        return self.fence
 
     def _campaign(self, now: float) -> None:
-        lease = self.lease
-        if lease is not None and self._is_latest(lease.fence) and self._ask(now, "renew", lease.fence):
+        held = self.fence
+        if held is not None and self._is_latest(held) and self._ask(now, "renew", held):
             return
         # From here on a former holder is a candidate like any other: another may have led since, or Redis was emptied.
         self._fence = None
@@ -301,15 +292,15 @@ class LeaderGate:
         """True at most once per (task, tick) in the whole fleet, and only while leading. Raises RedisError, and
         SQLAlchemyError: then the tick may count as fired, and was not.
         """
-        lease, now = self.lease, self._clock()
-        if lease is None or now < self._quiet_until:
+        fence, now = self.fence, self._clock()
+        if fence is None or now < self._quiet_until:
             return False
         # Redis first: a lease that is gone already uses up no tick. Then the record, which alone decides: it has every
         # leader that was elected since, and every tick that was fired.
-        held = self._ask(now, "renew", lease.fence)
-        claimed, latest = self._claim_tick(lease.fence, task, tick) if held else (False, 0)
-        if latest != lease.fence:
-            log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=lease.fence)
+        held = self._ask(now, "renew", fence)
+        claimed, latest = self._claim_tick(fence, task, tick) if held else (False, 0)
+        if latest != fence:
+            log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=fence)
             self._fence, self._next_try = None, now
             return False
         self._last_ticks[task] = max(self._last_ticks.get(task, tick), tick)

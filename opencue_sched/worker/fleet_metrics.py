@@ -178,15 +178,10 @@ messages_moved = Counter("scheduler_messages_moved_total", "Messages moved from 
 
 def watch_gate(gate: LeaderGate) -> None:
     """Show the leader gate of this beat whenever /metrics is read, and the figures of the fleet while it leads."""
-
-    def fence() -> float:
-        lease = gate.lease
-        return 0.0 if lease is None else float(lease.fence)
-
-    leader_fence.set_function(fence)
+    leader_fence.set_function(lambda: float(gate.fence or 0))
     tick_age.set_function(lambda: gate.tick_age)
     for figures in LEADING:
-        figures.shown = lambda: gate.lease is not None
+        figures.shown = lambda: gate.fence is not None
 
 
 Name = TypeVar("Name", bound=Hashable)

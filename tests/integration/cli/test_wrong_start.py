@@ -121,6 +121,6 @@ def test_a_beat_says_which_of_our_tables_is_away_and_goes_on_when_it_is_back(
 
         with engine.begin() as connection:
             connection.execute(text(f"ALTER TABLE elsewhere RENAME TO {table}"))
-        eventually(lambda: beat.tick() and beat.gate and beat.gate.lease, what="the beat leads")
+        eventually(lambda: beat.tick() and beat.gate and beat.gate.fence, what="the beat leads")
     finally:
         beat.close()

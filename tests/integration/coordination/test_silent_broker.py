@@ -106,8 +106,8 @@ def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped
     )
     # and it stands by: neither gone, nor firing
     silent.tick()
-    assert silent.gate.lease is None
+    assert silent.gate.fence is None
     seen = len(fired(redis_client))
     eventually(lambda: other.tick() and silent.tick() and len(fired(redis_client)) > seen + 1, what="more ticks")
-    assert {headers["fence"] for headers in fired(redis_client)[seen:]} == {other.gate.lease.fence}
+    assert {headers["fence"] for headers in fired(redis_client)[seen:]} == {other.gate.fence}
     assert {*Counter(headers["tick"] for headers in fired(redis_client)).values()} == {1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ OFTEN = "often"
 class Gate:
     """One Redis for all beats: what was fired, and when last."""
 
-    lease = SimpleNamespace(fence=1)
+    fence = 1
 
     def __init__(self) -> None:
         self.fired: dict[str, int] = {}
