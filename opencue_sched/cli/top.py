@@ -426,15 +426,13 @@ def _fleet(screen: Screen, view: FarmView) -> None:
     leader, workers = view.fleet["leader"], view.fleet["workers"]
     if leader["fence"] is None:
         screen.add("no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red")
+    else:
+        screen.add(leader["words"])
     if not workers:
         screen.add("no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red")
-    parts = [leader["words"]] if leader["fence"] is not None else []
-    states = [
-        f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state'].replace('working', '')}".rstrip()
-        for it in workers
-    ]
-    parts += [f"{counted(len(workers), 'worker')}: {', '.join(states)}"] if workers else []
-    screen.add("  ".join(parts))
+    else:
+        states = (f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state']}" for it in workers)
+        screen.add(f"{counted(len(workers), 'worker')}: {', '.join(states)}")
 
 
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
