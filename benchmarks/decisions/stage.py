@@ -33,7 +33,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
-from opencue_sched.insight.audit import Level, run_audit
+from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.insight.farm import leader_view
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.engine import make_engine
@@ -419,7 +419,7 @@ def _play(stage: Stage) -> Record:
         seconds = time.monotonic() - started
         others_percent = stage.cpu().since(cpu).others_percent(seconds)
     report = run_audit(stage.engine, stage.client, stage.settings)
-    broken = [check.what for check in report.findings if check.level is Level.FAIL]
+    broken = [check.what for check in report.findings if check.level is Severity.FAIL]
     return stage.record(began, seconds, broken, others_percent)
 
 

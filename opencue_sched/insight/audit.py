@@ -31,7 +31,7 @@ KEYS_PER_ROUND_TRIP = 1000
 LOST_AFTER_SECONDS = 60.0
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How it is. FAIL must be put right; WARN is what somebody probably did not mean. UNDECIDED changed in every look:
     ask again."""
 
@@ -47,7 +47,7 @@ class Finding:
     """One thing looked at, an invariant for an audit, with figures. ``remedy`` is empty when nothing is to be done.
     ``offenders`` are what is wrong or undecided; ``tests`` show what state does not."""
 
-    level: Level
+    level: Severity
     what: str
     text: str
     remedy: str = ""
@@ -64,12 +64,12 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether something must be put right."""
-        return any(finding.level is Level.FAIL for finding in self.findings)
+        return any(finding.level is Severity.FAIL for finding in self.findings)
 
     @property
     def undecided(self) -> bool:
         """Whether anything is: neither passed nor failed."""
-        return any(finding.level is Level.UNDECIDED for finding in self.findings)
+        return any(finding.level is Severity.UNDECIDED for finding in self.findings)
 
     def lines(self) -> list[str]:
         """One line each, and one for each offender and for what to do; the tests are for scripts."""
@@ -137,13 +137,13 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
             text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
             checks.append(_check(invariant, text, found.named or ()))
     checks.append(_ready(ledger))
-    checks += [Finding(Level.NOT_SHOWN, name, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
+    checks += [Finding(Severity.NOT_SHOWN, name, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
     return Report(tuple(sorted(checks, key=lambda check: (int(check.what[1:].rstrip("b")), check.what))))
 
 
 def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Finding:
     """Wrong is a failure whatever else is undecided; and what is undecided is never a pass."""
-    level = Level.FAIL if wrong else Level.UNDECIDED if undecided else Level.OK
+    level = Severity.FAIL if wrong else Severity.UNDECIDED if undecided else Severity.OK
     if undecided:
         text += f"; undecided: {len(undecided)} changed while looked at"
     named = (*wrong[:OFFENDERS_NAMED], *undecided[:OFFENDERS_NAMED])
@@ -154,9 +154,9 @@ def _ready(ledger: Ledger) -> Finding:
     try:
         ledger.learn_epoch()
     except NotReady as error:
-        return Finding(Level.FAIL, "I8", f"the counters cannot be booked against: {error}")
+        return Finding(Severity.FAIL, "I8", f"the counters cannot be booked against: {error}")
     shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
-    return Finding(Level.OK, "I8", "the counters are filled and open", tests=(shown,))
+    return Finding(Severity.OK, "I8", "the counters are filled and open", tests=(shown,))
 
 
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.

@@ -22,7 +22,7 @@ from opencue_sched.coordination.names import QueueType, beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.farm import HardwareState, LockState
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.audit import Finding, Level, Report
+from opencue_sched.insight.audit import Finding, Report, Severity
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import Settings
@@ -43,7 +43,7 @@ PROBE_SECONDS = 2.0
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
-_ok, _warn, _fail = (partial(Finding, level) for level in (Level.OK, Level.WARN, Level.FAIL))
+_ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity.WARN, Severity.FAIL))
 
 
 def diagnose(

@@ -22,7 +22,7 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.insight.audit import Level
+from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.fences import PersistentFences
@@ -189,7 +189,7 @@ def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
     renamed = create_engine(database_url, connect_args={"application_name": "pooler"})
     told = [finding for finding in diagnose(renamed, redis_client, settings).findings if "'pooler'" in finding.text]
     renamed.dispose()
-    assert [(finding.what, finding.level) for finding in told] == [("PostgreSQL", Level.FAIL)]
+    assert [(finding.what, finding.level) for finding in told] == [("PostgreSQL", Severity.FAIL)]
 
 
 def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:
@@ -300,14 +300,14 @@ def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None)
 def test_clocks_that_disagree_are_said(cli: Cli, healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
     found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() - 60).findings
     clocks = [one for one in found if one.what == "clocks"]
-    assert [one.level for one in clocks] == [Level.WARN, Level.WARN]
+    assert [one.level for one in clocks] == [Severity.WARN, Severity.WARN]
     assert all("ahead of this machine's" in one.text and "NTP" in one.remedy for one in clocks)
 
 
 def test_an_answer_that_took_long_is_no_wrong_clock(healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
     took = cycle((0.0, 10.0))
     found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() + next(took)).findings
-    assert [one.level for one in found if one.what == "clocks"] == [Level.OK, Level.OK]
+    assert [one.level for one in found if one.what == "clocks"] == [Severity.OK, Severity.OK]
 
 
 # Stores that are not there

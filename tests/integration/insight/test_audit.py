@@ -18,7 +18,7 @@ from opencue_sched.cli import cli
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.insight.audit import Finding, Level, Report, run_audit
+from opencue_sched.insight.audit import Finding, Report, Severity, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
 from tests.integration.dispatch.passes import Passes, passes
 
@@ -178,7 +178,7 @@ def test_a_farm_at_work_passes_with_figures(world):
         "I1", "I2", "I3", "I4", "I5", "I6", "I6b", "I7", "I8", "I9", "I10", "I11", "I12",
     ]  # fmt: skip
     for check in report.findings:
-        assert (check.level is Level.NOT_SHOWN) == (check.what in {"I3", "I5", "I9", "I10", "I11", "I12"})
+        assert (check.level is Severity.NOT_SHOWN) == (check.what in {"I3", "I5", "I9", "I10", "I11", "I12"})
     text_of = {check.what: check.text for check in report.findings}
     assert text_of["I4"].endswith("2 entries, 2 procs, 0 being booked")
 
@@ -189,7 +189,7 @@ def test_what_is_broken_by_hand_fails_exactly_its_line(world, name):
     break_it(world)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert report.failed
-    (failed,) = [check for check in report.findings if check.level is Level.FAIL]
+    (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
     assert failed.what == invariant
     assert said in "\n".join((failed.text, *failed.offenders)), failed
 
@@ -227,7 +227,7 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         (failed,) = [check for check in answer["findings"] if check["level"] == "FAIL"]
         assert failed["what"] == "I7"
         assert len(failed["offenders"]) == 1
-        undecided = Report((Finding(Level.UNDECIDED, "I1", "counters"),))
+        undecided = Report((Finding(Severity.UNDECIDED, "I1", "counters"),))
         monkeypatch.setattr("opencue_sched.cli.checks.run_audit", lambda *_: undecided)
         status, answer = run()
         assert (status, answer["failed"], answer["undecided"]) == (3, False, True)

@@ -17,7 +17,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.insight import audit as audit_ledger
-from opencue_sched.insight.audit import Level, Report, run_audit
+from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
 from tests.integration.accounting.world import World
@@ -88,7 +88,7 @@ def load(engine: Engine, store: Store) -> Load:  # noqa: F811 - the fixture
     return Load(world, world.entry(proc).vertices)
 
 
-def audit(load: Load) -> dict[str, tuple[Level, str]]:
+def audit(load: Load) -> dict[str, tuple[Severity, str]]:
     report: Report = run_audit(load.world.engine, load.world.store.client, Settings())
     return {check.what: (check.level, "\n".join((check.text, *check.offenders))) for check in report.findings}
 
@@ -99,7 +99,7 @@ def test_many_audits_of_a_farm_at_work_all_pass(load: Load, settings_url: str) -
         moved = 0
         for _ in range(AUDITS):
             before, said = load.world.store.seq(), audit(load)
-            assert (said["I1"][0], said["I4"][0]) == (Level.OK, Level.OK), said
+            assert (said["I1"][0], said["I4"][0]) == (Severity.OK, Severity.OK), said
             moved += load.world.store.seq() > before
     assert moved > AUDITS / 2, "bookings went on while it looked"
 
@@ -112,10 +112,10 @@ def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings
         load.world.ledger.force([stray])
         load.world.ledger.settle([stray])
         said = audit(load)
-    assert said["I1"][0] is Level.FAIL
+    assert said["I1"][0] is Severity.FAIL
     assert said["I1"][1].count("\n") == 1, "only the counter that is wrong"
     assert keys.job(load.world.job.id) in said["I1"][1]
-    assert said["I4"][0] is Level.FAIL
+    assert said["I4"][0] is Severity.FAIL
     assert said["I4"][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]
 
 
@@ -134,7 +134,7 @@ def test_what_changes_in_every_look_is_undecided_and_no_pass(load: Load, monkeyp
     monkeypatch.setattr(audit_ledger.time, "sleep", changed_meanwhile)
     report = run_audit(load.world.engine, load.world.store.client, Settings())
     (check,) = [check for check in report.findings if check.what == "I4"]
-    assert check.level is Level.UNDECIDED
+    assert check.level is Severity.UNDECIDED
     assert "undecided: 1 changed while looked at" in check.text
     assert len(looks) == audit_ledger.LOOKS
     assert report.undecided

@@ -15,7 +15,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.insight.audit import Level, run_audit
+from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.runtime import Runtime
@@ -104,7 +104,7 @@ def set_burst(engine: Engine, centicores: int) -> None:
 def exact(runtime: Runtime) -> None:
     """Counters are the sums of their entries, and the entries are the procs. (Frames and hosts were not told.)"""
     checks = {check.what: check for check in run_audit(runtime.engine, runtime.client, runtime.settings).findings}
-    assert [checks[name].level for name in ("I1", "I4")] == [Level.OK] * 2
+    assert [checks[name].level for name in ("I1", "I4")] == [Severity.OK] * 2
 
 
 def _noted(worker: Runtime, heard: list[str]) -> Callable[[Sequence[str]], int]:
