@@ -191,7 +191,7 @@ def top_command(once: bool, show: str, job: str, sort: str, as_json: bool) -> No
             look = partial(_look, engine, facts, client, settings)
             live(lambda console: _pictures(console, look, chosen), screen=True)
             return
-        view = farm_view(engine, client, settings, show=show or None, job=job or None)
+        view = farm_view(engine, client, settings, show=show, job=job)
     if as_json:
         show_json(asdict(view))
         return
@@ -207,7 +207,7 @@ def _look(
     """Read what was chosen. A store that is away is the problem of what is returned."""
     job = chosen.explained
     try:
-        view = farm_view(engine, client, settings, show=chosen.show or None, job=chosen.job or None)
+        view = farm_view(engine, client, settings, show=chosen.show, job=chosen.job)
         if job is None:
             return Read(view)
         passes = passes_over(client, settings, job)

@@ -1,5 +1,5 @@
-"""The farm at one moment, as `opencue-sched top`, the farm page and the farm's metrics show it; and its fleet: which
-processes live, which beat leads, what each works on, and what waits.
+"""The farm at one moment, as `opencue-sched top` and the farm page show it; and its fleet: which processes live, which
+beat leads, what each works on, and what waits.
 
 The farm's view costs a constant number of statements and of round trips to Redis, whatever the farm; what may grow with
 it is summed by the database or bounded here. Cores, KB, seconds; things have their names. ``dataclasses.asdict`` gives
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 import redis
 import structlog
-from sqlalchemy import Engine, Row
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.names import LeaderKeys, beat_keys, worker_group
@@ -40,8 +40,7 @@ from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
-from opencue_sched.store.pending import fetch_limits
-from opencue_sched.store.shows import list_folders, list_shows, list_subscriptions
+from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
 
@@ -51,20 +50,8 @@ LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 
 MOST_JOBS = 200
 MOST_SHOWS = 200
-"""Also of caps."""
-MOST_HOLDS = 50
 BOOKINGS_SECONDS = 30.0
 """Bookings per second are the mean of so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostGroup:
-    """Hosts of a facility in one state. SILENT: UP, but nothing was heard of them for host_staleness_threshold."""
-
-    facility: str
-    state: str
-    lock_state: str
-    hosts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +101,10 @@ class ShowUse:
 
 
 @dataclass(frozen=True, slots=True)
-class CapUse:
-    """What is used under a cap: folder_cores or folder_gpus of a show's folder, or limit_frames: frames of all shows
-    and facilities that run under a limit (a licence), whose ``show`` is empty."""
-
-    kind: str
-    show: str
-    name: str
-    used: float
-    most: float
-
-
-@dataclass(frozen=True, slots=True)
 class JobUse:
     """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited;
-    None when none waits. ``why`` is a reason of `explain` or a verdict, ``why_text`` says it in words; ``trouble``: it
-    does not pass by itself."""
+    None when none waits. ``why`` is a reason of `explain` or a verdict; ``trouble``: it does not pass by itself. The
+    texts are for people."""
 
     id: str
     name: str
@@ -144,28 +119,18 @@ class JobUse:
     done: int
     cores: float
     waiting_seconds: float | None
+    waiting_text: str
     why: str
     why_text: str
     trouble: bool
 
 
 @dataclass(frozen=True, slots=True)
-class HoldView:
-    """A host that drains for a wide frame of a show."""
-
-    host: str
-    facility: str
-    show: str
-
-
-@dataclass(frozen=True, slots=True)
 class FarmView:
-    """Of the settings' facility, or of all; shows, caps, waiting frames by verdict and bookings are always
-    of all.
+    """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
 
-    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first; ``caps`` the fullest first.
-    ``waiting_by_verdict`` counts frames once for each cluster that reaches them, as scheduler_waiting_frames does. A
-    host reported last ``newest_report_seconds`` ago, None without a host. ``fleet`` is as fleet_view has it.
+    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` counts
+    frames once for each cluster that reaches them, as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
     """
 
     at: float
@@ -176,65 +141,38 @@ class FarmView:
     bookings_per_second: float
     waiting_by_verdict: Mapping[str, int]
     allocations: tuple[AllocationUse, ...]
-    hosts: tuple[HostGroup, ...]
     shows: tuple[ShowUse, ...]
-    caps: tuple[CapUse, ...]
     jobs: tuple[JobUse, ...]
     jobs_total: int
-    holds: tuple[HoldView, ...]
-    holds_total: int
-    oldest_hold_seconds: float
-    newest_report_seconds: float | None
     fleet: Mapping[str, Any]
 
 
-def farm_view(
-    engine: Engine,
-    client: redis.Redis,
-    settings: Settings,
-    *,
-    show: str | None = None,
-    job: str | None = None,
-    most_jobs: int = MOST_JOBS,
-    most_shows: int | None = MOST_SHOWS,
-) -> FarmView:
-    """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. ``most_shows`` is also the most of
-    caps; None: all. Raises SQLAlchemyError and RedisError."""
+def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: str = "", job: str = "") -> FarmView:
+    """Read the farm. ``show`` and ``job`` are parts of names, and choose the jobs. Raises SQLAlchemyError and
+    RedisError."""
     facility = settings.scheduler.facility
     with engine.connect() as connection:
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
-        shows = list_shows(connection)
-        subscriptions = list_subscriptions(connection)
-        folders = list_folders(connection, capped=True)
-        limits = fetch_limits(connection)
-        jobs = figures.live_jobs(connection, facility, show=show, part=job, most=most_jobs)
+        shows = show_uses(connection, facility)
+        jobs = figures.live_jobs(connection, facility, show=show, part=job, most=MOST_JOBS)
         unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
-        holds = figures.holds(connection, facility, most=MOST_HOLDS)
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
-    fleet = fleet_view(client, settings, PersistentFences(engine))
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
-    shown = _shows(shows, [it for it in subscriptions if facility in (None, it.facility)])
     now = time.time()
     return FarmView(
         at=now,
         facility=facility,
-        running=sum(it.running for it in shown),
-        waiting=sum(it.waiting for it in shown),
-        dead=sum(it.dead for it in shown),
+        running=sum(it.running for it in shows),
+        waiting=sum(it.waiting for it in shows),
+        dead=sum(it.dead for it in shows),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
         waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
         allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
-        hosts=tuple(_filled(HostGroup, it) for it in groups if it.state is not None),
-        shows=tuple(shown[:most_shows]),
-        caps=tuple(_caps(folders, limits.values())[:most_shows]),
+        shows=tuple(shows[:MOST_SHOWS]),
         jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
         jobs_total=jobs[0].jobs if jobs else 0,
-        holds=tuple(_filled(HoldView, it) for it in holds),
-        holds_total=holds[0].holds if holds else 0,
-        oldest_hold_seconds=holds[0].oldest_age if holds else 0.0,
-        newest_report_seconds=min((it.report_age for it in groups if it.report_age is not None), default=None),
-        fleet=fleet,
+        fleet=fleet_view(client, settings, PersistentFences(engine)),
     )
 
 
@@ -250,8 +188,11 @@ def _filled(kind: type[T], row: Any, **more: Any) -> T:
     return kind(**{name: getattr(row, name) for name in names}, **more)
 
 
-def _shows(shows: Sequence[Row[Any]], subscriptions: Sequence[Row[Any]]) -> list[ShowUse]:
-    """Those that are active or have something, the busy ones first."""
+def show_uses(connection: Connection, facility: str | None) -> list[ShowUse]:
+    """The shows that are active or have something, the busy ones first, with their subscriptions in a facility, or in
+    all (None)."""
+    shows = list_shows(connection)
+    subscriptions = [it for it in list_subscriptions(connection) if facility in (None, it.facility)]
     busy = {it.id for it in shows if it.running_frames or it.waiting_frames}
     used: defaultdict[str, int] = defaultdict(int)
     sizes: defaultdict[str, int] = defaultdict(int)
@@ -300,21 +241,11 @@ def _off(show: Row[Any], subscriptions: Sequence[SubscriptionUse]) -> str:
     return ", ".join(word for holds, word in words if holds)
 
 
-def _caps(folders: Iterable[Row[Any]], limits: Iterable[Row[Any]]) -> list[CapUse]:
-    """The fullest first."""
-    found = [CapUse("limit_frames", "", it.name, it.running, it.max_value) for it in limits]
-    for it in folders:
-        if it.max_centicores > 0:
-            cores, most = it.used_centicores / CENTICORES_PER_CORE, it.max_centicores / CENTICORES_PER_CORE
-            found.append(CapUse("folder_cores", it.show, it.name, cores, most))
-        if it.max_gpus > 0:
-            found.append(CapUse("folder_gpus", it.show, it.name, it.used_gpus, it.max_gpus))
-    return sorted(found, key=lambda it: (-it.used / max(1, it.most), it.kind, it.show, it.name))
-
-
 def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:
     why = _why(row, verdicts, unreached, now)
-    return _filled(JobUse, row, why=str(why.code), why_text=why.text, trouble=why.code in _TROUBLE)
+    waits = "" if row.waiting_seconds is None else duration_text(row.waiting_seconds)
+    trouble = why.code in _TROUBLE
+    return _filled(JobUse, row, waiting_text=waits, why=str(why.code), why_text=why.text, trouble=trouble)
 
 
 def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> WaitReason:

@@ -226,7 +226,7 @@ def unknown_hosts(connection: Connection, names: list[str]) -> list[str]:
     return list(connection.execute(_UNKNOWN_HOSTS, {"names": names}).scalars())
 
 
-# What the farm is like now, as top, its page and its metrics show it; what may grow with it is summed or bounded here.
+# What the farm is like now, as top, its page and its metrics show it: summed, or bounded.
 # Cores are whole cores with fractions here, memory is in KB, ages in seconds. ``facility`` is a name; None is all.
 
 
@@ -287,8 +287,8 @@ _LIVE_JOBS = text(
             JOIN job_resource resource ON resource.pk_job = job.pk_job
            WHERE job.str_state = 'PENDING'
              AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-             AND (CAST(:show AS varchar) IS NULL OR position(lower(:show) IN lower(show.str_name)) > 0)
-             AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN lower(job.str_name)) > 0)
+             AND position(lower(:show) IN lower(show.str_name)) > 0
+             AND position(lower(:part) IN lower(job.str_name)) > 0
            ORDER BY stat.int_waiting_count > 0 AND stat.int_running_count = 0 DESC, stat.int_waiting_count > 0 DESC,
                     stat.int_running_count > 0 DESC, job.ts_started, job.pk_job
            LIMIT :most
@@ -313,8 +313,7 @@ _HOLDS = text(
     SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility,
            coalesce(show.str_name, '') AS show,
            CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
-           CAST(extract(epoch FROM clock_timestamp() - min(hold.granted_at) OVER ()) AS double precision) AS oldest_age,
-           count(*) OVER () AS holds
+           CAST(extract(epoch FROM clock_timestamp() - min(hold.granted_at) OVER ()) AS double precision) AS oldest_age
       FROM opencue_sched_hold hold
       JOIN host ON host.pk_host = hold.pk_host
       JOIN alloc ON alloc.pk_alloc = host.pk_alloc
@@ -322,7 +321,7 @@ _HOLDS = text(
       LEFT JOIN (job JOIN show ON show.pk_show = job.pk_show) ON job.pk_job = hold.pk_job
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
        AND (CAST(:job AS varchar) IS NULL OR hold.pk_job = :job)
-     ORDER BY hold.free_at NULLS LAST, host.str_name LIMIT :most
+     ORDER BY hold.free_at NULLS LAST, host.str_name
     """
 )
 _UNREACHED = text(
@@ -367,9 +366,7 @@ def host_groups(connection: Connection, facility: str | None, *, staleness: floa
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
 
 
-def live_jobs(
-    connection: Connection, facility: str | None, *, show: str | None, part: str | None, most: int
-) -> Sequence[Row[Any]]:
+def live_jobs(connection: Connection, facility: str | None, *, show: str, part: str, most: int) -> Sequence[Row[Any]]:
     """Up to ``most`` of the pending ``jobs``, those of which nothing runs first, by how long they wait.
 
     ``show`` and ``part`` are parts of the show's and the job's name. A row has what explain.switch_reasons reads.
@@ -384,13 +381,11 @@ def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence
     return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 
-def holds(
-    connection: Connection, facility: str | None = None, *, job_id: str | None = None, most: int = 1000
-) -> Sequence[Row[Any]]:
-    """Up to ``most`` of the ``holds`` on hosts that drain for a wide frame, or for one of this job, the first to be
-    free first. ``free_in_seconds`` is None where nobody knows; ``oldest_age``: for how many seconds the one has
-    drained that has drained longest; ``show`` is empty for a job that is gone."""
-    return connection.execute(_HOLDS, {"facility": facility, "job": job_id, "most": most}).all()
+def holds(connection: Connection, facility: str | None = None, *, job_id: str | None = None) -> Sequence[Row[Any]]:
+    """The hosts that drain for a wide frame, or for one of this job, the first to be free first. ``free_in_seconds`` is
+    None where nobody knows; ``oldest_age``: for how many seconds the one has drained that has drained longest; ``show``
+    is empty for a job that is gone."""
+    return connection.execute(_HOLDS, {"facility": facility, "job": job_id}).all()
 
 
 def bookings(connection: Connection, *, seconds: float) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate
@@ -28,10 +29,14 @@ from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.insight.farm import FarmView, believed_seconds, farm_view
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
+from opencue_sched.store.insight import holds, host_groups
+from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.shows import list_folders
 from opencue_sched.worker.metrics import single_process_registry
 
 CENSUS_SECONDS = 15.0
@@ -185,31 +190,39 @@ def watch_gate(gate: LeaderGate) -> None:
 
 
 Name = TypeVar("Name", bound=Hashable)
+Cap = tuple[tuple[str, ...], float, float]
+"""Labels, what is used, and the cap."""
 
 
-def _samples(view: FarmView) -> Iterator[tuple[str, tuple[str, ...], float]]:
+def _samples(
+    groups: Sequence[Row[Any]],
+    draining: Sequence[Row[Any]],
+    shows: Sequence[ShowUse],
+    caps: Mapping[str, Sequence[Cap]],
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
     """Gauges of OF_USE with the values of their labels and a value, which are to be added up.
 
     Of each kind of name the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
     Facilities are few and all have theirs.
     """
-    subscriptions = [(it, show.name) for show in view.shows for it in show.subscriptions]
+    subscriptions = [(it, show.name) for show in shows for it in show.subscriptions]
     subscriptions.sort(key=lambda it: (-it[0].used, -it[0].size))
-    show = _first((it.name for it in view.shows), OTHER)
-    allocation = _first((it.name for it in sorted(view.allocations, key=lambda it: -it.cores)), OTHER)
+    allocations = sorted((it for it in groups if it.name is not None), key=lambda it: -it.cores)
+    show = _first((it.name for it in shows), OTHER)
+    allocation = _first((it.name for it in allocations), OTHER)
     subscription = _first(((it.allocation, name) for it, name in subscriptions), _OTHERS)
-    for group in view.hosts:
+    for group in (it for it in groups if it.state is not None):
         yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
-    for it in view.allocations:
+    for it in allocations:
         for use in ("booked", "idle", "locked", "down"):
             yield "farm_cores", (it.facility, allocation(it.name), use), getattr(it, use)
-    for of in view.shows:
+    for of in shows:
         yield "show_cores", (show(of.name),), of.cores
         for state in ("running", "waiting", "dead"):
             yield "show_frames", (show(of.name), state), getattr(of, state)
-    for hold in view.holds:
+    yield "draining_hosts", _OTHERS, 0  # a series also while none drains
+    for hold in draining:
         yield "draining_hosts", (hold.facility, show(hold.show)), 1
-    yield "draining_hosts", _OTHERS, view.holds_total - len(view.holds)
     for sub, name in subscriptions:
         labels = (sub.facility, allocation(sub.allocation), subscription((sub.allocation, name))[1])
         yield "subscription_cores", labels, sub.used
@@ -218,13 +231,25 @@ def _samples(view: FarmView) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for part, value in (("subscription_share", sub.share), ("subscription_due", sub.due)):
             if value is not None and labels[1] == sub.allocation:  # parts of different wholes have no sum
                 yield part, labels, value
-    for kind in ("folder_cores", "folder_gpus", "limit_frames"):
-        caps = [cap for cap in view.caps if cap.kind == kind]
-        own = _first(((cap.show, cap.name) for cap in caps), _OTHERS)
-        for cap in caps:
-            names = own((cap.show, cap.name))[0 if cap.show else 1 :]
-            yield kind, names, cap.used
-            yield kind.replace("_", "_max_"), names, cap.most
+    for kind, found in caps.items():
+        fullest = sorted(found, key=lambda cap: -cap[1] / max(1, cap[2]))
+        other: tuple[str, ...] = (OTHER,) if kind == "limit_frames" else _OTHERS
+        own = _first((names for names, _, _ in fullest), other)
+        for names, used, most in found:
+            yield kind, own(names), used
+            yield kind.replace("_", "_max_"), own(names), most
+
+
+def _caps(connection: Connection) -> dict[str, list[Cap]]:
+    """The caps by the gauge of what is used under them."""
+    folders, one = list_folders(connection, capped=True), CENTICORES_PER_CORE
+    cores = [((it.show, it.name), it.used_centicores / one, it.max_centicores / one) for it in folders]
+    gpus = [((it.show, it.name), it.used_gpus, it.max_gpus) for it in folders]
+    return {
+        "folder_cores": [cap for cap in cores if cap[2] > 0],
+        "folder_gpus": [cap for cap in gpus if cap[2] > 0],
+        "limit_frames": [((it.name,), it.running, it.max_value) for it in fetch_limits(connection).values()],
+    }
 
 
 def _first(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
@@ -302,12 +327,16 @@ class FleetCensus:
         of_farm.updated()
 
     def look_at_use(self) -> None:
-        """Set the gauges of hosts, holds, shows and caps. Raises SQLAlchemyError and RedisError."""
-        view = farm_view(self._engine, self._client, self._settings, most_jobs=0, most_shows=None)
-        host_report_age.set(math.nan if view.newest_report_seconds is None else view.newest_report_seconds)
-        oldest_hold.set(view.oldest_hold_seconds)
+        """Set the gauges of hosts, holds, shows and caps. Raises SQLAlchemyError."""
+        facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
+        with self._engine.connect() as connection:
+            groups = host_groups(connection, facility, staleness=staleness)
+            draining = holds(connection, facility)
+            shows, caps = show_uses(connection, facility), _caps(connection)
+        host_report_age.set(min((it.report_age for it in groups if it.report_age is not None), default=math.nan))
+        oldest_hold.set(draining[0].oldest_age if draining else 0.0)
         series: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in OF_USE}
-        for name, labels, value in _samples(view):
+        for name, labels, value in _samples(groups, draining, shows, caps):
             series[name][labels] += value
         for name, gauge in OF_USE.items():
             _replace_series(gauge, series[name])

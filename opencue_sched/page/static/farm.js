@@ -65,14 +65,6 @@ const words = (code) => code.toLowerCase().replaceAll("_", " ");
 const clock = () => new Date(farm.at * 1000).toLocaleTimeString("en-GB");
 const list = (...parts) => parts.filter(Boolean).join(", ");
 
-// As `opencue-sched` writes durations.
-function span(seconds) {
-  const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
-  if (seconds < 100) return `${Math.max(0, Math.floor(seconds))}s`;
-  if (hours < 24) return hours ? `${hours}h ${minutes % 60}m` : `${minutes}m`;
-  return `${Math.floor(hours / 24)}d ${hours % 24}h`;
-}
-
 // Commands stand between backticks.
 const sentence = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part));
 
@@ -108,7 +100,7 @@ function showJob(node, it) {
   put(frames.lastChild, list(`${number(it.done)} of ${number(it.frames)}`, ...others));
   put(priority, it.priority);
   put(cores, it.cores ? number(it.cores) : "");
-  put(waits, it.waiting_seconds === null ? "" : span(it.waiting_seconds));
+  put(waits, it.waiting_text);
   const look = it.trouble ? "bad" : it.paused ? "warn" : it.why === "running" ? "note" : "";
   put(why.firstChild, reason(it), `why ${look}`);
 }
@@ -125,9 +117,8 @@ function showJobs() {
 }
 
 function showCell(cell, it) {
-  const held = farm.holds.some((hold) => hold.host === it.name) ? "held" : "";
   cell.style.setProperty("--use", `${it.look === "down" || !it.cores ? 0 : Math.round((100 * it.booked) / it.cores)}%`);
-  put(cell, "", `cell ${it.look} ${held}`);
+  put(cell, "", `cell ${it.look}`);
   cell.title = it.words;
 }
 

@@ -1,4 +1,4 @@
-"""What top, the farm page and the farm's metrics read: figures that add up, by name, at a price that does not grow."""
+"""What top and the farm page read: figures that add up, by name, at a price that does not grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.insight.farm import BOOKINGS_SECONDS, FarmView, farm_view
+from opencue_sched.insight.farm import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from tests.farm import Farm, HostSpec, JobIds, JobSpec, LayerSpec
@@ -34,17 +34,13 @@ def build(connection: Connection, *, hosts: int, jobs: int) -> tuple[Farm, list[
     return farm, waiting
 
 
-def view_of(engine: Engine, client: redis.Redis, settings: Settings, **asked: object) -> FarmView:
-    return farm_view(engine, client, settings, **asked)  # type: ignore[arg-type]
-
-
 def test_the_figures_of_allocations_shows_and_jobs_add_up(
     engine: Engine, redis_client: redis.Redis, settings: Settings
 ) -> None:
     with engine.begin() as connection:
         farm, (first, second) = build(connection, hosts=2, jobs=2)
         alloc = farm.default_alloc()
-    view = view_of(engine, redis_client, settings)
+    view = farm_view(engine, redis_client, settings)
     (of,) = [it for it in view.allocations if it.name == alloc.name]
     assert (of.facility, of.hosts, of.hosts_locked, of.hosts_down) == ("local", 4, 1, 1)
     assert (of.cores, of.booked, of.idle, of.locked, of.down) == (24, 2, 14, 4, 4)
@@ -63,45 +59,17 @@ def test_the_figures_of_allocations_shows_and_jobs_add_up(
     assert view.bookings_per_second == round(1 / BOOKINGS_SECONDS, 2)
 
 
-def test_folders_with_a_cap_and_limits_show_what_is_used_of_them(
-    engine: Engine, redis_client: redis.Redis, settings: Settings
-) -> None:
-    # Given a folder with a cap of cores that a frame uses, one with a cap of GPUs, one without, and two limits
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        show, host = farm.default_show(), farm.host(cores=8)
-        full = farm.folder(show.id, "full", max_cores=4)
-        farm.folder(show.id, "gpus", max_gpus=2)
-        farm.folder(show.id, "free")
-        limits = [farm.limit("idle", 10), farm.limit("nuke", 2)]
-        job = farm.job([LayerSpec(frames=3, limits=limits[1:])], folder_id=full)
-        farm.run(job.frames[:1], host, cores=3)
-    # When the farm is read
-    view = view_of(engine, redis_client, settings)
-    # Then all caps are told, the fullest first
-    assert [(it.kind, it.show, it.name, it.used, it.most) for it in view.caps] == [
-        ("folder_cores", show.name, "full", 3, 4),
-        ("limit_frames", "", "nuke", 1, 2),
-        ("folder_gpus", show.name, "gpus", 0, 2),
-        ("limit_frames", "", "idle", 0, 10),
-    ]
-    # and as many as are asked for
-    bounded = view_of(engine, redis_client, settings, most_shows=1)
-    assert [it.name for it in bounded.caps] == ["full"]
-
-
-@pytest.mark.parametrize(("asked", "names"), [({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"]), ({}, None)])
 def test_jobs_are_chosen_by_parts_of_names_and_bounded(
-    engine: Engine, redis_client: redis.Redis, settings: Settings, asked: dict[str, str], names: list[str] | None
+    engine: Engine, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine.begin() as connection:
         build(connection, hosts=1, jobs=2)
-    if names is None:
-        view = view_of(engine, redis_client, settings, most_jobs=1)
-        assert (len(view.jobs), view.jobs_total) == (1, 2)
-    else:
-        found = [it.name for it in view_of(engine, redis_client, settings, **asked).jobs]
+    for asked, names in (({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"])):
+        found = [it.name for it in farm_view(engine, redis_client, settings, **asked).jobs]
         assert [name.rpartition("-")[2] for name in found] == names
+    monkeypatch.setattr("opencue_sched.insight.farm.MOST_JOBS", 1)
+    view = farm_view(engine, redis_client, settings)
+    assert (len(view.jobs), view.jobs_total) == (1, 2)
 
 
 def test_every_job_has_the_reason_for_which_it_waits(
@@ -120,7 +88,7 @@ def test_every_job_has_the_reason_for_which_it_waits(
     verdict = LayerVerdict(judged.id, judged.layers[0].id, Verdict.CAPACITY, 0, 3, "no host has 1 core idle")
     log.record({"alloc-1": ([verdict], {})})
     # When the farm is read
-    view = view_of(engine, redis_client, settings)
+    view = farm_view(engine, redis_client, settings)
     # Then each says it, and the waiting frames are counted by the verdict, as the metric has them
     why = {it.id: it.why for it in view.jobs}
     named = (paused, quarantined, judged, unseen, behind, dead)
@@ -142,7 +110,7 @@ def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
     for waiting, why in ((0, "not_seen"), (3, "flowing")):
         log.record({"alloc-1": ([LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")], {})})
         # When the farm is read, then that pass is why the job waits only if it left frames waiting
-        assert [it.why for it in view_of(engine, redis_client, settings).jobs] == [why]
+        assert [it.why for it in farm_view(engine, redis_client, settings).jobs] == [why]
 
 
 def test_a_job_whose_tag_no_cluster_reaches_says_so(
@@ -164,7 +132,7 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
     busy = [LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 1, "") for job in made]
     log.record({"alloc-1": (busy, {})})
     # When the farm is read
-    why = {it.id: it.why_text for it in view_of(engine, redis_client, settings).jobs}
+    why = {it.id: it.why_text for it in farm_view(engine, redis_client, settings).jobs}
     # Then those that no host of the show will ever take say it
     assert [why[it.id] for it in made] == [
         "no host has the tag absent or nowhere of layer wide",
@@ -196,7 +164,7 @@ def test_a_larger_farm_costs_no_more_statements_and_round_trips(
             farm.jobs(JobSpec([LayerSpec(frames=2)], name=f"more{jobs}-{number}") for number in range(jobs))
         sent.clear()
         with counted_statements(engine) as statements:
-            view = view_of(engine, redis_client, settings)
+            view = farm_view(engine, redis_client, settings)
         assert view.jobs_total >= jobs
         costs.append((len(statements), len(sent)))
     assert costs[0] == costs[1]

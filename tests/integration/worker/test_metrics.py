@@ -778,10 +778,12 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
                 farm.limit(f"limit{number}", 7)
                 farm.job([LayerSpec(frames=3)], show=show, name=f"job{number}")
 
-    # given a farm that works, and ever more shows beside it, each with an allocation, a folder and a limit of its own
+    # given a farm that works under caps, and ever more shows beside it, each with an allocation and caps of its own
     with engine.begin() as connection:
         farm = Farm(connection)
-        farm.run(farm.job([LayerSpec(frames=1)]).frames, farm.host(cores=8), cores=6)
+        folder = farm.folder(farm.default_show().id, "used", max_cores=10, max_gpus=2)
+        job = farm.job([LayerSpec(frames=1, limits=[farm.limit("used", 7)])], folder_id=folder)
+        farm.run(job.frames, farm.host(cores=8), cores=6)
     add(0, 2)
     with counted_statements(census._engine) as small:
         census.look_at_use()
@@ -794,13 +796,15 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
     assert len(small) == len(large) <= 10
     # and there are as many series as may be, with those at work among them, and the others' sums
     assert series("scheduler_show_cores") == {("show",): 6}
+    assert series("scheduler_folder_cores") == {("show", "used"): 6}
+    assert series("scheduler_limit_frames") == {("used",): 1}
     for name, each, others in (
         ("scheduler_limit_max_frames", 7, ("other",)),
         ("scheduler_folder_max_cores", 10, ("other", "other")),
         ("scheduler_folder_max_gpus", 2, ("other", "other")),
     ):
         assert len(series(name)) == most + 1, name
-        assert series(name)[others] == each * (shows - most), name
+        assert series(name)[others] == each * (shows + 1 - most), name
     waiting = {show: it for (show, state), it in series("scheduler_show_frames").items() if state == "waiting"}
     assert (len(waiting), waiting["other"], sum(waiting.values())) == (most, 3 * (shows + 1 - most), 3 * shows)
     sizes = series("scheduler_subscription_size_cores")
