@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
-import structlog
 from flower.urls import handlers as flower_handlers
 from flower.views import BaseHandler
 from redis.exceptions import RedisError
-from sqlalchemy import Connection, Engine, Row
+from sqlalchemy import Engine, Row
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState, counted, memory_text
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState, counted
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import farm_view
@@ -36,8 +35,6 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.schema import SchemaFacts, check_schema
-
-log = structlog.get_logger(__name__)
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -68,7 +65,6 @@ class FarmReader:
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
-        self._facts: SchemaFacts | None = None
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
         """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
@@ -78,48 +74,42 @@ class FarmReader:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, job_id)
 
     def _answer(self, job_id: str | None) -> PageAnswer:
-        """In the thread, where those who wait for the same read find its answer."""
+        """In the thread, where those who wait for the same read find its answer. What fails is an answer too; the next
+        read tries again."""
         now = time.monotonic()
         self._answers = {key: it for key, it in self._answers.items() if now - it.at < KEPT_SECONDS}
-        if job_id not in self._answers:
-            self._answers[job_id] = self._read(job_id)
-        return self._answers[job_id]
-
-    def _read(self, job_id: str | None) -> PageAnswer:
-        """What fails is an answer too; the next read tries again."""
-        status, found = 200, {}
+        if job_id in self._answers:
+            return self._answers[job_id]
+        status = 200
         try:
-            found = self._farm() if job_id is None else self._explanation(job_id)
+            facts = self._facts
+            found = self._farm() if job_id is None else self._explanation(job_id, facts)
         except NoResultFound:
             status, found = 404, {"error": "there is no such job"}
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
             status, found = 503, {"error": describe_failure(error, self._settings)}
-        except Exception:
-            log.exception("farm_page_not_read", job=job_id)
-            status, found = 500, {"error": "the farm cannot be read; Flower's log says why"}
-        body = json.dumps(found, separators=(",", ":")).encode()
-        return PageAnswer(status, gzip.compress(body, compresslevel=1), time.monotonic())
+        body = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), compresslevel=1)
+        return self._answers.setdefault(job_id, PageAnswer(status, body, time.monotonic()))
 
     def _farm(self) -> dict[str, Any]:
         with self._engine.connect() as connection:
-            self._checked(connection)
             hosts = list_hosts(connection, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self._settings)
         silent = datetime.now(UTC) - timedelta(seconds=self._settings.host_cache.host_staleness_threshold)
         grid = [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]
         return asdict(view) | {"grid": grid}
 
-    def _explanation(self, job_id: str) -> dict[str, Any]:
+    def _explanation(self, job_id: str, facts: SchemaFacts) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""
+        passes = passes_over(self._redis, self._settings, job_id)
         with self._engine.connect() as connection:
-            passes = passes_over(self._redis, self._settings, job_id)
-            found = explain_job(connection, job_id, self._settings, self._checked(connection), *passes)
+            found = explain_job(connection, job_id, self._settings, facts, *passes)
         return {"state": found.state, "lines": explanation_lines(found, found.layers, every_reason=True)}
 
-    def _checked(self, connection: Connection) -> SchemaFacts:
-        if self._facts is None:
-            self._facts = check_schema(connection)
-        return self._facts
+    @cached_property
+    def _facts(self) -> SchemaFacts:
+        with self._engine.connect() as connection:
+            return check_schema(connection)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -131,23 +121,20 @@ class FarmReader:
 
 
 def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:
-    """A host of the grid: how it looks, its cores, and all that is known of it in words. ``silent``: not heard of since
-    then."""
+    """A host of the grid: how it looks, its cores, and how it is in words. ``silent``: not heard of since then."""
     state = row.state if row.lock == LockState.OPEN or row.state != HardwareState.UP else row.lock
     if row.state == HardwareState.UP and (row.pinged is None or row.pinged < silent):
         state = "SILENT"
     cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
-    parts = [state.lower().replace("_", " "), f"{booked:g} of {cores:g} cores booked"]
-    parts += [f"{row.gpus - row.idle_gpus} of {counted(row.gpus, 'GPU')}"] if row.gpus else []
-    parts += [counted(row.frames, "frame"), f"{memory_text(row.idle_memory_kb)} of {memory_text(row.memory_kb)} free"]
     look = {HardwareState.UP: "", LockState.LOCKED: "locked", LockState.NIMBY_LOCKED: "locked"}.get(state, "down")
-    words = f"{row.host}: {', '.join(parts)}; tags {' '.join(row.tags)}"
+    how = state.lower().replace("_", " ")
+    words = f"{row.host}: {how}, {booked:g} of {cores:g} cores booked, {counted(row.frames, 'frame')}"
     known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}
     return known | {"look": look, "words": words}
 
 
 class _Guarded(BaseHandler):  # type: ignore[misc]
-    """A page of Flower's, under its password, that loads nothing from elsewhere and runs no script but ours."""
+    """A page of Flower's, under its password, that loads nothing from elsewhere."""
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -182,9 +169,8 @@ class FarmData(_Guarded):
 
 def add_to_flower(settings: Settings) -> None:
     """Have Flower serve the page. Before Flower's application is made: that is when it reads its list."""
-    names = "|".join(name.replace(".", r"\.") for name in FILES)
     flower_handlers[:0] = [
-        url(rf"/({names})", FarmFile),
+        url(r"/(farm|farm\.css|farm\.js)", FarmFile),
         url(r"/farm/data", FarmData, {"reader": FarmReader(settings)}),
         url(r"/farm/", RedirectHandler, {"url": "../farm", "permanent": False}),
     ]

@@ -8,10 +8,6 @@ const $ = (selector, of = document) => of.querySelector(selector);
 let farm = null;
 let job = null; // the id of the one whose explanation is open
 
-try {
-  document.documentElement.dataset.theme = localStorage.getItem("flower-theme") ?? ""; // as chosen on Flower's pages
-} catch { /* storage may be forbidden: the system's choice holds */ }
-
 function make(tag, className = "", ...children) {
   const node = document.createElement(tag);
   node.className = className;
