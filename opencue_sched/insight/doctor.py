@@ -29,9 +29,11 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.engine import OURS
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work, holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.schema import REVISION, SchemaFacts, check_schema
+from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
 CLOCK_SECONDS = 2.0
@@ -131,16 +133,17 @@ def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
     if facility is not None and not facility_ids(connection, facility):
         text = f"there is no facility {facility!r}, so nothing is ever booked"
         yield _fail("facility", text, "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out")
-    shows = figures.managed_shows(connection)
+    shows = [it for it in list_shows(connection) if it.managed]
+    with_burst = {it.show_id for it in list_subscriptions(connection) if it.burst_centicores > 0}
     if shows:
         yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
         remedy = "`opencue-sched show managed NAME on` hands one over"
         yield _warn("shows", "no show is managed by this scheduler", remedy)
     for show in shows:
-        if not show.bookable:
+        if show.paused or not (show.active and show.booking and show.dispatch):
             yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked")
-        elif show.largest_burst <= 0:
+        elif show.id not in with_burst:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
             yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)
 
@@ -184,14 +187,15 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
         yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
-    unknown = figures.unknown_hosts(connection, list(addresses))
-    if unknown:
+    hosts = list_hosts(connection)
+    if unknown := sorted(addresses.keys() - {it.host for it in hosts}):
         yield _warn("RQD", f"rqd.addresses names hosts that have never reported: {listed(unknown)}")
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
-    elif names := figures.recent_hosts(connection, RQDS_PROBED):
-        yield _probed(names, settings)
+    elif up := [it for it in hosts if it.state == HardwareState.UP]:
+        up.sort(key=lambda it: it.pinged, reverse=True)
+        yield _probed([it.host for it in up[:RQDS_PROBED]], settings)
 
 
 def _probed(names: list[str], settings: Settings) -> Finding:

@@ -123,7 +123,7 @@ class FarmReader:
 def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:
     """A host of the grid: how it looks, its cores, and how it is in words. ``silent``: not heard of since then."""
     state = row.state if row.lock == LockState.OPEN or row.state != HardwareState.UP else row.lock
-    if row.state == HardwareState.UP and (row.pinged is None or row.pinged < silent):
+    if row.state == HardwareState.UP and row.pinged < silent:
         state = "SILENT"
     cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
     look = {HardwareState.UP: "", LockState.LOCKED: "locked", LockState.NIMBY_LOCKED: "locked"}.get(state, "down")

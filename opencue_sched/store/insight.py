@@ -179,26 +179,6 @@ _GUARD = text(
        AND tgname IN ('opencue_sched_guard_insert', 'opencue_sched_guard_update')
     """
 )
-_SHOWS = text(
-    """
-    SELECT show.str_name AS name, coalesce(max(subscription.int_burst), 0) AS largest_burst,
-           show.b_active AND show.b_booking_enabled AND show.b_dispatch_enabled AND NOT show.b_paused AS bookable
-      FROM show LEFT JOIN subscription ON subscription.pk_show = show.pk_show
-     WHERE show.b_scheduler_managed GROUP BY show.pk_show ORDER BY show.str_name
-    """
-)
-_RECENT_HOSTS = text(
-    """
-    SELECT str_name FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
-     WHERE str_state = 'UP' ORDER BY ts_ping DESC, str_name LIMIT :most
-    """
-)
-_UNKNOWN_HOSTS = text(
-    """
-    SELECT name FROM unnest(CAST(:names AS varchar[])) AS given(name)
-     WHERE NOT EXISTS (SELECT 1 FROM host WHERE str_name = name) ORDER BY name
-    """
-)
 
 
 def server(connection: Connection) -> Row[Any]:
@@ -209,21 +189,6 @@ def server(connection: Connection) -> Row[Any]:
 def guard_stands(connection: Connection) -> bool:
     """Whether our triggers on proc are enabled that let nobody else assign frames of managed shows."""
     return bool(connection.execute(_GUARD).scalar_one())
-
-
-def managed_shows(connection: Connection) -> Sequence[Row[Any]]:
-    """All shows managed by this scheduler: whether frames may be booked at all, and the largest burst in centicores."""
-    return connection.execute(_SHOWS).all()
-
-
-def recent_hosts(connection: Connection, most: int) -> list[str]:
-    """Names of hosts that are up, those that reported last first."""
-    return list(connection.execute(_RECENT_HOSTS, {"most": most}).scalars())
-
-
-def unknown_hosts(connection: Connection, names: list[str]) -> list[str]:
-    """Those of these names that no host has."""
-    return list(connection.execute(_UNKNOWN_HOSTS, {"names": names}).scalars())
 
 
 # What the farm is like now, as top, its page and its metrics show it: summed, or bounded.
