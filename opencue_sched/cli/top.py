@@ -18,11 +18,10 @@ import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import redis
@@ -39,20 +38,18 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over
-from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, SubscriptionUse, farm_view
+from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
 
 _INTERVAL_SECONDS = 2.0
-_LATE_SECONDS = 5.0
 _LOOK_AT_SIZE_SECONDS, _POLL_SECONDS = 0.5, 0.1
 _REST_OF_KEY_SECONDS = 0.05
 _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace"}
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1}
 ANY_HEIGHT = 100_000
-_BAR = 32
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 _WHY = 30
@@ -67,22 +64,9 @@ SORTS: dict[str, Callable[[JobUse], Any]] = {
 }
 """Orders of jobs; that of the farm's view is by how long they wait."""
 
-
 _PERCENT = "{:.0%}".format
-
-
-def _bar(it: AllocationUse) -> str:
-    """Booked, idle, locked and down cores as parts of a line."""
-    bar, cores = "", 0.0
-    for part, sign in ((it.booked, "█"), (it.idle, "░"), (it.locked, "▒"), (it.down, "x")):
-        cores += part
-        bar += sign * ((round(_BAR * cores / it.cores) if it.cores else 0) - len(bar))
-    return bar
-
-
 ALLOCATION_COLUMNS = (
     Column("name", "ALLOCATION", importance=NAME),
-    Column("", "█ booked ░ idle ▒ locked x down", _bar, importance=LOW),
     *(Column(name, name.upper(), importance=HIGH) for name in ("cores", "booked", "idle", "locked", "down")),
     Column("hosts", "HOSTS"),
 )
@@ -114,10 +98,8 @@ JOB_COLUMNS = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user chose. ``show`` and ``job`` are parts of names; ``selected`` and ``explained`` are ids of jobs.
-
-    ``typing`` is the filter that is being typed (``show`` or ``job``), and ``typed`` what of it is there.
-    """
+    """What the user chose. ``show`` and ``job`` are parts of names, and ``typing`` says which is being typed;
+    ``selected`` and ``explained`` are ids of jobs."""
 
     sort: str = "wait"
     show: str = ""
@@ -126,7 +108,6 @@ class Chosen:
     explained: str | None = None
     scrolled: int = 0
     typing: str = ""
-    typed: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,11 +227,7 @@ def _pictures(console: Console, look: Look, chosen: Chosen) -> Iterator[Group]:
                 read = looking.result()
                 if _wanted(asked) != _wanted(chosen) or time.monotonic() >= began + _INTERVAL_SECONDS:
                     looking, asked, began = _in_thread(look, chosen, read), chosen, time.monotonic()
-            waits = 0.0 if looking.done() else time.monotonic() - began
-            late = f"a store has not answered for {waits:.0f} s" if waits > _LATE_SECONDS else ""
-            lines = draw(
-                replace(read, problem=read.problem or late), chosen, width=console.width, height=console.height
-            )
+            lines = draw(read, chosen, width=console.width, height=console.height)
             if lines != shown:
                 yield Group(*lines)
                 shown = lines
@@ -279,8 +256,7 @@ def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
             return replace(chosen, explained=None, scrolled=0)
         return replace(chosen, scrolled=max(0, chosen.scrolled + _STEPS.get(name, 0)))
     if name in ("f", "/"):
-        typing = "show" if name == "f" else "job"
-        return replace(chosen, typing=typing, typed=getattr(chosen, typing))
+        return replace(chosen, typing="show" if name == "f" else "job")
     if name == "s":
         orders = list(SORTS)
         return replace(chosen, sort=orders[(orders.index(chosen.sort) + 1) % len(orders)])
@@ -291,14 +267,13 @@ def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
 
 
 def _typed(name: str, chosen: Chosen) -> Chosen:
-    if name == "escape":
-        return replace(chosen, typing="", typed="")
-    if name == "enter":
-        found: dict[str, Any] = {chosen.typing: chosen.typed.strip()}
-        return replace(chosen, typing="", typed="", selected=None, **found)
-    if name == "backspace":
-        return replace(chosen, typed=chosen.typed[:-1])
-    return replace(chosen, typed=chosen.typed + name) if len(name) == 1 and name.isprintable() else chosen
+    text = getattr(chosen, chosen.typing)
+    if name in ("escape", "backspace"):
+        text = text[:-1] if name == "backspace" else ""
+    elif len(name) == 1 and name.isprintable():
+        text += name
+    found: dict[str, Any] = {chosen.typing: text}
+    return replace(chosen, typing="" if name in ("enter", "escape") else chosen.typing, selected=None, **found)
 
 
 @contextmanager
@@ -306,7 +281,7 @@ def _keyboard() -> Iterator[int]:
     """Standard input, key by key and without an echo. However this ends, the terminal is as it was."""
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
-    ended = signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         tty.setcbreak(keyboard)
         attributes: list[Any] = termios.tcgetattr(keyboard)
@@ -315,11 +290,6 @@ def _keyboard() -> Iterator[int]:
         yield keyboard
     finally:
         termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
-        signal.signal(signal.SIGTERM, ended)
-
-
-def _end(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _keys(keyboard: int) -> Iterator[str]:
@@ -359,11 +329,11 @@ def draw(read: Read, chosen: Chosen, *, width: int, height: int) -> list[Text]:
         _explanation(screen, read, chosen)
     else:
         farm_lines(screen, read.view, chosen, problem=read.problem)
-    lines = screen.lines[: screen.height]
-    lines += [Text("")] * (screen.height - len(lines))
-    help_line = Screen(width)
-    help_line.add(_help(chosen), "reverse")
-    return [*lines, *help_line.lines]
+    del screen.lines[screen.height :]
+    while screen.left > 0:
+        screen.add("")
+    screen.add(_help(chosen), "reverse")
+    return screen.lines
 
 
 def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str = "") -> None:
@@ -372,7 +342,7 @@ def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str =
     _allocations(screen, view.allocations)
     if view.waiting_by_verdict:
         found = sorted(view.waiting_by_verdict.items(), key=lambda it: -it[1])
-        screen.add("why frames wait: " + ", ".join(f"{_words(name)} {count}" for name, count in found))
+        screen.add("why frames wait: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found))
     _fleet(screen, view)
     rows = [row for it in view.shows if chosen.show.lower() in it.name.lower() for row in _rows(it)]
     jobs = sorted_jobs(view, chosen)
@@ -385,12 +355,13 @@ def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str =
     ids = [it.id for it in jobs]
     at = ids.index(chosen.selected) if chosen.selected in ids else -1
     start = max(0, at - max(1, screen.left - 1) + 1)
-    styles = ["reverse" if number == at else _style_of_job(it) for number, it in enumerate(jobs)]
+    styles = ["red" if it.trouble else "green" if it.why in _AT_WORK else "" for it in jobs]
+    if at >= 0:
+        styles[at] = "reverse"
     shown = jobs[start : start + max(0, screen.left - 1)]
     _table(screen, JOB_COLUMNS, shown, styles[start:], more=view.jobs_total - len(shown))
     if not jobs:
-        asked = [f"{what} {text!r}" for what, text in (("show", chosen.show), ("name", chosen.job)) if text]
-        screen.add("no pending job" + (f" with {' and '.join(asked)}" if asked else ""), "dim")
+        screen.add("no pending job", "dim")
 
 
 def _header(screen: Screen, view: FarmView, problem: str) -> None:
@@ -438,9 +409,8 @@ def _fleet(screen: Screen, view: FarmView) -> None:
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
     """A row for each subscription of a show; the show's frames stand in the first of them only."""
     counts: Mapping[str, Any] = {name: getattr(show, name) for name in ("running", "waiting", "dead")}
-    nothing = dict.fromkeys(it.name for it in fields(SubscriptionUse)) | {"used": show.cores}
-    for it in show.subscriptions or (None,):
-        use = nothing if it is None else asdict(it)
+    nothing = dict.fromkeys(("allocation", "size", "burst", "share", "due")) | {"used": show.cores}
+    for use in [asdict(it) for it in show.subscriptions] or [nothing]:
         yield {**use, **counts, "show": show.name, "off": show.off, "busy": show.running + show.waiting}
         counts = dict.fromkeys(counts)
 
@@ -460,15 +430,12 @@ def _cut(text: str, width: int) -> str:
 
 
 def _explanation(screen: Screen, read: Read, chosen: Chosen) -> None:
-    for job in (it for it in (read.view.jobs if read.view else ()) if it.id == chosen.explained):
-        screen.add("")
-        screen.add(f"{job.name} (show {job.show}, {job.user}, priority {job.priority})", "bold")
-        screen.add("")
+    screen.add("")
     if read.of_job != chosen.explained:
         screen.add("asking ...", "dim")
         return
     found = read.explanation
-    lines = ["the job is gone"] if found is None else explanation_lines(found, found.layers)
+    lines = ["the job is gone"] if found is None else [found.job, *explanation_lines(found, found.layers)]
     wrapped = [part for line in lines for part in textwrap.wrap(line, screen.width, subsequent_indent="    ")]
     for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
         screen.add(line)
@@ -476,19 +443,9 @@ def _explanation(screen: Screen, read: Read, chosen: Chosen) -> None:
 
 def _help(chosen: Chosen) -> str:
     if chosen.typing:
-        return f" {chosen.typing} with in its name: {chosen.typed}_   enter: filter   esc: as before"
+        text = getattr(chosen, chosen.typing)
+        return f" {chosen.typing} with in its name: {text}_   enter: done   esc: all"
     if chosen.explained is not None:
         return " esc back  up/down scroll  q quit"
     show, job = (f"={text}" if text else "" for text in (chosen.show, chosen.job))
-    clear = "  esc all" if show or job else ""
-    return f" q quit  s sort: {chosen.sort}  f show{show}  / job{job}{clear}  up/down choose  enter explain"
-
-
-def _style_of_job(job: JobUse) -> str:
-    if job.trouble:
-        return "red"
-    return "green" if job.why in _AT_WORK else ""
-
-
-def _words(code: str) -> str:
-    return code.replace("_", " ")
+    return f" q quit  s sort: {chosen.sort}  f show{show}  / job{job}  esc all  up/down choose  enter explain"
