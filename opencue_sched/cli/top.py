@@ -129,11 +129,10 @@ class Screen:
     height: int = ANY_HEIGHT
     lines: list[Text] = field(default_factory=list)
 
-    def add(self, text: str | Text, style: str = "") -> None:
+    def add(self, text: str, style: str = "") -> None:
         """A line, cut to the width."""
-        line = Text(text) if isinstance(text, str) else text
+        line = Text(text, no_wrap=True)
         line.stylize(style)  # as a span: texts that differ by their own style alone are equal
-        line.no_wrap = True
         line.truncate(self.width, overflow="ellipsis")
         self.lines.append(line)
 
@@ -282,11 +281,9 @@ def _keyboard() -> Iterator[int]:
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # stopped by Ctrl-Z, it would leave the shell this screen
     try:
         tty.setcbreak(keyboard)
-        attributes: list[Any] = termios.tcgetattr(keyboard)
-        attributes[6][termios.VSUSP] = b"\0"  # stopped by Ctrl-Z, it would leave the shell this screen
-        termios.tcsetattr(keyboard, termios.TCSANOW, attributes)
         yield keyboard
     finally:
         termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

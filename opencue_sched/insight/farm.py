@@ -39,7 +39,7 @@ from opencue_sched.insight.explain import (
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store.fences import LeaderRecord, PersistentFences
+from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
@@ -322,11 +322,12 @@ def leader_view(
     ``two_redis``: beats of two Redis recently wanted to lead, so one stands by. That and the age of the tick are None
     when ``fences`` does not answer.
     """
-    with client.pipeline(transaction=False) as pipe:
-        pipe.get(keys.lease)
-        pipe.pttl(keys.lease)
-        lease, left_ms = pipe.execute()
-    record = None if fences is None else _record(fences, keys)
+    try:
+        record = None if fences is None else fences.leader(keys.name)
+    except SQLAlchemyError as error:
+        log.warning("leader_record_not_read", error=reason_of(error))
+        record = None
+    lease = client.get(keys.lease)
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
@@ -337,20 +338,11 @@ def leader_view(
     return {
         "role": keys.role,
         "words": words if fence is not None else "leader: none (is a beat alive?)",
-        **{name: getattr(beats[0], name) if beats else None for name in ("instance", "hostname", "pid")},
+        "instance": instance,
         "fence": fence,
-        "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
         "tick_age_seconds": age,
         "two_redis": None if record is None else record.two_redis,
     }
-
-
-def _record(fences: PersistentFences, keys: LeaderKeys) -> LeaderRecord | None:
-    try:
-        return fences.leader(keys.name)
-    except SQLAlchemyError as error:
-        log.warning("leader_record_not_read", error=reason_of(error))
-        return None
 
 
 def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
