@@ -15,15 +15,19 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.store.pending import USED
 
 _CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"
+_SWITCHES = """
+    job.str_name AS name, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
+    show.str_name AS show, show.b_active AS show_active, show.b_scheduler_managed AS show_managed,
+    show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking, show.b_paused AS show_paused
+"""
+"""What explain.switch_reasons reads."""
 
 # What the database alone says about why a job's frames wait.
 
 _SITUATION = text(
     f"""
-    SELECT job.str_name AS name, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
-           job.str_os AS os, job.pk_show AS show_id, show.str_name AS show, show.b_active AS show_active,
-           show.b_scheduler_managed AS show_managed, show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking,
-           show.b_paused AS show_paused, job.pk_facility AS facility_id, facility.str_name AS facility,
+    SELECT {_SWITCHES}, job.str_os AS os, job.pk_show AS show_id, job.pk_facility AS facility_id,
+           facility.str_name AS facility,
            coalesce(resource.int_max_cores, 0) AS max_centicores, coalesce(resource.int_max_gpus, 0) AS max_gpus,
            used.cores, used.gpus, folder.str_name AS folder, coalesce(caps.int_max_cores, 0) AS folder_max_centicores,
            coalesce(caps.int_max_gpus, 0) AS folder_max_gpus, folder_used.cores AS folder_cores,
@@ -230,17 +234,14 @@ _HOST_GROUPS = text(
 # The jobs that nothing runs of come first, those that still wait for something next, those that wait longest before
 # the others. A layer waits as long as the frame of it that goes first, which an index finds.
 _LIVE_JOBS = text(
-    """
+    f"""
     SELECT live.*, CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
            CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
                 THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
            END AS waiting_seconds,
            quarantine.reason AS quarantined
       FROM (
-          SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, job.ts_started,
-                 job.str_user AS user, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
-                 show.b_active AS show_active, show.b_scheduler_managed AS show_managed,
-                 show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking, show.b_paused AS show_paused,
+          SELECT {_SWITCHES}, job.pk_job AS id, job.ts_started, job.str_user AS user,
                  resource.int_priority AS priority, int_frame_count AS frames, stat.int_waiting_count AS waiting,
                  stat.int_running_count AS running, stat.int_dead_count AS dead,
                  stat.int_succeeded_count + stat.int_eaten_count AS done,
@@ -252,8 +253,8 @@ _LIVE_JOBS = text(
             JOIN job_resource resource ON resource.pk_job = job.pk_job
            WHERE job.str_state = 'PENDING'
              AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-             AND position(lower(:show) IN lower(show.str_name)) > 0
-             AND position(lower(:part) IN lower(job.str_name)) > 0
+             AND position(lower(CAST(:show AS varchar)) IN lower(show.str_name)) > 0
+             AND position(lower(CAST(:part AS varchar)) IN lower(job.str_name)) > 0
            ORDER BY stat.int_waiting_count > 0 AND stat.int_running_count = 0 DESC, stat.int_waiting_count > 0 DESC,
                     stat.int_running_count > 0 DESC, job.ts_started, job.pk_job
            LIMIT :most
@@ -271,7 +272,7 @@ _LIVE_JOBS = text(
              ON quarantine.pk_job = live.id AND quarantine.until > clock_timestamp()
      ORDER BY live.waiting > 0 AND live.running = 0 DESC, live.waiting > 0 DESC, live.running > 0 DESC,
               waiting_seconds DESC NULLS LAST, live.ts_started, live.id
-    """
+    """  # noqa: S608 - only our own constant
 )
 _HOLDS = text(
     """
@@ -334,7 +335,7 @@ def host_groups(connection: Connection, facility: str | None, *, staleness: floa
 def live_jobs(connection: Connection, facility: str | None, *, show: str, part: str, most: int) -> Sequence[Row[Any]]:
     """Up to ``most`` of the pending ``jobs``, those of which nothing runs first, by how long they wait.
 
-    ``show`` and ``part`` are parts of the show's and the job's name. A row has what explain.switch_reasons reads.
+    ``show`` and ``part`` are parts of the show's and the job's name.
     """
     wanted = {"facility": facility, "show": show, "part": part, "most": most}
     return connection.execute(_LIVE_JOBS, wanted).all()

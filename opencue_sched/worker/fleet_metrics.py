@@ -68,8 +68,7 @@ class RecentFigures(Collector):
 
 of_queues = RecentFigures()
 of_farm = RecentFigures()
-of_use = RecentFigures()
-LEADING = (of_queues, of_farm, of_use)
+LEADING = (of_queues, of_farm)
 BEAT = single_process_registry(*LEADING)
 
 leader_fence = Gauge("scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", registry=BEAT)
@@ -124,12 +123,12 @@ waiting_frames_distinct = _gauge(
     "Frames of the whole fleet that wait and may be booked, each once, counted every 15 seconds.",
 )
 host_report_age = _gauge(
-    of_use,
+    of_farm,
     "host_report_age_seconds",
     "Seconds since the newest report of any host, to a report service or a Cuebot; not a number without a host.",
 )
 oldest_hold = _gauge(
-    of_use,
+    of_farm,
     "oldest_hold_seconds",
     "How long the host has drained that has drained longest for a wide frame; 0 while none does.",
 )
@@ -166,7 +165,7 @@ _USE = (
     ("limit_frames", "limit", "Frames that run under a limit (a licence)."),
     ("limit_max_frames", "limit", "Frames that may run under a limit."),
 )
-OF_USE = {name: _gauge(of_use, name, text, *labels.split()) for name, labels, text in _USE}
+OF_USE = {name: _gauge(of_farm, name, text, *labels.split()) for name, labels, text in _USE}
 """The gauges of hosts, shows and caps."""
 
 messages_dropped = Counter(
@@ -296,7 +295,6 @@ class FleetCensus:
         if self._leads():
             self.look_at_queues()
             self.look_at_farm()
-            self.look_at_use()
         return CENSUS_SECONDS
 
     def look_at_queues(self) -> None:
@@ -317,17 +315,14 @@ class FleetCensus:
         of_queues.updated()
 
     def look_at_farm(self) -> None:
-        """Set the gauges of waiting frames. Raises SchedulerError, SQLAlchemyError and RedisError."""
+        """Set the gauges of waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and
+        RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
         waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings), forget=True)
         for verdict in Verdict:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
         waiting_frames_distinct.set(waiting.distinct)
-        of_farm.updated()
-
-    def look_at_use(self) -> None:
-        """Set the gauges of hosts, holds, shows and caps. Raises SQLAlchemyError."""
         facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
         with self._engine.connect() as connection:
             groups = host_groups(connection, facility, staleness=staleness)
@@ -340,7 +335,7 @@ class FleetCensus:
             series[name][labels] += value
         for name, gauge in OF_USE.items():
             _replace_series(gauge, series[name])
-        of_use.updated()
+        of_farm.updated()
 
     def close(self) -> None:
         """End the thread, and give the connections back."""

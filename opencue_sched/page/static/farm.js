@@ -60,13 +60,13 @@ const percent = (part) => `${Math.round(100 * part)} %`;
 const words = (code) => code.toLowerCase().replaceAll("_", " ");
 const clock = () => new Date(farm.at * 1000).toLocaleTimeString("en-GB");
 const list = (...parts) => parts.filter(Boolean).join(", ");
+const sum = (field) => farm.allocations.reduce((total, it) => total + it[field], 0);
 
 // Commands stand between backticks.
 const sentence = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part));
 
 function showTotals() {
   const { leader, workers } = farm.fleet;
-  const sum = (field) => farm.allocations.reduce((total, it) => total + it[field], 0);
   const totals = [
     ["Cores booked", `${number(sum("booked"))} of ${number(sum("cores") - sum("down"))}`],
     ["Running", number(farm.running)],
@@ -119,7 +119,7 @@ function showCell(cell, it) {
 }
 
 function showHosts() {
-  const total = farm.allocations.reduce((sum, it) => sum + it.hosts, 0);
+  const total = sum("hosts");
   put($("#hosts-note"), total > farm.grid.length ? `the first ${number(farm.grid.length)} of ${number(total)}` : "");
   $("#hosts").className = farm.grid.length > 120 ? "many" : "";
   const create = () => make("div", "part", sides(), make("div", "cells"));
@@ -176,12 +176,9 @@ function openJob(id, name) {
 
 async function ask(address) {
   const here = location.origin + location.pathname; // without a password, with which nothing may be fetched
-  let answer;
-  try {
-    answer = await fetch(new URL(address, here), { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(WAIT_MS) });
-  } catch {
-    throw new Error("Flower does not answer, or not in time.");
-  }
+  const how = { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(WAIT_MS) };
+  const answer = await fetch(new URL(address, here), how).catch(() => null);
+  if (answer === null) throw new Error("Flower does not answer, or not in time.");
   if (answer.type === "opaqueredirect" || answer.status === 401) throw new Error("Flower asks who you are again: reload this page.");
   const told = await answer.json().catch(() => ({ error: `Flower answers with status ${answer.status}, and its log says why` }));
   if (!answer.ok) throw new Error(`${told.error}.`);

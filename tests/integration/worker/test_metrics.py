@@ -397,7 +397,6 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     run_passes(runtime)
     run_passes(runtime)
     census.look_at_farm()
-    census.look_at_use()
     assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
     walk.look()
 
@@ -652,7 +651,6 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
     # when a beat leads and has looked at the fleet, when it leads no more, and when no census went well for a minute
     census.look_at_queues()
     census.look_at_farm()
-    census.look_at_use()
     assert names(fleet_metrics.BEAT) == of_beats(leading=True)
     with monkeypatch.context() as patch:
         for figures in fleet_metrics.LEADING:
@@ -676,7 +674,6 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
     # when the leading beat looks at the fleet
     census.look_at_queues()
     census.look_at_farm()
-    census.look_at_use()
     # then it says so
     assert fleet_metrics.BEAT.get_sample_value("scheduler_workers_alive") == 0
     assert sample("scheduler_queue_depth", type="dispatch") == 1
@@ -688,7 +685,7 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
     # and that no host drains any more
     with engine.begin() as connection:
         connection.execute(text("UPDATE opencue_sched_hold SET until = now()"))
-    census.look_at_use()
+    census.look_at_farm()
     assert sample("scheduler_oldest_hold_seconds") == 0
 
 
@@ -723,7 +720,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
             """
         connection.execute(text(hold), {"host": locked.id, "layer": dead.layers[0].id, "job": dead.id})
     # when the leading beat looks at them
-    census.look_at_use()
+    census.look_at_farm()
     # then all of it is there
     place = ("local", alloc.name)
     assert series("scheduler_farm_hosts") == {
@@ -755,7 +752,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
         connection.execute(text("DELETE FROM layer_limit"))
         connection.execute(text("DELETE FROM limit_record"))
         connection.execute(text("UPDATE host_stat SET ts_ping = now() - interval '1 day' WHERE str_state = 'UP'"))
-    census.look_at_use()
+    census.look_at_farm()
     assert series("scheduler_limit_frames") == series("scheduler_limit_max_frames") == {}
     assert series("scheduler_farm_hosts") == {
         ("local", "SILENT", "OPEN"): 1,
@@ -763,7 +760,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
         ("local", "DOWN", "OPEN"): 1,
     }
     # and nothing of it is shown by a beat that leads no more
-    monkeypatch.setattr(fleet_metrics.of_use, "shown", lambda: False)
+    monkeypatch.setattr(fleet_metrics.of_farm, "shown", lambda: False)
     assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
 
 
@@ -785,13 +782,14 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
         job = farm.job([LayerSpec(frames=1, limits=[farm.limit("used", 7)])], folder_id=folder)
         farm.run(job.frames, farm.host(cores=8), cores=6)
     add(0, 2)
+    census.look_at_farm()  # the first look asks what the schema has, too
     with counted_statements(census._engine) as small:
-        census.look_at_use()
+        census.look_at_farm()
     most = fleet_metrics.MOST_SERIES
     shows = most + 10
     add(2, shows)
     with counted_statements(census._engine) as large:
-        census.look_at_use()
+        census.look_at_farm()
     # then looking at them takes no more statements
     assert len(small) == len(large) <= 10
     # and there are as many series as may be, with those at work among them, and the others' sums
