@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import redis
 from flower.urls import handlers as flower_handlers
 from flower.views import BaseHandler
 from redis.exceptions import RedisError
@@ -65,6 +64,7 @@ class FarmReader:
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
+        self._redis = make_redis(settings.redis_dsn, settings)
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
         """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
@@ -114,10 +114,6 @@ class FarmReader:
     @cached_property
     def _engine(self) -> Engine:
         return make_engine(self._settings, application_name="opencue-sched-page", pool_size=1)
-
-    @cached_property
-    def _redis(self) -> redis.Redis:
-        return make_redis(self._settings.redis_dsn, self._settings)
 
 
 def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:

@@ -21,15 +21,16 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import cluster_board, worker_group
+from opencue_sched.coordination.names import worker_group
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
-from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
+from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -73,14 +74,10 @@ BEAT = single_process_registry(*LEADING)
 
 leader_fence = Gauge("scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", registry=BEAT)
 tick_age = Gauge(
-    "scheduler_tick_age_seconds",
-    "Seconds since any beat fired a tick, as this beat knows. Grows when this beat hangs, or when none leads.",
-    registry=BEAT,
+    "scheduler_tick_age_seconds", "Seconds since any beat fired a tick, as this beat knows.", registry=BEAT
 )
 ticks_ahead = Gauge(
-    "scheduler_ticks_ahead_seconds",
-    "How long some periodic task has to wait because a tick of the future is recorded as fired; 0: none has to.",
-    registry=BEAT,
+    "scheduler_ticks_ahead_seconds", "How long a task waits: a future tick is recorded as fired.", registry=BEAT
 )
 
 
@@ -88,64 +85,36 @@ def _gauge(figures: RecentFigures, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"scheduler_{name}", text, labels, registry=figures.registry)
 
 
-queue_depth = _gauge(
-    of_queues, "queue_depth", "Messages waiting in all queues of a type, of this beat's fleet.", "type"
-)
+queue_depth = _gauge(of_queues, "queue_depth", "Messages waiting in this fleet's queues of a type.", "type")
 queue_oldest = _gauge(of_queues, "queue_oldest_seconds", "Age of the oldest waiting message of a type.", "type")
 backlog_per_worker = _gauge(
-    of_queues,
-    "backlog_per_worker",
-    "Dispatch messages waiting for a group or in its workers' hands, per live worker of it.",
-    "group",
+    of_queues, "backlog_per_worker", "Dispatch messages waiting for a group or in hand, per live worker of it.", "group"
 )
 workers_alive = _gauge(of_queues, "workers_alive", "Live workers of this beat's fleet that dispatch.")
 clusters_cooled_down = _gauge(
-    of_queues,
-    "clusters_cooled_down",
-    "Clusters whose last pass failed, by what failed: they are left alone for a while, and then tried again.",
-    "reason",
+    of_queues, "clusters_cooled_down", "Clusters left alone for a while, by what failed in their last pass.", "reason"
 )
-postings_trashed = _gauge(
-    of_queues,
-    "postings_trashed",
-    "Clusters that somebody took off the board: they are not dispatched before they are brought back.",
-)
+postings_trashed = _gauge(of_queues, "postings_trashed", "Clusters taken off the board, until they are brought back.")
 waiting_frames = _gauge(
     of_farm,
     "waiting_frames",
-    "Frames of the whole fleet that the last passes left waiting, or had no turn for, once for each cluster that "
-    "reaches them: where several do, the sum is above the number of frames.",
+    "Frames that the last passes left waiting, or had no turn for, once for each cluster that reaches them.",
     "verdict",
 )
 waiting_frames_distinct = _gauge(
-    of_farm,
-    "waiting_frames_distinct",
-    "Frames of the whole fleet that wait and may be booked, each once, counted every 15 seconds.",
+    of_farm, "waiting_frames_distinct", "Frames of the whole fleet that wait and may be booked, each once."
 )
 host_report_age = _gauge(
-    of_farm,
-    "host_report_age_seconds",
-    "Seconds since the newest report of any host, to a report service or a Cuebot; not a number without a host.",
+    of_farm, "host_report_age_seconds", "Seconds since the newest report of any host; not a number without a host."
 )
 oldest_hold = _gauge(
-    of_farm,
-    "oldest_hold_seconds",
-    "How long the host has drained that has drained longest for a wide frame; 0 while none does.",
+    of_farm, "oldest_hold_seconds", "Seconds that the longest drain for a wide frame has lasted, or 0."
 )
 
 _SUBSCRIPTION, _FOLDER = "facility allocation show_name", "show_name folder"
 _USE = (
-    (
-        "farm_hosts",
-        "facility state lock",
-        "Hosts by state (as the database has it; SILENT: UP there, but nothing was heard of them lately) and lock.",
-    ),
-    (
-        "farm_cores",
-        "facility allocation use",
-        "Cores of an allocation's hosts: booked, idle, locked (of locked hosts, and not booked) or down; all is their "
-        "sum.",
-    ),
+    ("farm_hosts", "facility state lock", "Hosts by state and lock. SILENT: up, but nothing was heard of them lately."),
+    ("farm_cores", "facility allocation use", "Cores of hosts: booked, idle, locked and not booked, or down."),
     ("show_frames", "show_name state", "Frames of a show's pending jobs, in all facilities: running, waiting or dead."),
     ("show_cores", "show_name", "Cores that a show uses, in all facilities."),
     ("draining_hosts", "facility show_name", "Hosts that drain for a show's wide frames."),
@@ -153,11 +122,7 @@ _USE = (
     ("subscription_size_cores", _SUBSCRIPTION, "A subscription's size."),
     ("subscription_burst_cores", _SUBSCRIPTION, "A subscription's burst."),
     ("subscription_share", _SUBSCRIPTION, "A show's part of the cores in use in an allocation, 0 to 1."),
-    (
-        "subscription_due",
-        _SUBSCRIPTION,
-        "The part due to a show by its size among those of the shows with frames that run or wait, 0 to 1.",
-    ),
+    ("subscription_due", _SUBSCRIPTION, "The part due to a show by its size, among shows with work, 0 to 1."),
     ("folder_cores", _FOLDER, "Cores used in a folder with a cap of cores."),
     ("folder_max_cores", _FOLDER, "A folder's cap of cores."),
     ("folder_gpus", _FOLDER, "GPUs used in a folder with a cap of GPUs."),
@@ -173,9 +138,7 @@ messages_dropped = Counter(
     "Messages that changed nothing: stale copies, clusters held or asleep, messages of a former leader.",
     ["reason"],
 )
-messages_unreadable = Counter(
-    "scheduler_messages_unreadable_total", "Messages that could not be read, and were dropped."
-)
+messages_unreadable = Counter("scheduler_messages_unreadable_total", "Messages dropped because they cannot be read.")
 count_unreadable_with(messages_unreadable.inc)
 messages_moved = Counter("scheduler_messages_moved_total", "Messages moved from a dead instance's queue to its group.")
 
@@ -280,8 +243,7 @@ class FleetCensus:
         self._client = make_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
         self._verdicts = VerdictLog(self._client, self._namespace)
-        board = cluster_board(self._namespace, settings.scheduler.facility)
-        self._postings = ClusterPostings(self._client, board)
+        self._postings = cluster_postings(self._client, settings)
         self.thread = PeriodicThread(
             "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS
         )
