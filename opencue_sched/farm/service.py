@@ -124,47 +124,34 @@ class HostInbox:
 # service's port: it is the port they know. Each call of an OpenCue service that is not served ends as UNIMPLEMENTED,
 # with the command of ours that lists and changes the same things where there is one.
 
-_NEEDS_CUEBOT = ""
 _COMMANDS: Mapping[str, str] = {
-    "comment.CommentInterface": _NEEDS_CUEBOT,
     "cue.CueInterface": "top",
-    "department.DepartmentInterface": _NEEDS_CUEBOT,
     "depend.DependInterface": "job depends",
     "facility.AllocationInterface": "alloc",
     "facility.FacilityInterface": "alloc",
-    "filter.ActionInterface": _NEEDS_CUEBOT,
-    "filter.FilterInterface": _NEEDS_CUEBOT,
-    "filter.MatcherInterface": _NEEDS_CUEBOT,
-    "host.DeedInterface": _NEEDS_CUEBOT,
     "host.HostInterface": "host",
-    "host.OwnerInterface": _NEEDS_CUEBOT,
     "host.ProcInterface": "proc",
     "job.FrameInterface": "job",
     "job.GroupInterface": "folder",
     "job.JobInterface": "job",
     "job.LayerInterface": "layer",
     "limit.LimitInterface": "limit",
-    "monitoring.MonitoringInterface": _NEEDS_CUEBOT,
-    "renderPartition.RenderPartitionInterface": _NEEDS_CUEBOT,
-    "report.RqdReportInterface": _NEEDS_CUEBOT,
-    "service.ServiceInterface": _NEEDS_CUEBOT,
-    "service.ServiceOverrideInterface": _NEEDS_CUEBOT,
     "show.ShowInterface": "show",
     "subscription.SubscriptionInterface": "subscription",
-    "task.TaskInterface": _NEEDS_CUEBOT,
 }
-"""By service, the command of ours for its things; the empty string where there is none."""
+"""By service of a Cuebot, the command of ours for its things, where there is one."""
 
 
 def refusal(method: str) -> str | None:
-    """The text for a call of ``method`` (/service/method); None when it is of no service that a Cuebot serves."""
+    """The text for a call of ``method`` (/service/method); None when it is of a stranger's service: the names of a
+    Cuebot's all end alike."""
     service = method.lstrip("/").partition("/")[0]
     if service.startswith("rqd."):
         return f"{service} is served by the RQD of each host, and this is the service that RQDs report to"
-    if service not in _COMMANDS:
+    if not service.endswith("Interface"):
         return None
     remedy = "no opencue-sched command does this; it needs a Cuebot"
-    if command := _COMMANDS[service]:
+    if command := _COMMANDS.get(service):
         remedy = f"run: opencue-sched {command} --help (docs/cueadmin.md has the command for each of cueadmin's)"
     return f"{service} is a Cuebot's, and this is opencue-sched's report service, which serves RQDs alone; {remedy}"
 
