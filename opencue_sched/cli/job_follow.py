@@ -20,7 +20,7 @@ from opencue_sched.cli.inputs import JOB, CommandRefused, choose, choose_all, fa
 from opencue_sched.cli.output import json_option, live, show_json
 from opencue_sched.domain.farm import FrameState, JobState, counted, duration_text, exit_meaning
 from opencue_sched.domain.frames import log_path
-from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, read_tail, seek_tail
+from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import FrameView, LayerProgress
 from opencue_sched.store.schema import SchemaFacts
@@ -241,9 +241,6 @@ NOT_VISIBLE = 3
 _PATIENCE_SECONDS = 15.0
 """A running frame's log may be seen that much later, over a file server that caches its directories."""
 _MOST_DIGITS = 9
-_JSON_LINES = 100
-_JSON_BYTES = 1 << 22
-"""The most of a log that JSON has, however many lines are asked for."""
 _RUNS = frozenset({FrameState.RUNNING, FrameState.SETUP})
 _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOINT})
 
@@ -254,28 +251,22 @@ _TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOIN
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame's run ends.")
 @click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only the last lines of output. Default: all.")
-@json_option
-def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
+def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None) -> None:
     """Show the log of a frame: FRAME is its name (0007-render), or its number.
 
     A terminal gets it without colours and control characters. With -f, a frame that waits is waited for. A log that
-    RQD wrote where this machine does not see it: the path and the host are told. JSON has the last
-    100 lines, or as many as --tail says of the last 4 MiB.
+    RQD wrote where this machine does not see it: the path and the host are told; `job frames --json` has the paths.
 
     Exit status: 0 shown, with -f if the frame succeeded; 1 with -f if it did not; 3 the log is not visible here.
 
     Example: opencue-sched job log demo-sh010-alice_comp_v001 7 --layer render --tail 20
     """
-    if follow and as_json:
-        raise click.UsageError("-f goes on, which JSON cannot")
     with farm() as (engine, _):
         with engine.connect() as connection:
             job = choose(connection, Kind.JOB, name)
             row = _one_frame(connection, job, frame, () if layer is None else (layer,))
-        log = _Log(log_path(row.log_dir, row.job, row.name), _JSON_LINES if as_json and tail is None else tail)
-        if as_json:
-            _show_json(row, log)
-        elif follow:
+        log = _Log(log_path(row.log_dir, row.job, row.name), tail)
+        if follow:
             _follow(engine, job, row, log)
         elif not log.copy():
             _say_where(row, log.path)
@@ -358,14 +349,3 @@ def _say_where(row: FrameView, path: str) -> None:
     what = f"the log of {row.name} {where} is not visible on this machine"
     click.echo(f"{what}: {row.loki_url or path}", err=True)
     raise click.exceptions.Exit(NOT_VISIBLE)
-
-
-def _show_json(row: FrameView, log: _Log) -> None:
-    tail = read_tail(log.path, log.tail or 0, most_bytes=_JSON_BYTES)
-    lines = None if tail is None else tail[0].splitlines()
-    keys = ("job", "name", "id", "layer", "state", "host", "exit_status", "loki_url")
-    facts = {key: getattr(row, key) for key in keys}
-    more = {"meaning": exit_meaning(row.exit_status), "log": log.path, "visible": lines is not None, "lines": lines}
-    show_json(facts | more)
-    if lines is None:
-        raise click.exceptions.Exit(NOT_VISIBLE)

@@ -67,16 +67,15 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     deaths: list[Deaths] = []
     for row in sorted(jobs.deaths_of(connection, job_id), key=lambda row: -row.frames):
         log = log_path(row.log_dir, row.job, row.name)
-        tail = read_tail(log, 1_000, most_bytes=_END_BYTES) if len(deaths) < _LOGS_READ else None
-        output, footer = map(harmless, tail or ("", ""))
+        tail = _tail_of(log) if len(deaths) < _LOGS_READ else None
+        output, footer = tail or ("", "")
         meaning = exit_meaning(row.exit_status)
         if row.exit_status == 1 and (found := _SIGNAL.search(footer)):  # RQD's status of what a signal ended
             meaning = signal_words(int(found[1])) or meaning
         if found := _KILL_MESSAGE.search(footer):
             meaning += f"; RQD says: {found[1]}"
         lines = None if tail is None else tuple(_HEADER.split(output, 1)[-1].rstrip().splitlines()[-_END_LINES:])
-        it = (row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines)
-        deaths.append(Deaths(*it))
+        deaths.append(Deaths(row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines))
     return deaths
 
 
@@ -115,12 +114,12 @@ def harmless(text: str) -> str:
     return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
 
 
-def read_tail(path: str, lines: int, *, most_bytes: int) -> tuple[str, str] | None:
-    """The last ``lines`` of a frame's output, of its last ``most_bytes``, and RQD's account of the run, empty while it
-    lasts; None where the log is not visible here."""
+def _tail_of(path: str) -> tuple[str, str] | None:
+    """The end of a frame's output, and RQD's account of the run; None where the log is not visible here."""
     try:
         with open_log(path) as log:
-            output = log.read(seek_tail(log, lines, most_bytes=most_bytes))
-            return output.decode(errors="replace"), log.read(_FOOTER_BYTES).decode(errors="replace")
+            parts = log.read(seek_tail(log, 1_000, most_bytes=_END_BYTES)), log.read(_FOOTER_BYTES)
     except OSError:
         return None
+    output, footer = (harmless(part.decode(errors="replace")) for part in parts)
+    return output, footer

@@ -89,7 +89,6 @@ def test_the_last_lines_are_the_frames_and_not_of_rqds_account(cli: Cli, logged:
     told = cli("job", "log", NAME, "0002-render", "--tail", "2")
     assert told.out == "loading ö\nno texture wood.tx\n"
     assert cli("job", "log", NAME, "0002-render", "--tail", "1", "-f").out == "no texture wood.tx\n"
-    assert cli("job", "log", NAME, "0002-render", "--json").json["lines"][-2:] == told.out.splitlines()
     # and the whole log has all
     assert cli("job", "log", NAME, "0002-render").out.endswith(footer)
 
@@ -125,17 +124,6 @@ def test_of_a_log_that_is_not_visible_the_path_and_the_host_are_told(cli: Cli, l
     logged.path("0001-render").mkdir()
     os.mkfifo(logged.path("0002-render"))
     assert [cli("job", "log", NAME, f"000{number}-render").status for number in (1, 2)] == [3, 3]
-
-
-def test_a_log_as_json(cli: Cli, logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged.write("0001-render", "one\ntwo\n")
-    told = cli("job", "log", NAME, "0001-render", "--tail", "1", "--json").json
-    assert (told["log"], told["visible"], told["lines"]) == (str(logged.path("0001-render")), True, ["two"])
-    # However many lines are asked for, so much of a log is read at most.
-    monkeypatch.setattr("opencue_sched.cli.job_follow._JSON_BYTES", 6)
-    assert cli("job", "log", NAME, "0001-render", "--tail", "9", "--json").json["lines"] == ["e", "two"]
-    hidden = cli("job", "log", NAME, "0001-comp", "--json")
-    assert (hidden.status, hidden.json["visible"], hidden.json["lines"]) == (3, False, None)
 
 
 def test_frames_tell_their_logs(cli: Cli, logged: Logged) -> None:

@@ -11,7 +11,7 @@ import pytest
 from opencue_sched.cli import cli
 
 # These run until they are stopped.
-WITHOUT_JSON = re.compile("demo|report-service")
+WITHOUT_JSON = re.compile("demo|report-service|job log")
 
 
 def commands(command: click.Command = cli, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
