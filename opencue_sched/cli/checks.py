@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
 import redis
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import NoResultFound, OperationalError
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import JOB, TOP, UnknownName, checked_redis, database, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, working
@@ -18,7 +17,6 @@ from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.farm import duration_text, near
-from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
@@ -85,18 +83,6 @@ def last_verdicts(job_id: str) -> dict[str, str]:
     now = time.time()
     verdicts, _ = _passes(job_id)
     return {layer: verdict_words(best, now) for layer, all_ in verdicts.items() if (best := most_telling(all_))}
-
-
-def why_it_waits(connection: Connection, facts: SchemaFacts, job_id: str) -> str:
-    """What keeps the layer of a job of which most frames wait, in words; without Redis what PostgreSQL knows of it."""
-    passes: Any = ({}, ())
-    with suppress(redis.RedisError, SchedulerError), redis_store() as client:
-        passes = passes_over(client, get_settings(), job_id)
-    try:
-        found = explain_job(connection, job_id, get_settings(), facts, *passes)
-    except NoResultFound:
-        return "the job is gone"
-    return max(found.layers, key=lambda it: it.layer.waiting).reasons[0].text
 
 
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")

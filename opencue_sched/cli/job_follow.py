@@ -6,10 +6,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from opencue_sched.domain.frames import log_path
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import FrameView, LayerProgress
-from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ _LOOK_SECONDS = 1.0
 
 _LINE_SECONDS = 10.0
 """Without a terminal, a layer that goes on has a line that often at most."""
-_REASON_SECONDS = 10.0
-"""A job of which nothing runs for so long says why, and asks that often."""
 _LEAST_ROWS = 4
 
 
@@ -46,16 +42,16 @@ _LEAST_ROWS = 4
 def wait_command(names: tuple[str, ...], as_json: bool) -> None:
     """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
 
-    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for, and one of which
-    nothing runs says why it waits. Time left is told by the mean of the layer's frames so far. Exit status: 0 all
-    frames of all jobs succeeded; 1 if some are dead or were eaten, or a job was killed or removed.
+    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
+    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
+    or were eaten, or a job was killed or removed.
 
     Example: opencue-sched job wait demo-sh010-alice_comp_v001 && echo done
     """
-    with farm() as (engine, facts):
+    with farm() as (engine, _):
         with engine.connect() as connection:
             chosen = choose_all(connection, Kind.JOB, names)
-        ended = wait_for(engine, facts, chosen, quiet=as_json)
+        ended = wait_for(engine, chosen, quiet=as_json)
     if as_json:
         show_json([asdict(job) for job in ended])
     exit_as(ended)
@@ -91,16 +87,16 @@ def exit_as(ended: Sequence[Ended]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def wait_for(engine: Engine, facts: SchemaFacts, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
+def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
     """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL."""
     ended: dict[str, Ended] = {}
+    looks = _looks(engine, chosen, ended)
     if quiet:
-        deque(_looks(engine, chosen, ended), maxlen=0)
+        deque(looks, maxlen=0)
     elif sys.stdout.isatty():
-        reasons = _Reasons(engine, facts)
-        live(lambda console: (_picture(it, reasons(it), *console.size) for it in _looks(engine, chosen, ended)))
+        live(lambda console: (_picture(layers, *console.size) for layers in looks))
     else:
-        _show_lines(_looks(engine, chosen, ended), _Reasons(engine, facts))
+        _show_lines(looks)
     result = [ended[job.id] for job in chosen]
     if not quiet:
         click.echo("\n".join(job.words() for job in result))
@@ -149,61 +145,37 @@ def _outcome(layers: Sequence[LayerProgress]) -> str | None:
 # What is shown meanwhile.
 
 
-class _Reasons:
-    """Why jobs wait of which nothing has run for a while, by their ids; `explain` says more."""
-
-    def __init__(self, engine: Engine, facts: SchemaFacts) -> None:
-        self._engine, self._facts = engine, facts
-        self._idle: dict[str, tuple[float, str]] = {}
-        """Since when, or when it was asked; and what the answer was."""
-
-    def __call__(self, layers: Sequence[LayerProgress]) -> dict[str, str]:
-        waiting = {it.job_id for it in layers if it.waiting} - {it.job_id for it in layers if it.running}
-        now = time.monotonic()
-        self._idle = {job: self._idle.get(job, (now, "")) for job in waiting}
-        for job in [job for job, (asked, _) in self._idle.items() if now - asked >= _REASON_SECONDS]:
-            from opencue_sched.cli.checks import why_it_waits
-
-            why = patiently(self._engine, partial(why_it_waits, facts=self._facts, job_id=job))
-            self._idle[job] = time.monotonic(), f"waits: {why}"
-        return {job: why for job, (_, why) in self._idle.items() if why}
-
-
-def _show_lines(looks: Iterable[Sequence[LayerProgress]], reasons: _Reasons) -> None:
-    """A line for each layer that is done, and now and then for each that goes on and for each reason to wait."""
+def _show_lines(looks: Iterable[Sequence[LayerProgress]]) -> None:
+    """A line for each layer that is done, and now and then for each that goes on."""
     told: set[str] = set()
     due: dict[str, float] = {}
-    for layers in looks:
-        names = {layer.job_id: layer.job for layer in layers}
-        lines = {job: (f"{names[job]} {why}", False) for job, why in reasons(layers).items()}
-        for layer in layers:
-            text = f"{layer.job} {layer.layer}: {', '.join(word for word in _words(layer) if word)}"
-            over = layer.done + layer.dead == layer.total
-            lines[f"{layer.job_id} {layer.layer}"] = text, over
-        for key, (text, over) in lines.items():
-            if text not in told and (over or time.monotonic() >= due.get(key, 0.0)):
-                click.echo(text)
-                told.add(text)
-                due[key] = time.monotonic() + _LINE_SECONDS
+    for layer in chain.from_iterable(looks):
+        name = f"{layer.job} {layer.layer}"
+        text = f"{name}: {', '.join(word for word in _words(layer) if word)}"
+        over = layer.done + layer.dead == layer.total
+        if text not in told and (over or time.monotonic() >= due.get(name, 0.0)):
+            click.echo(text)
+            told.add(text)
+            due[name] = time.monotonic() + _LINE_SECONDS
 
 
-def _picture(layers: Sequence[LayerProgress], reasons: Mapping[str, str], width: int, height: int) -> Group:
+def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
     """Each job's name, and a bar for each layer; of more layers than the terminal has lines, of those not done."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    names = list(dict.fromkeys(layer.job_id for layer in layers))
-    room = max(_LEAST_ROWS, height - len(names) - len(reasons) - 3)
+    idle = {layer.job_id for layer in layers if layer.waiting} - {layer.job_id for layer in layers if layer.running}
+    room = max(_LEAST_ROWS, height - len({layer.job_id for layer in layers}) - len(idle) - 3)
     shown = [layer for layer in layers if len(layers) <= room or layer.done < layer.total][:room]
     parts: list[Text | Table] = []
     widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
     for job_id, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
-        if job_id in reasons:
-            parts.append(Text(reasons[job_id], style="yellow", no_wrap=True, overflow="ellipsis"))
+        if job_id in idle:
+            parts.append(Text("nothing of it runs; `opencue-sched explain JOB` says why", style="yellow"))
         table = Table.grid(padding=(0, 2, 0, 0))
         table.width = width - 2  # room for the terminal's ^C, which would scroll what is drawn
         table.add_column(width=widest, overflow="fold")

@@ -56,8 +56,8 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bo
     ended: list[Ended] = []
     try:
         if wait:
-            with farm() as (engine, facts):
-                ended = wait_for(engine, facts, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
+            with farm() as (engine, _):
+                ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
     finally:  # also when Ctrl-C ends the waiting: the job is there
         if as_json:
             show_json({**document, "ended": asdict(ended[0])} if ended else document)

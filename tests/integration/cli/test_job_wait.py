@@ -232,17 +232,13 @@ def on_terminal(cli: Cli, columns: int, rows: int, *words: str) -> tuple[int, st
     return status, b"".join(written).decode()
 
 
-def test_a_job_of_which_nothing_runs_says_why(
-    cli: Cli, waited: Waited, looks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_follow, "_REASON_SECONDS", 0.0)
-    waited.do("UPDATE job SET b_paused = true")
-    for show in (lambda: cli("job", "wait", NAME).out, lambda: on_terminal(cli, 100, 24, "job", "wait", NAME)[1]):
-        change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
-        shown = show()
-        change.join()
-        assert f"waits: the job is paused; `opencue-sched job unpause {NAME}`" in shown
-        waited.frames("WAITING")
+@pytest.mark.parametrize("state", ["WAITING", "RUNNING"])
+def test_a_job_of_which_nothing_runs_says_so(cli: Cli, waited: Waited, looks: list[int], state: str) -> None:
+    waited.frames(state, 0)
+    change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
+    _, written = on_terminal(cli, 80, 24, "job", "wait", NAME)
+    change.join()
+    assert ("nothing of it runs; `opencue-sched explain JOB` says why" in written) == (state == "WAITING")
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
