@@ -161,7 +161,7 @@ def run_phase(
             {"show": farm.show.id},
         ).scalar()
     audit = run_audit(bench.engine, bench.client, bench.settings)
-    console.print("\n".join(line for line in audit.lines() if "not shown" not in line))
+    console.print("\n".join(audit.lines()))
     per_frame = max(1, booked)
     result = PhaseResult(
         phase=name,

@@ -256,7 +256,7 @@ class _Run:
 
     def _audit_lines(self) -> str:
         report = run_audit(self._site.engine, self._site.client, self._site.settings)
-        return "\n".join(line for line in report.lines() if "not shown" not in line)
+        return "\n".join(report.lines())
 
     def _missing(self) -> list[str]:
         """The kinds of faults that have not had their turn."""

@@ -44,8 +44,7 @@ def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
     One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
-    changed each time it was looked at (undecided: run it again). With --json, what state
-    cannot show names the tests that show it.
+    changed each time it was looked at (undecided: run it again).
     """
     with redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())

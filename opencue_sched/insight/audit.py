@@ -1,7 +1,7 @@
 """The audit: the design's invariants, checked against PostgreSQL and Redis as they are.
 
-One function for the command line, the demo, the benchmarks and the tests. What state cannot show is never called
-"pass": it names the test that shows it.
+One function for the command line, the demo, the benchmarks and the tests. What state cannot show is not in it:
+docs/architecture.md names the tests that show it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import cast
 
 import redis
@@ -39,20 +40,18 @@ class Severity(StrEnum):
     WARN = "warn"
     FAIL = "FAIL"
     UNDECIDED = "undecided"
-    NOT_SHOWN = "not shown by state"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing looked at, an invariant for an audit, with figures. ``remedy`` is empty when nothing is to be done.
-    ``offenders`` are what is wrong or undecided; ``tests`` show what state does not."""
+    ``offenders`` are what is wrong or undecided."""
 
     level: Severity
     what: str
     text: str
     remedy: str = ""
     offenders: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Report:
         return any(finding.level is Severity.UNDECIDED for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """One line each, and one for each offender and for what to do; the tests are for scripts."""
+        """One line each, and one for each offender and for what to do."""
         levels = max(len(finding.level.value) for finding in self.findings)
         names = max(len(finding.what) for finding in self.findings)
         lines = []
@@ -90,39 +89,6 @@ class Report:
         }
 
 
-_BY_TEST = {
-    "I3": (
-        "that a recompute completes under any load",
-        "tests/integration/accounting/test_interleavings.py"
-        "::test_a_recompute_completes_while_something_moves_in_every_window",
-    ),
-    "I5": (
-        "that only the owning proc's completion counts, and a process without a proc is killed within two host reports",
-        "tests/integration/farm/test_completion.py::test_a_duplicate_report_changes_nothing",
-        "tests/integration/farm/test_release_path.py::test_a_process_without_a_proc_is_dead_within_two_reports",
-    ),
-    "I9": (
-        "that dispatch stops and recovers with PostgreSQL",
-        "tests/chaos/test_stores.py::test_postgresql_restarts_and_the_fleet_goes_on",
-    ),
-    "I10": (
-        "that a paused ex-leader's writes are refused",
-        "tests/integration/coordination/test_leader.py::test_a_paused_ex_leader_fires_nothing",
-        "tests/chaos/test_coordination_leader.py::test_a_frozen_leader_fires_nothing_after_it_goes_on",
-    ),
-    "I11": (
-        "that no tick fires twice",
-        "tests/integration/coordination/test_leader.py::test_a_tick_fires_once_across_a_change_of_leader",
-    ),
-    "I12": (
-        "that malformed input harms nothing else",
-        "tests/integration/farm/test_service.py::test_a_bad_report_harms_no_other",
-        "tests/e2e/test_celery_commands.py::test_a_malformed_message_harms_nothing",
-    ),
-}
-"""What state cannot show, and the tests that show it."""
-
-
 def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     """Check everything, of a farm at rest or at work.
 
@@ -137,8 +103,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
             text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
             checks.append(_check(invariant, text, found.named or ()))
     checks.append(_ready(ledger))
-    checks += [Finding(Severity.NOT_SHOWN, name, text, tests=tuple(shown)) for name, (text, *shown) in _BY_TEST.items()]
-    return Report(tuple(sorted(checks, key=lambda check: (int(check.what[1:].rstrip("b")), check.what))))
+    return Report(tuple(sorted(checks, key=attrgetter("what"))))
 
 
 def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Finding:
@@ -155,8 +120,7 @@ def _ready(ledger: Ledger) -> Finding:
         ledger.learn_epoch()
     except NotReady as error:
         return Finding(Severity.FAIL, "I8", f"the counters cannot be booked against: {error}")
-    shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
-    return Finding(Severity.OK, "I8", "the counters are filled and open", tests=(shown,))
+    return Finding(Severity.OK, "I8", "the counters are filled and open")
 
 
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
