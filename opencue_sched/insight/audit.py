@@ -168,46 +168,25 @@ def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
     return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """What both stores say of some procs, at two moments close to each other. ``now`` is Redis TIME, in seconds."""
-
-    records: Mapping[str, Record]
-    procs: Mapping[str, Amounts]
-    now: int
-
-    def contradiction(self, proc_id: str, age: float) -> str | None:
-        """What is wrong about a proc. A booking in flight may wait for its commit until it is ``age`` seconds old."""
-        record, proc = self.said(proc_id)
-        if record is None:
-            return None if proc is None else f"proc {proc_id} is not in the ledger"
-        if proc is None:
-            young = record.state is EntryState.IN_FLIGHT and self.now - record.booked_at < age
-            return None if young else f"ledger entry {proc_id} has no proc"
-        try:
-            held = record.booking.cores, record.booking.gpus
-        except InvalidInput as error:
-            return str(error)
-        return None if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
-
-    def said(self, proc_id: str) -> tuple[Record | None, Amounts | None]:
-        return self.records.get(proc_id), self.procs.get(proc_id)
+_Sides = tuple[Record | None, Amounts | None]
+"""What the ledger and PostgreSQL say of a proc, at two moments close to each other."""
 
 
 def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Finding:
-    """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment."""
-    first = _look(engine, ledger, {record.proc_id: record for record in ledger.records()})
-    suspects = {i for i in first.records.keys() | first.procs.keys() if first.contradiction(i, age_seconds)}
-    wrong, undecided = _look_until_decided(engine, ledger, {i: first.said(i) for i in suspects}, age_seconds)
-    in_flight = {i for i, record in first.records.items() if record.state is EntryState.IN_FLIGHT}
-    booked = len(in_flight - first.procs.keys() - suspects)
-    agree = "" if wrong else " agree"
-    text = f"ledger and proc{agree}: {len(first.records)} entries, {len(first.procs)} procs, {booked} being booked"
+    """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
+    flight may wait for its commit until it is ``age_seconds`` old."""
+    records = {record.proc_id: record for record in ledger.records()}
+    sides, contradictions = _look(engine, ledger, records, age_seconds)
+    suspects = {proc_id: sides[proc_id] for proc_id in contradictions}
+    wrong, undecided = _look_until_decided(engine, ledger, suspects, age_seconds)
+    booked = sum(proc is None for proc_id, (_, proc) in sides.items() if proc_id not in contradictions)
+    procs = sum(proc is not None for _, proc in sides.values())
+    text = f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {procs} procs, {booked} being booked"
     return _check("I4", text, wrong, undecided)
 
 
 def _look_until_decided(
-    engine: Engine, ledger: Ledger, said: dict[str, tuple[Record | None, Amounts | None]], age: float
+    engine: Engine, ledger: Ledger, said: dict[str, _Sides], age: float
 ) -> tuple[list[str], list[str]]:
     """Look at these suspects again, LOOKS times at most, till each agrees or has stayed wrong for long enough.
 
@@ -219,26 +198,42 @@ def _look_until_decided(
         if not since:
             break
         time.sleep(LOOK_AGAIN_SECONDS)
-        sides = _look(engine, ledger, _records(ledger, since), since)
+        sides, contradictions = _look(engine, ledger, _records(ledger, since), age, sorted(since))
         for proc_id in tuple(since):
-            contradiction = sides.contradiction(proc_id, age)
-            if contradiction is None:
+            if proc_id not in contradictions:
                 del since[proc_id]
-            elif sides.said(proc_id) != said[proc_id]:
-                since[proc_id], said[proc_id] = time.monotonic(), sides.said(proc_id)
+            elif sides[proc_id] != said[proc_id]:
+                since[proc_id], said[proc_id] = time.monotonic(), sides[proc_id]
             elif time.monotonic() - since[proc_id] >= STAYS_WRONG_SECONDS:
-                wrong[proc_id] = contradiction
+                wrong[proc_id] = contradictions[proc_id]
                 del since[proc_id]
     return [wrong[i] for i in sorted(wrong)], [f"proc {i} changed each time" for i in sorted(since)]
 
 
 def _look(
-    engine: Engine, ledger: Ledger, records: Mapping[str, Record], proc_ids: Iterable[str] | None = None
-) -> _Sides:
-    """Records read just now, beside the procs: all, or these."""
+    engine: Engine, ledger: Ledger, records: Mapping[str, Record], age: float, proc_ids: Sequence[str] | None = None
+) -> tuple[dict[str, _Sides], dict[str, str]]:
+    """Records read just now beside the procs, all or these, by their ids; and what contradicts."""
     with engine.connect() as connection:
-        procs = managed_procs(connection, None if proc_ids is None else sorted(proc_ids))
-    return _Sides(records, procs, int(ledger.client.time()[0]))
+        procs = managed_procs(connection, proc_ids)
+    booked_before = int(ledger.client.time()[0]) - age
+    sides = {proc_id: (records.get(proc_id), procs.get(proc_id)) for proc_id in records.keys() | procs.keys()}
+    found = {proc_id: _contradicting(proc_id, *said, booked_before) for proc_id, said in sides.items()}
+    return sides, {proc_id: text for proc_id, text in found.items() if text}
+
+
+def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, booked_before: float) -> str:
+    """What is wrong about a proc; empty for one that is in both stores alike, or was booked just now."""
+    if record is None:
+        return f"proc {proc_id} is not in the ledger"
+    if proc is None:
+        young = record.state is EntryState.IN_FLIGHT and record.booked_at > booked_before
+        return "" if young else f"ledger entry {proc_id} has no proc"
+    try:
+        held = record.booking.cores, record.booking.gpus
+    except InvalidInput as error:
+        return str(error)
+    return "" if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
 
 
 def _records(ledger: Ledger, proc_ids: Iterable[str]) -> dict[str, Record]:
