@@ -4,12 +4,12 @@ FAIL is what must be put right before frames are booked and launched.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from sqlalchemy import Connection, Engine
@@ -42,6 +42,7 @@ CLOCK_SECONDS = 2.0
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
+_ADDRESS = re.compile(r"([^\s:/@]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
@@ -99,13 +100,7 @@ def _clock(whose: str, theirs: float, asked: float, answered: float) -> Finding:
 
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
-    features = {
-        "start-after times": facts.has_start_after,
-        "queued frame history": facts.has_frame_history_queue,
-        "limits of several kinds": facts.limit_columns,
-    }
-    extra = [word for word, there in features.items() if there]
-    text = f"{made}" + (f", with {listed(extra)}" if extra else "") + "; our tables and triggers are "
+    text = f"{made}; our tables and triggers are "
     if facts.revision == REVISION:
         yield _ok("schema", f"{text}there")
     else:
@@ -183,7 +178,7 @@ def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) 
 
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     addresses = settings.rqd.addresses
-    malformed = [f"{host}={address}" for host, address in addresses.items() if not _is_address(address)]
+    malformed = [f"{host}={address}" for host, address in addresses.items() if not _ADDRESS.fullmatch(address)]
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
         yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
@@ -210,15 +205,6 @@ def _probed(names: list[str], settings: Settings) -> Finding:
         return _ok("RQD", text)
     remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
     return (_warn if len(silent) < len(names) else _fail)("RQD", f"{text}; not {listed(silent)}", remedy)
-
-
-def _is_address(text: str) -> bool:
-    """Whether it is ``address:port`` or ``[v6]:port``."""
-    try:
-        place = urlsplit(f"//{text}")
-        return bool(place.hostname and place.port)
-    except ValueError:
-        return False
 
 
 def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
