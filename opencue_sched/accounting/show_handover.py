@@ -243,7 +243,7 @@ def hand_back(
     """Give a show back to Cuebot. After ``wait_seconds`` every commit of ours that had read the flag is over."""
     with engine.begin() as connection:
         # While the row is locked no proc of the show can be released: so the tables are right when the flag changes.
-        if not shows.lock_show(connection, show_id).managed:
+        if not shows.lock_show(connection, show_id):
             return Flip(False)
         refresh_tables(engine, [show_id], as_cuebot=True)
         shows.set_show(connection, show_id, "b_scheduler_managed", False)

@@ -206,10 +206,10 @@ class NameOf(click.types.StringParamType):
         """A few names; none where the database does not answer at once."""
         try:
             with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
-                names = shows.names_beginning(connection, self.kind, incomplete, most=_NAMES_COMPLETED)
+                names = shows.similar_names(connection, self.kind, incomplete)
         except Exception:
             return []
-        return [CompletionItem(name) for name in names]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)][:_NAMES_COMPLETED]
 
 
 ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, column, or_, table, text, update
+from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.store.hosts import SHOW_TAGS
 
@@ -55,23 +56,8 @@ _NEW_SHOW = (
     INSERT_POINT,
 )
 _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
-_SHOW_COLUMNS = {
-    column: text(f"UPDATE show SET {column} = :value WHERE pk_show = :show AND {column} <> :value")  # noqa: S608
-    for column in (
-        "b_active",
-        "b_scheduler_managed",
-        "b_booking_enabled",
-        "int_default_min_cores",
-        "int_default_max_cores",
-    )
-}
 # Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
-_LOCK_SHOW = text(
-    """
-    SELECT b_scheduler_managed AS managed, b_booking_enabled AS booking
-      FROM show WHERE pk_show = :show FOR NO KEY UPDATE
-    """
-)
+_LOCK_SHOW = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show FOR NO KEY UPDATE")
 
 _ALLOCATIONS = text(
     """
@@ -93,13 +79,6 @@ _ALLOCATIONS = text(
     """
 )
 _DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
-_INSERT_ALLOCATION = text(
-    """
-    INSERT INTO alloc (pk_alloc, str_name, str_tag, pk_facility) VALUES (:alloc, :name, :tag, :facility)
-    ON CONFLICT DO NOTHING
-    """
-)
-_SET_ALLOCATION_TAG = text("UPDATE alloc SET str_tag = :tag WHERE pk_alloc = :alloc")
 _SET_HOST_ALLOCATION_TAGS = text(
     """
     UPDATE host_tag SET str_tag = :tag
@@ -133,18 +112,6 @@ _SUBSCRIPTIONS = text(
      ORDER BY show.str_name, alloc.str_name
     """
 )
-_INSERT_SUBSCRIPTION = text(
-    """
-    INSERT INTO subscription (pk_subscription, pk_show, pk_alloc, int_size, int_burst)
-    VALUES (:subscription, :show, :alloc, :size, :burst) ON CONFLICT DO NOTHING
-    """
-)
-_SET_SUBSCRIPTION = text(
-    """
-    UPDATE subscription SET int_size = coalesce(:size, int_size), int_burst = coalesce(:burst, int_burst)
-     WHERE pk_subscription = :subscription
-    """
-)
 
 _LIMIT_USERS = text(
     """
@@ -155,8 +122,27 @@ _LIMIT_USERS = text(
     """
 )
 # No foreign key says so, but a layer under a limit that is gone would never be booked again.
-_DELETE_LIMIT_LAYERS = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit")
-_DELETE_LIMIT = text("DELETE FROM limit_record WHERE pk_limit_record = :limit")
+_DELETE_LIMIT = text(
+    """
+    WITH layers AS (DELETE FROM layer_limit WHERE pk_limit_record = :limit)
+    DELETE FROM limit_record WHERE pk_limit_record = :limit
+    """
+)
+
+
+def _insert(connection: Connection, name: str, **values: Any) -> Any:
+    """Insert a row into the table of this name; its new id, or None when there is one like it."""
+    row = {f"pk_{name}": str(uuid.uuid4()), **values}
+    made = insert(table(name, *map(column, row))).values(row).on_conflict_do_nothing()
+    return connection.execute(made.returning(column(f"pk_{name}"))).scalar()
+
+
+def _set(connection: Connection, name: str, values: Mapping[str, Any], **key: str) -> bool:
+    """Set columns of the row with this key; whether any was otherwise."""
+    row = table(name, *map(column, {**key, **values}))
+    this = [row.c[it] == value for it, value in key.items()]
+    otherwise = or_(*(row.c[it].is_distinct_from(value) for it, value in values.items()))
+    return connection.execute(update(row).where(*this, otherwise).values(**values)).rowcount > 0
 
 
 def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
@@ -176,14 +162,14 @@ def insert_show(
     return show
 
 
-def lock_show(connection: Connection, show_id: str) -> Row[Any]:
-    """The show's flags ``managed`` and ``booking``, which nobody else changes until this transaction ends."""
-    return connection.execute(_LOCK_SHOW, {"show": show_id}).one()
+def lock_show(connection: Connection, show_id: str) -> bool:
+    """Whether the show is managed, which nobody else changes until this transaction ends."""
+    return bool(connection.execute(_LOCK_SHOW, {"show": show_id}).scalar_one())
 
 
-def set_show(connection: Connection, show_id: str, column: str, value: bool | int) -> bool:
-    """Set a flag or a default of a show; whether that changed anything."""
-    return connection.execute(_SHOW_COLUMNS[column], {"show": show_id, "value": value}).rowcount > 0
+def set_show(connection: Connection, show_id: str, name: str, value: bool | int) -> bool:
+    """Set a flag or a default of a show, the column of this name; whether that changed anything."""
+    return _set(connection, "show", {name: value}, pk_show=show_id)
 
 
 def list_allocations(connection: Connection) -> Sequence[Row[Any]]:
@@ -198,21 +184,18 @@ def default_facility(connection: Connection) -> str:
 
 def insert_facility(connection: Connection, name: str) -> str:
     """A new facility; its id."""
-    facility = str(uuid.uuid4())
-    statement = "INSERT INTO facility (pk_facility, str_name) VALUES (:facility, :name)"
-    connection.execute(text(statement), {"facility": facility, "name": name})
-    return facility
+    return str(_insert(connection, "facility", str_name=name))
 
 
 def insert_allocation(connection: Connection, name: str, tag: str, facility_id: str) -> str | None:
     """A new allocation; its id, or None when the name is taken."""
-    row = {"alloc": str(uuid.uuid4()), "name": name, "tag": tag, "facility": facility_id}
-    return row["alloc"] if connection.execute(_INSERT_ALLOCATION, row).rowcount else None
+    made: str | None = _insert(connection, "alloc", str_name=name, str_tag=tag, pk_facility=facility_id)
+    return made
 
 
 def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Sequence[str]:
     """Give an allocation, and with it its hosts, another tag; the ids of those hosts."""
-    connection.execute(_SET_ALLOCATION_TAG, {"alloc": alloc_id, "tag": tag})
+    _set(connection, "alloc", {"str_tag": tag}, pk_alloc=alloc_id)
     tagged = connection.execute(_SET_HOST_ALLOCATION_TAGS, {"alloc": alloc_id, "tag": tag}).scalars().all()
     hosts = sorted(set(tagged))
     connection.execute(SHOW_TAGS, {"hosts": hosts})
@@ -228,15 +211,14 @@ def list_subscriptions(
 
 def insert_subscription(connection: Connection, show_id: str, alloc_id: str, *, size: int, burst: int) -> bool:
     """A new subscription; False when the show has one for the allocation."""
-    row = {"subscription": str(uuid.uuid4()), "show": show_id, "alloc": alloc_id, "size": size, "burst": burst}
-    return connection.execute(_INSERT_SUBSCRIPTION, row).rowcount > 0
+    row = {"pk_show": show_id, "pk_alloc": alloc_id, "int_size": size, "int_burst": burst}
+    return _insert(connection, "subscription", **row) is not None
 
 
-def set_subscription(
-    connection: Connection, subscription_id: str, *, size: int | None = None, burst: int | None = None
-) -> None:
-    """Change size or burst."""
-    connection.execute(_SET_SUBSCRIPTION, {"subscription": subscription_id, "size": size, "burst": burst})
+def set_subscription(connection: Connection, subscription_id: str, **values: int) -> None:
+    """Change ``size`` or ``burst``."""
+    changed = {f"int_{name}": value for name, value in values.items()}
+    _set(connection, "subscription", changed, pk_subscription=subscription_id)
 
 
 def delete_subscription(connection: Connection, subscription_id: str) -> None:
@@ -247,16 +229,12 @@ def delete_subscription(connection: Connection, subscription_id: str) -> None:
 
 def insert_limit(connection: Connection, name: str, most: int) -> str:
     """A new limit of ``most`` running frames; its id."""
-    limit = str(uuid.uuid4())
-    statement = "INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES (:limit, :name, :max)"
-    connection.execute(text(statement), {"limit": limit, "name": name, "max": most})
-    return limit
+    return str(_insert(connection, "limit_record", str_name=name, int_max_value=most))
 
 
 def set_limit(connection: Connection, limit_id: str, most: int) -> None:
     """Change how many frames may run under a limit."""
-    statement = "UPDATE limit_record SET int_max_value = :max WHERE pk_limit_record = :limit"
-    connection.execute(text(statement), {"limit": limit_id, "max": most})
+    _set(connection, "limit_record", {"int_max_value": most}, pk_limit_record=limit_id)
 
 
 def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
@@ -266,15 +244,12 @@ def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
 
 def delete_limit(connection: Connection, limit_id: str) -> None:
     """Delete a limit and take its layers out from under it."""
-    connection.execute(_DELETE_LIMIT_LAYERS, {"limit": limit_id})
     connection.execute(_DELETE_LIMIT, {"limit": limit_id})
 
 
 # Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
 #
 # The caps that are enforced are those of ``folder_resource``. -1 is no cap.
-
-FOLDER_CAPS = ("int_min_cores", "int_max_cores", "int_min_gpus", "int_max_gpus")
 
 _FOLDERS = text(
     """
@@ -302,22 +277,6 @@ _FOLDERS = text(
        AND (NOT CAST(:capped AS boolean)
             OR (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.procs > 0))
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
-    """
-)
-# The schema's triggers make the rows of folder_level and folder_resource.
-_INSERT_FOLDER = text(
-    """
-    INSERT INTO folder (pk_folder, pk_parent_folder, pk_show, pk_dept, str_name)
-    VALUES (:folder, :parent, :show, :dept, :name) ON CONFLICT (pk_parent_folder, str_name) DO NOTHING
-    """
-)
-_SET_FOLDER_CAPS = text(
-    """
-    UPDATE folder_resource
-       SET int_min_cores = coalesce(:int_min_cores, int_min_cores),
-           int_max_cores = coalesce(:int_max_cores, int_max_cores),
-           int_min_gpus = coalesce(:int_min_gpus, int_min_gpus), int_max_gpus = coalesce(:int_max_gpus, int_max_gpus)
-     WHERE pk_folder = :folder
     """
 )
 # As Cuebot moves jobs: they take the department of the folder, and what it says about its jobs (-1: nothing). Triggers
@@ -367,14 +326,16 @@ def list_folders(connection: Connection, show_id: str | None = None, *, capped: 
 
 def insert_folder(connection: Connection, name: str, parent: Row[Any]) -> str | None:
     """A new folder below another one, with its department; its id, or None when there is one of that name."""
-    row = {"folder": str(uuid.uuid4()), "name": name, "parent": parent.id}
-    made = connection.execute(_INSERT_FOLDER, row | {"show": parent.show_id, "dept": parent.dept_id})
-    return row["folder"] if made.rowcount else None
+    # The schema's triggers make the rows of folder_level and folder_resource.
+    row = {"pk_parent_folder": parent.id, "pk_show": parent.show_id, "pk_dept": parent.dept_id, "str_name": name}
+    made: str | None = _insert(connection, "folder", **row)
+    return made
 
 
 def set_folder_caps(connection: Connection, folder_id: str, caps: Mapping[str, int | None]) -> None:
-    """Set those of the FOLDER_CAPS that are not None."""
-    connection.execute(_SET_FOLDER_CAPS, {**dict.fromkeys(FOLDER_CAPS), **caps, "folder": folder_id})
+    """Set those of int_min_cores, int_max_cores, int_min_gpus and int_max_gpus that are not None."""
+    if given := {name: value for name, value in caps.items() if value is not None}:
+        _set(connection, "folder_resource", given, pk_folder=folder_id)
 
 
 def shows_of(connection: Connection, job_ids: Collection[str]) -> list[str]:
@@ -391,7 +352,7 @@ def move_jobs(connection: Connection, job_ids: Collection[str], folder_id: str) 
 # What people call things: rows by name or id, and the names that come near a mistyped one.
 
 NAMES_COMPARED = 500
-"""Names fetched as candidates for a suggestion, those of about the same length first."""
+"""Names fetched as candidates for a suggestion or a completion, those of about the same length first."""
 
 
 class Kind(StrEnum):
@@ -432,26 +393,16 @@ def find_row(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow | 
 
 
 def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str]:
-    """Names that may have been meant by ``name``, as candidates for a closer comparison."""
+    """Names that may have been meant by ``name``, those that begin so first; of jobs, those of live ones."""
     only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
     statement = f"""
         SELECT str_name FROM {_TABLES.get(kind, kind.value)}
          WHERE (lower(left(str_name, 1)) = lower(left(:text, 1)) OR lower(right(str_name, 1)) = lower(right(:text, 1))
                 OR position(lower(:text) IN lower(str_name)) > 0) {only}
-         ORDER BY position(lower(:text) IN lower(str_name)) > 0 DESC, abs(length(str_name) - length(:text)), str_name
-         LIMIT :most
+         ORDER BY starts_with(str_name, :text) DESC, position(lower(:text) IN lower(str_name)) > 0 DESC,
+                  abs(length(str_name) - length(:text)), str_name LIMIT :most
         """  # noqa: S608 - only our own constants
     return list(connection.execute(text(statement), {"text": name, "most": NAMES_COMPARED}).scalars())
-
-
-def names_beginning(connection: Connection, kind: Kind, beginning: str, *, most: int) -> Sequence[str]:
-    """The first names that begin so, in order; of jobs, those of live ones."""
-    only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
-    statement = f"""
-        SELECT str_name FROM {_TABLES.get(kind, kind.value)}
-         WHERE starts_with(str_name, :beginning) {only} ORDER BY str_name LIMIT :most
-        """  # noqa: S608 - only our own constants
-    return list(connection.execute(text(statement), {"beginning": beginning, "most": most}).scalars())
 
 
 _NAMES_BY_ID = text(
