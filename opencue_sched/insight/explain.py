@@ -75,32 +75,16 @@ class LayerExplanation:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowShare:
-    """How a show stands in one allocation. Cores; ``used`` counts what its procs take now.
-
-    ``of_size`` is used / size, None without a size. ``place`` among the ``shows`` of ours that are subscribed there: 1
-    goes first, the show that uses least of its size; those without a size come last, by cores.
-    """
-
-    allocation: str
-    size: float
-    burst: float
-    used: int
-    of_size: float | None
-    place: int
-    shows: int
-
-
-@dataclass(frozen=True, slots=True)
 class JobRank:
     """A job among the ``jobs`` of its show and facility that have frames waiting.
 
     ``place`` by rank: priority, then age; 1 goes first. ``drawn`` is the part of the selections that goes by draw
-    instead, and ``chance`` that of coming first in one: the job's priority by the sum of all.
+    instead, and ``chance`` that of coming first in one: the job's priority by the sum of all. ``shares`` are how its
+    show stands in each allocation, see ``store.insight.shares``.
     """
 
     show: str
-    shares: tuple[ShowShare, ...]
+    shares: tuple[dict[str, Any], ...]
     priority: int
     place: int
     jobs: int
@@ -538,41 +522,23 @@ def rank_of(connection: Connection, job_id: str, queue: Queue) -> JobRank | None
     job = figures.rank(connection, job_id)
     if job is None:
         return None
-    shares = tuple(
-        ShowShare(
-            row.allocation,
-            row.size_centicores / CENTICORES_PER_CORE,
-            row.burst_centicores / CENTICORES_PER_CORE,
-            row.used,
-            row.used * CENTICORES_PER_CORE / row.size_centicores if row.size_centicores > 0 else None,
-            row.place,
-            row.shows,
-        )
-        for row in figures.shares(connection, job_id)
-    )
-    chance = job.weight / job.weights
-    return JobRank(job.show, shares, job.priority, job.ahead + 1, job.jobs, queue.priority_draw, float(chance))
+    shares = tuple(row._asdict() for row in figures.shares(connection, job_id))
+    chance = float(job.weight / job.weights)
+    return JobRank(job.show, shares, job.priority, job.ahead + 1, job.jobs, queue.priority_draw, chance)
 
 
 def rank_words(rank: JobRank) -> list[str]:
     """A line for each allocation of the show, and one for the job."""
     lines = []
-    for share in rank.shares:
-        of_size = "it has no size" if share.of_size is None else f"{share.of_size:.2f} of its size of {share.size:g}"
-        where = f"{_ordinal(share.place)} of {counted(share.shows, 'show')}"
-        lines.append(
-            f"show {rank.show} in {share.allocation}: uses {share.used} cores, {of_size} (burst {share.burst:g}); "
-            f"goes {where} there"
-        )
+    for it in rank.shares:
+        of_size = "it has no size" if it["of_size"] is None else f"{it['of_size']:.2f} of its size of {it['size']:g}"
+        uses = f"uses {it['used']} cores, {of_size} (burst {it['burst']:g})"
+        goes = f"goes as number {it['place']} of {counted(it['shows'], 'show')} there"
+        lines.append(f"show {rank.show} in {it['allocation']}: {uses}; {goes}")
     among = f"{counted(rank.jobs, 'job')} of the show with frames waiting"
-    place = f"the job is {_ordinal(rank.place)} of {among} by rank (priority {rank.priority}, then age)"
+    place = f"the job is number {rank.place} of {among} by rank (priority {rank.priority}, then age)"
     draw = f"; {rank.drawn:.0%} of the selections are drawn, it comes first in {rank.chance:.1%} of these"
     return [*lines, place + (draw if rank.drawn else "")]
-
-
-def _ordinal(number: int) -> str:
-    teens = 10 <= number % 100 <= 20
-    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 # Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (farm/reaper.py):

@@ -66,9 +66,10 @@ _RANK = text(
 )
 _SHARES = text(
     f"""
-    SELECT * FROM (
-        SELECT alloc.str_name AS allocation, sub.pk_show, sub.int_size AS size_centicores,
-               sub.int_burst AS burst_centicores, coalesce(used.cores, 0) AS used,
+    SELECT allocation, size, burst, used, of_size, place, shows FROM (
+        SELECT alloc.str_name AS allocation, sub.pk_show, CAST(sub.int_size AS float8) / 100 AS size,
+               CAST(sub.int_burst AS float8) / 100 AS burst, coalesce(used.cores, 0) AS used,
+               CAST(coalesce(used.cores, 0) AS float8) * 100 / nullif(greatest(sub.int_size, 0), 0) AS of_size,
                count(*) OVER (PARTITION BY sub.pk_alloc) AS shows,
                rank() OVER (PARTITION BY sub.pk_alloc ORDER BY
                             CAST(coalesce(used.cores, 0) AS float8) / nullif(greatest(sub.int_size, 0), 0) NULLS LAST,
@@ -139,8 +140,10 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
 
 
 def shares(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
-    """The subscriptions of the job's show in its facility: ``allocation``, ``size_centicores``, ``burst_centicores``,
-    ``used`` whole cores, and its ``place`` among all managed ``shows`` there, by what they use of their size."""
+    """How the job's show stands in each allocation of its facility that it is subscribed to: ``size``, ``burst`` and
+    ``used`` in cores (what its procs take now), ``of_size`` = used / size, None without a size, and its ``place`` among
+    the managed ``shows`` there: 1 goes first, the one that uses least of its size; those without a size come last, by
+    cores."""
     return connection.execute(_SHARES, {"job": job_id}).all()
 
 

@@ -360,10 +360,10 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
     # when it is explained, then its show's standing and its own are said
     layer, show, job = cli("explain", NAME).out.splitlines()
     assert layer.startswith(f"render (4 waiting): over share: {detail} (")
-    standing = "uses 4 cores, 0.40 of its size of 10 (burst 10); goes 2nd of 3 shows there"
+    standing = "uses 4 cores, 0.40 of its size of 10 (burst 10); goes as number 2 of 3 shows there"
     assert show == f"show demo in local.general: {standing}"
     assert job == (
-        "the job is 3rd of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
+        "the job is number 3 of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
         "25% of the selections are drawn, it comes first in 16.7% of these"
     )
     rank = cli("explain", NAME, "--json").json["rank"]
@@ -389,7 +389,7 @@ def test_a_show_without_a_size_goes_last(cli: Cli, work: Work, engine: Engine, c
         other = farm.show("other")
         farm.subscription(other, farm.alloc("general"), size=1)
         farm.run(farm.job(show=other, name="theirs").frames, farm.host(name="render02", cores=16), cores=8)
-    assert "uses 0 cores, it has no size (burst 10); goes 2nd of 2 shows there" in cli("explain", NAME).out
+    assert "uses 0 cores, it has no size (burst 10); goes as number 2 of 2 shows there" in cli("explain", NAME).out
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_show_without_a_size_goes_last(cli: Cli, work: Work, engine: Engine, c
 def test_a_job_that_no_other_is_in_the_way_of_is_not_told_how_it_stands(
     cli: Cli, work: Work, change: Callable[..., None], sql: str
 ) -> None:
-    assert "the job is 1st of 1 job of the show" in cli("explain", NAME).out
+    assert "the job is number 1 of 1 job of the show" in cli("explain", NAME).out
     change(sql)
     told = cli("explain", NAME).out.splitlines()
     assert len([line for line in told if not line.startswith("  ")]) == 1
