@@ -258,12 +258,10 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]
     of_layers: dict[str, list[str]] = {}
-    of_needs: dict[Any, list[WaitReason]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
-        if not notes and _NEEDS(layer) not in of_needs:
-            of_needs[_NEEDS(layer)] = list(_of_hosts(layer, job, hosts, subscriptions, settings, known_tags))
-        said = [reason.text for reason in of_needs.get(_NEEDS(layer), ()) if reason.code in _LASTING]
+        found: Iterable[WaitReason] = () if notes else _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
+        said = [reason.text for reason in found if reason.code in _LASTING]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
@@ -391,6 +389,7 @@ def _of_hosts(
     subscribed = [host for host in here if host.alloc_id in allocs]
     unfit = {host.id: _unavailable(host, settings.host_cache.host_staleness_threshold) for host in subscribed}
     ready = [host for host in subscribed if not unfit[host.id]]
+    fitting = [host for host in ready if not job.os or job.os in os_names(host.os)]
     if not tags:
         yield WaitReason("no_tags", "the layer has no tags, so no host takes it")
     elif tags == ignored:
@@ -409,39 +408,25 @@ def _of_hosts(
     elif not ready:
         counts = ", ".join(f"{count} {state}" for state, count in Counter(unfit.values()).most_common())
         yield WaitReason("hosts_unavailable", f"no host with the tag {words} can be used: {counts}")
-    elif job.os and not any(job.os in os_names(host.os) for host in ready):
+    elif not fitting:
         found = listed(sorted({host.os for host in ready}))
         yield WaitReason("os", f"the job wants the OS {job.os}; hosts with the tag {words} have {found}")
     else:
-        others = {host.id: f"no subscription in {host.allocation}" for host in here} | unfit
-        fitting = [host for host in here if not job.os or job.os in os_names(host.os)]
-        yield from _too_small(layer, fitting, others, words)
+        yield from _too_small(layer, fitting, words)
 
 
 _SIZE = attrgetter("centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
-_NEEDS = attrgetter("tags", "threadable", "cores_min", "cores_max", "memory_kb", "gpus", "gpu_memory_kb")
 
 
-def _too_small(
-    layer: jobs.LayerView, hosts: Sequence[Row[Any]], unfit: Mapping[str, str], words: str
-) -> Iterator[WaitReason]:
-    """No host that is not ``unfit`` (why, by id) could take a frame even with nothing on it: what the nearest one
-    lacks, and which of the others could."""
-    of_size: dict[Any, list[tuple[float, str]]] = {}
-    lacks = {}
-    for host in hosts:
-        if _SIZE(host) not in of_size:
-            of_size[_SIZE(host)] = _lacks(layer, host)
-        if not unfit[host.id]:
-            lacks[host.name] = of_size[_SIZE(host)]
-            if not lacks[host.name]:
-                return
-    # The fewest kinds of things first, then the least of them.
-    name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
-    could = sorted(f"{host.name} ({unfit[host.id]})" for host in hosts if unfit[host.id] and not of_size[_SIZE(host)])
-    text = f"no host with the tag {words} is large enough for a frame; the nearest, {name}, "
-    text += f"{listed([lack for _, lack in lacks[name]])}"
-    yield WaitReason(Verdict.NO_FIT, text + (f"; {listed(could)} would do" if could else ""))
+def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
+    """None of the hosts could take a frame even with nothing on it: what the nearest one lacks."""
+    one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("name"), reverse=True)}
+    lacks = {host.name: _lacks(layer, host) for host in one_of_each_size.values()}
+    if all(lacks.values()):
+        # The fewest kinds of things first, then the least of them.
+        name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
+        text = f"no host with the tag {words} that can be used is large enough for a frame; the nearest, {name}, "
+        yield WaitReason(Verdict.NO_FIT, text + listed([lack for _, lack in lacks[name]]))
 
 
 def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:

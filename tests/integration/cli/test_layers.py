@@ -77,7 +77,7 @@ def test_several_layers_at_once_and_only_what_is_said(cli: Cli, job: JobIds, row
 def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) -> None:
     ran = cli("layer", "set", NAME, "comp", "--memory", "128GiB")
     assert ran.status == 0
-    assert "note: layer comp: no host with the tag general is large enough for a frame" in ran.err
+    assert "note: layer comp: no host with the tag general that can be used is large enough for a frame" in ran.err
     assert "has 64 of 128 GiB of memory" in ran.err
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
 
