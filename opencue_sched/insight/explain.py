@@ -75,24 +75,6 @@ class LayerExplanation:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRank:
-    """A job among the ``jobs`` of its show and facility that have frames waiting.
-
-    ``place`` by rank: priority, then age; 1 goes first. ``drawn`` is the part of the selections that goes by draw
-    instead, and ``chance`` that of coming first in one: the job's priority by the sum of all. ``shares`` are how its
-    show stands in each allocation, see ``store.insight.shares``.
-    """
-
-    show: str
-    shares: tuple[dict[str, Any], ...]
-    priority: int
-    place: int
-    jobs: int
-    drawn: float
-    chance: float
-
-
-@dataclass(frozen=True, slots=True)
 class SilentHost:
     """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``.
 
@@ -124,17 +106,12 @@ class Explanation:
     state: str
     reasons: tuple[WaitReason, ...]
     layers: tuple[LayerExplanation, ...]
-    rank: JobRank | None = None
-    """None for a job that passes do not look for."""
+    rank: Mapping[str, Any] | None = None
+    """See rank_of."""
     deaths: tuple[Deaths, ...] = ()
     """Of what dead frames died, where that was asked for: it reads logs."""
     silent: tuple[SilentHost, ...] = ()
     """Hosts that stopped reporting while frames of the job run there."""
-
-    @property
-    def competes(self) -> bool:
-        """Whether waiting frames of it may be booked: then its rank says when."""
-        return any(one.layer.waiting and not one.reasons[0].decides for one in self.layers)
 
 
 def explain_job(
@@ -167,7 +144,7 @@ def explain_job(
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
     drains = figures.holds(connection, job_id=job_id)
     rank = rank_of(connection, job_id, settings.queue)
-    behind = list(_behind(rank, settings)) if rank is not None else []
+    behind = list(_behind(rank["place"] - 1, settings)) if rank is not None else []
     explained = []
     for layer in layers:
         reasons: list[WaitReason] = []
@@ -470,11 +447,11 @@ def _unavailable(host: Row[Any], staleness: float) -> str:
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
 
 
-def _behind(rank: JobRank, settings: Settings) -> Iterator[WaitReason]:
+def _behind(ahead: int, settings: Settings) -> Iterator[WaitReason]:
     """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
     window = settings.queue.max_jobs_per_cluster_pass
-    if rank.place > window:
-        text = f"{rank.place - 1} jobs of its show with waiting frames come before it (priority, then age)"
+    if ahead >= window:
+        text = f"{ahead} jobs of its show with waiting frames come before it (priority, then age)"
         yield WaitReason(Verdict.BEHIND, f"{text}; a pass looks at {window}", decides=False)
 
 
@@ -502,28 +479,30 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
 # All by the rows as they are now; `placement.policies` says what passes make of them.
 
 
-def rank_of(connection: Connection, job_id: str, queue: Queue) -> JobRank | None:
-    """Where the job stands; None for one that passes do not look for, or without waiting frames. Two statements."""
-    job = figures.rank(connection, job_id)
-    if job is None:
+def rank_of(connection: Connection, job_id: str, queue: Queue) -> dict[str, Any] | None:
+    """Where the job stands; None for one that passes do not look for, or without waiting frames. Two statements.
+
+    What ``store.insight.rank`` has, and ``drawn``: the part of the selections that goes by draw instead, for which the
+    job's ``chance`` is; ``shares`` are how its show stands, as ``store.insight.shares`` has them.
+    """
+    rank = figures.rank(connection, job_id)
+    if rank is None:
         return None
-    shares = tuple(row._asdict() for row in figures.shares(connection, job_id))
-    chance = float(job.weight / job.weights)
-    return JobRank(job.show, shares, job.priority, job.ahead + 1, job.jobs, queue.priority_draw, chance)
+    shares = [row._asdict() for row in figures.shares(connection, job_id)]
+    return {**rank._asdict(), "drawn": queue.priority_draw, "shares": shares}
 
 
-def rank_words(rank: JobRank) -> list[str]:
+def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:
     """A line for each allocation of the show, and one for the job."""
-    lines = []
-    for it in rank.shares:
+    for it in rank["shares"]:
         of_size = "it has no size" if it["of_size"] is None else f"{it['of_size']:.2f} of its size of {it['size']:g}"
         uses = f"uses {it['used']} cores, {of_size} (burst {it['burst']:g})"
         goes = f"goes as number {it['place']} of {counted(it['shows'], 'show')} there"
-        lines.append(f"show {rank.show} in {it['allocation']}: {uses}; {goes}")
-    among = f"{counted(rank.jobs, 'job')} of the show with frames waiting"
-    place = f"the job is number {rank.place} of {among} by rank (priority {rank.priority}, then age)"
-    draw = f"; {rank.drawn:.0%} of the selections are drawn, it comes first in {rank.chance:.1%} of these"
-    return [*lines, place + (draw if rank.drawn else "")]
+        yield f"show {rank['show']} in {it['allocation']}: {uses}; {goes}"
+    among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
+    place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
+    draw = f"; {rank['drawn']:.0%} of the selections are drawn, it comes first in {rank['chance']:.1%} of these"
+    yield place + (draw if rank["drawn"] else "")
 
 
 # Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (farm/reaper.py):
@@ -584,8 +563,11 @@ def explanation_lines(
         for death in deaths if every_reason else deaths[:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    rank = rank_words(explanation.rank) if explanation.rank is not None and explanation.competes else []
-    return [*lines, *(host.words for host in explanation.silent), *rank]
+    lines += [host.words for host in explanation.silent]
+    # Where waiting frames of it may be booked, its rank says when.
+    if explanation.rank and any(it.layer.waiting and not it.reasons[0].decides for it in explanation.layers):
+        lines += _rank_words(explanation.rank)
+    return lines
 
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
@@ -605,7 +587,7 @@ def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation
         "id": explanation.job_id,
         "state": explanation.state,
         "reasons": [asdict(reason) for reason in explanation.reasons],
-        "rank": explanation.rank and asdict(explanation.rank),
+        "rank": explanation.rank,
         "silent_hosts": [asdict(host) for host in explanation.silent],
         "layers": [
             {

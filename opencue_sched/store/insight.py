@@ -49,10 +49,10 @@ _SITUATION = text(
 # The jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
     """
-    SELECT show.str_name AS show, my.int_priority AS priority, greatest(my.int_priority, 1) AS weight,
-           count(*) AS jobs, sum(greatest(resource.int_priority, 1)) AS weights,
+    SELECT show.str_name AS show, my.int_priority AS priority, count(*) AS jobs,
            count(*) FILTER (WHERE (-resource.int_priority, job.ts_started, job.pk_job)
-                                  < (-my.int_priority, mine.ts_started, mine.pk_job)) AS ahead
+                                  <= (-my.int_priority, mine.ts_started, mine.pk_job)) AS place,
+           greatest(my.int_priority, 1) / CAST(sum(greatest(resource.int_priority, 1)) AS float8) AS chance
       FROM job mine
       JOIN job_resource my ON my.pk_job = mine.pk_job
       JOIN show ON show.pk_show = mine.pk_show
@@ -134,8 +134,9 @@ def situation(connection: Connection, job_id: str) -> Row[Any]:
 
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
-    """The job's ``show``, ``priority`` and ``weight`` in a draw; how many ``jobs`` of its show and facility have frames
-    waiting and are looked for, the sum of their ``weights``, and how many are ``ahead`` by rank. None of other jobs."""
+    """The job's ``show`` and ``priority``, its ``place`` by rank among the ``jobs`` of its show and facility that have
+    frames waiting and are looked for (priority, then age; 1 goes first), and its ``chance`` of coming first in a draw:
+    its priority by the sum of all. None of other jobs."""
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
 
 
