@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, column, or_, table, text, update
 from sqlalchemy.dialects.postgresql import insert
 
+from opencue_sched.domain.farm import FOLDER_NAME_WIDTH
 from opencue_sched.store.hosts import SHOW_TAGS
 
 _SHOWS = text(
@@ -42,18 +43,6 @@ INSERT_POINT = text(
     INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (CAST(gen_random_uuid() AS varchar), :dept, :show)
     ON CONFLICT DO NOTHING
     """
-)
-# As Cuebot makes a show: with its statistics, its root folder and its point.
-_NEW_SHOW = (
-    text(
-        """
-        INSERT INTO show (pk_show, str_name, b_scheduler_managed, int_default_min_cores, int_default_max_cores)
-        VALUES (:show, :name, :managed, coalesce(:min_cores, 100), coalesce(:max_cores, 10000))
-        """
-    ),
-    text("INSERT INTO show_stats (pk_show) VALUES (:show)"),
-    text("INSERT INTO folder (pk_folder, pk_show, str_name, pk_dept) VALUES (:folder, :show, left(:name, 36), :dept)"),
-    INSERT_POINT,
 )
 _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
 # Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
@@ -153,12 +142,14 @@ def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[R
 def insert_show(
     connection: Connection, name: str, *, managed: bool, min_cores: int | None, max_cores: int | None
 ) -> str:
-    """A new show; its id."""
-    show, folder = str(uuid.uuid4()), str(uuid.uuid4())
-    row = {"show": show, "folder": folder, "dept": connection.execute(_DEFAULT_DEPT).scalar_one()}
-    row |= {"name": name, "managed": managed, "min_cores": min_cores, "max_cores": max_cores}
-    for statement in _NEW_SHOW:
-        connection.execute(statement, row)
+    """A new show, made as Cuebot makes one: with its statistics, its root folder and its point. Its id."""
+    dept = connection.execute(_DEFAULT_DEPT).scalar_one()
+    limits = {"int_default_min_cores": min_cores, "int_default_max_cores": max_cores}
+    given = {it: value for it, value in limits.items() if value is not None}
+    show = str(_insert(connection, "show", str_name=name, b_scheduler_managed=managed, **given))
+    connection.execute(text("INSERT INTO show_stats (pk_show) VALUES (:show)"), {"show": show})
+    _insert(connection, "folder", pk_show=show, str_name=name[:FOLDER_NAME_WIDTH], pk_dept=dept)
+    connection.execute(INSERT_POINT, {"show": show, "dept": dept})
     return show
 
 
