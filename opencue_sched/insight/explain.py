@@ -571,13 +571,8 @@ def explanation_lines(
 
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
-    return {
-        "waiting": layer.waiting,
-        "running": layer.running,
-        "depend": layer.depend,
-        "dead": layer.dead,
-        "done": layer.succeeded + layer.eaten,
-    }
+    counts = {state: getattr(layer, state) for state in ("waiting", "running", "depend", "dead")}
+    return counts | {"done": layer.succeeded + layer.eaten}
 
 
 def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation]) -> dict[str, Any]:

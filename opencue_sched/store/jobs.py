@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, table, text, update
+from sqlalchemy import column as sql_column
 
 from opencue_sched.domain.farm import FrameState
 
@@ -79,7 +80,7 @@ _DEATHS = text(
     """
     SELECT DISTINCT ON (frame.pk_layer, int_exit_status)
            frame.pk_layer AS layer_id, int_exit_status AS exit_status, frame.str_name AS name, str_host AS host,
-           frame.ts_stopped AS stopped, job.str_name AS job, job.str_log_dir AS log_dir, job.str_loki_url AS loki_url,
+           job.str_name AS job, job.str_log_dir AS log_dir,
            count(*) OVER (PARTITION BY frame.pk_layer, int_exit_status) AS frames
       FROM frame JOIN job ON job.pk_job = frame.pk_job
      WHERE frame.pk_job = :job AND frame.str_state = 'DEAD'
@@ -104,10 +105,6 @@ _PROGRESS = text(
      ORDER BY array_position(CAST(:jobs AS varchar[]), job.pk_job), layer.int_dispatch_order, layer.str_name
     """
 )
-_RESOURCES = {
-    column: text(f"UPDATE job_resource SET {column} = :value WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")  # noqa: S608
-    for column in ("int_priority", "int_min_cores", "int_max_cores", "int_max_gpus")
-}
 
 _SET_LAYERS = text(
     """
@@ -179,8 +176,6 @@ LayerView = Row[Any]
 """A layer with its counts; ``eligible``: since when the oldest of its waiting frames could run."""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
-Death = Row[Any]
-"""The newest of the ``frames`` dead frames of a layer with one exit status."""
 LayerProgress = Row[Any]
 """A layer's frames by state, with its job; ``mean_seconds``: how long frames of it took that succeeded."""
 Depend = Row[Any]
@@ -229,8 +224,8 @@ def frames_of(
     return connection.execute(_FRAMES, wanted).all()
 
 
-def deaths_of(connection: Connection, job_id: str) -> Sequence[Death]:
-    """The dead frames of a job by layer and exit status."""
+def deaths_of(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
+    """Of the ``frames`` dead frames of each layer with one exit status the newest."""
     return connection.execute(_DEATHS, {"job": job_id}).all()
 
 
@@ -241,7 +236,8 @@ def progress_of(connection: Connection, job_ids: Sequence[str]) -> Sequence[Laye
 
 def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:
     """Set int_priority, int_min_cores, int_max_cores (centicores) or int_max_gpus of jobs."""
-    connection.execute(_RESOURCES[column], {"jobs": sorted(job_ids), "value": value})
+    resource = table("job_resource", sql_column("pk_job"), sql_column(column))
+    connection.execute(update(resource).where(resource.c.pk_job.in_(job_ids)).values({column: value}))
 
 
 def set_layers(
