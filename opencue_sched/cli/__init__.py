@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from opencue_sched import __version__
 from opencue_sched.errors import SchedulerError, WrongConfiguration
@@ -49,21 +47,17 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """Imports a command's module when the command is asked for. Help and completion show placeholders."""
+    """Imports a command's module when the command is run, or asked for its help. The list of commands and their
+    completion have placeholders."""
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
-        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
-        return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        plain = click.Group(commands=self.commands, params=self.params)
-        return plain.shell_complete(click.Context(plain), incomplete)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Group(commands=self.commands).format_commands(ctx, formatter)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+            command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
+        return name, command, rest
 
 
 _PLACEHOLDERS = {name: click.Command(name, short_help=does) for name, (_, does) in _COMMANDS.items()}
@@ -104,25 +98,20 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except WrongConfiguration as error:
-        _fail(EXIT_CONFIG, str(error))
-    except SchedulerError as error:
-        _fail(EXIT_FAILED, str(error))
     except Exception as error:
-        status, problems = _failure_of_library(error)
+        status, problems = _failure(error)
         if not problems:
             raise
-        _fail(status, *problems)
+        for problem in problems:
+            click.echo(f"error: {problem}", err=True)
+        sys.exit(status)
 
 
-def _fail(status: int, *problems: str) -> NoReturn:
-    for problem in problems:
-        click.echo(f"error: {problem}", err=True)
-    sys.exit(status)
-
-
-def _failure_of_library(error: Exception) -> tuple[int, list[str]]:
-    """The exit status and the problems in words of what pydantic, SQLAlchemy or redis-py raised; none for a bug."""
+def _failure(error: Exception) -> tuple[int, list[str]]:
+    """The exit status and the problems in words of what was raised: an error of ours, or of pydantic, SQLAlchemy or
+    redis-py; none for a bug."""
+    if isinstance(error, SchedulerError):
+        return EXIT_CONFIG if isinstance(error, WrongConfiguration) else EXIT_FAILED, [str(error)]
     import pydantic
     import redis
     from sqlalchemy.exc import SQLAlchemyError

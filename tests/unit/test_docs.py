@@ -86,9 +86,7 @@ def test_every_command_of_a_task_is_taken_as_it_is_written(document):
     for words in found:
         command, rest = cli, words
         while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-            inner = command.get_command(click.Context(command), rest[0])
-            assert inner is not None, f"{document.name}: {words}"
-            command, rest = inner, rest[1:]
+            _, command, rest = command.resolve_command(click.Context(command), rest)
         given, left, _ = command.make_parser(click.Context(command, resilient_parsing=True)).parse_args(list(rest))
         assert not left, f"{document.name}: {words}"
         if rest and document in TASKS:

@@ -57,7 +57,7 @@ def lists(group: click.Group = program, words: tuple[str, ...] = ()) -> Iterator
     """Every command ``list`` that needs no argument."""
     context = click.Context(group)
     for name in group.list_commands(context):
-        command = group.get_command(context, name)
+        _, command, _ = group.resolve_command(context, [name])
         if isinstance(command, click.Group):
             yield from lists(command, (*words, name))
         elif command is not None and name == "list" and not any(it.required for it in command.params):

@@ -85,6 +85,6 @@ def test_a_remedy_is_a_command_that_there_is(remedy: str) -> None:
     command: click.Command | None = cli
     for word in words:
         assert isinstance(command, click.Group), remedy
-        command = command.get_command(click.Context(command), word)
+        _, command, _ = command.resolve_command(click.Context(command), [word])
     assert command is not None, remedy
     assert option == "--help"

@@ -21,7 +21,7 @@ def commands(command: click.Command = cli, words: tuple[str, ...] = ()) -> Itera
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            sub = command.get_command(context, name)
+            _, sub, _ = command.resolve_command(context, [name])
             assert sub is not None
             yield from commands(sub, (*words, name))
 
