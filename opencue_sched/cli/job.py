@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
@@ -53,7 +51,6 @@ from opencue_sched.domain.farm import (
     JobState,
     counted,
     memory_text,
-    near,
 )
 from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.settings import get_settings
@@ -70,12 +67,7 @@ _COLUMNS = (
     Column("folder", "Folder", importance=LOW),
     Column("facility"),
     Column("user", "User"),
-    Column(
-        "state",
-        "State",
-        lambda job: "PAUSED" if job.paused and job.state == JobState.PENDING else job.state,
-        importance=HIGH,
-    ),
+    Column("state", "State", lambda it: "PAUSED" if it.paused and it.state == "PENDING" else it.state, importance=HIGH),
     Column("paused"),
     Column("running", "Booked", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
@@ -110,7 +102,7 @@ _FRAME_COLUMNS = (
     Column("", "Runtime", lambda frame: _runtime(frame)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
-    Column("", "Eligible Time", lambda frame: _since(frame), importance=LOW),
+    Column("", "Eligible Time", lambda it: it.eligible if it.state == FrameState.WAITING else None, importance=LOW),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
     Column("log", read=lambda frame: log_path(frame.log_dir, frame.job, frame.name)),
@@ -193,70 +185,46 @@ def _layers(connection: Connection, job: NamedRow) -> Rows:
     return Rows(jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id)))
 
 
-@job_command.writes("pause demo-sh010-alice_comp_v001")
-@_JOBS
-def pause(connection: Connection, chosen: list[NamedRow]) -> Done:
-    """Pause jobs: nothing more of them is booked; what runs goes on."""
-    return _set_paused(connection, chosen, "paused", paused=True)
+def _pause_command(verb: str, word: str, does: str) -> None:
+    """Add a command that pauses jobs, or lets them go on."""
+
+    @job_command.writes(f"{verb} demo-sh010-alice_comp_v001", does=does)
+    @_JOBS
+    def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
+        paused = verb == "pause"
+        changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
+        says = {True: f"is {word} now", False: f"was {word} or is finished"}
+        return Done(
+            [f"{job.name} {says[job.id in changed]}" for job in chosen],
+            [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
+        )
 
 
-@job_command.writes("unpause demo-sh010-alice_comp_v001")
-@_JOBS
-def unpause(connection: Connection, chosen: list[NamedRow]) -> Done:
-    """Let paused jobs go on."""
-    return _set_paused(connection, chosen, "not paused", paused=False)
+_pause_command("pause", "paused", "Pause jobs: nothing more of them is booked; what runs goes on.")
+_pause_command("unpause", "not paused", "Let paused jobs go on.")
 
 
-def _set_paused(connection: Connection, chosen: Sequence[NamedRow], word: str, *, paused: bool) -> Done:
-    changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
-    return Done(
-        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} was {word} or is finished" for it in chosen],
-        [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
-    )
+def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
+    """Add a command that sets a column of jobs."""
+
+    words = f"{what.replace('_', '-')} demo-sh010-alice_comp_v001 {example}"
+
+    @job_command.writes(words, does=does, context_settings=NEGATIVE_NUMBERS)
+    @_JOBS
+    @click.argument("value", type=kind, metavar=what.rpartition("_")[2].upper())
+    def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
+        jobs.set_resource(connection, [job.id for job in chosen], f"int_{what}", value)
+        told = cores(value) if "cores" in what else value
+        text = "unlimited" if what.startswith("max") and value <= 0 else told
+        lines = [f"{job.name}: {what.replace('_', ' ').replace('gpu', 'GPU')} {text}" for job in chosen]
+        return Done(lines, [{"job": job.name, "id": job.id, what: told} for job in chosen])
 
 
-@job_command.writes("priority demo-sh010-alice_comp_v001 80", context_settings=NEGATIVE_NUMBERS)
-@_JOBS
-@click.argument("value", type=click.IntRange(-INT_MAX, INT_MAX), metavar="PRIORITY")
-def priority(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-    """Set the priority of jobs; higher goes first."""
-    return _set_resource(connection, chosen, "priority", value, value, f"has priority {value}")
-
-
-@job_command.writes("max-cores demo-sh010-alice_comp_v001 200", context_settings=NEGATIVE_NUMBERS)
-@_JOBS
-@click.argument("value", type=core_cap, metavar="CORES")
-def max_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-    """Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on."""
-    return _set_resource(connection, chosen, "max_cores", value, cores(value), _cap_text(cores(value), "core"))
-
-
-@job_command.writes("min-cores demo-sh010-alice_comp_v001 10")
-@_JOBS
-@click.argument("value", type=core_count, metavar="CORES")
-def min_cores(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-    """Set the cores jobs should get at least."""
-    text = f"should get {cores(value)} cores at least"
-    return _set_resource(connection, chosen, "min_cores", value, cores(value), text)
-
-
-@job_command.writes("max-gpus demo-sh010-alice_comp_v001 4", context_settings=NEGATIVE_NUMBERS)
-@_JOBS
-@click.argument("value", type=gpu_cap, metavar="GPUS")
-def max_gpus(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-    """Set the most GPUs jobs may use; 0 or -1 is no cap."""
-    return _set_resource(connection, chosen, "max_gpus", value, value, _cap_text(value, "GPU"))
-
-
-def _cap_text(value: float | None, noun: str) -> str:
-    return f"may use {counted(value, noun) if value is not None and value > 0 else f'any number of {noun}s'}"
-
-
-def _set_resource(
-    connection: Connection, chosen: Sequence[NamedRow], what: str, value: int, told: float | None, text: str
-) -> Done:
-    jobs.set_resource(connection, [job.id for job in chosen], f"int_{what}", value)
-    return Done([f"{job.name} {text}" for job in chosen], [{"job": it.name, "id": it.id, what: told} for it in chosen])
+_MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
+_resource_command("priority", "80", click.IntRange(-INT_MAX, INT_MAX), "Set the priority of jobs; higher goes first.")
+_resource_command("max_cores", "200", core_cap, _MOST("cores"))
+_resource_command("min_cores", "10", core_count, "Set the cores jobs should get at least.")
+_resource_command("max_gpus", "4", gpu_cap, _MOST("GPUs"))
 
 
 depends = Commands("job depends", "List or drop what a job waits for.", "list demo-sh010-alice_comp_v001")
@@ -303,12 +271,10 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
     if everything == bool(depend_ids):
         raise click.UsageError("name dependencies, or say --all")
     with engine.connect() as connection:
-        known = [depend.id for depend in jobs.depends_of(connection, job.id)]
-    for depend_id in depend_ids:
-        if depend_id not in known:
-            raise UnknownName(f"{job.name} does not wait for {depend_id!r}{near(depend_id, known)}")
-    dropped = drop_depends(engine, job.id, None if everything else depend_ids)
-    number, freed = dropped
+        unknown = set(depend_ids) - {depend.id for depend in jobs.depends_of(connection, job.id)}
+    if unknown:
+        raise UnknownName(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
+    number, freed = drop_depends(engine, job.id, None if everything else depend_ids)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 
@@ -401,7 +367,8 @@ def _change_command(verb: str, example: str, does: str) -> None:
             wanted = _wanted(connection, job, **selection)
             chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
             if not chosen:
-                _refuse_nothing(connection, job, wanted)
+                asked = " or ".join(selection["states"])
+                raise CommandRefused(f"no frame of {job.name} that was named is {asked}; --state says which")
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
             with working("changing frames, and confirming that what ran is dead"):
@@ -428,20 +395,6 @@ _change_command(
     "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
     "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
 )
-
-
-def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
-    """No frame is meant: say in which states those are that would be, but for --state."""
-    states = Counter(frame.state for frame in jobs.frames_of(connection, job.id, **{**wanted, "states": None}))
-    there = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    asked = " or ".join(state.value for state in wanted["states"] or ())
-    if not there:
-        raise CommandRefused(f"{job.name} has no such frame")
-    raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
-
-
-def _since(frame: jobs.FrameView) -> datetime | None:
-    return frame.eligible if frame.state == FrameState.WAITING else None
 
 
 def _runtime(frame: jobs.FrameView) -> str:
@@ -497,6 +450,7 @@ def set_layers(
     Values are those of a job file, and are written as Cuebot writes them. What the farm cannot serve is noted.
     """
     from opencue_sched.farm.job_file import layer_fields
+    from opencue_sched.insight.explain import unserved
 
     given = {key: value for key, value in given.items() if value is not None}
     if not given and not add and not drop:
@@ -512,9 +466,9 @@ def set_layers(
         limits = [[row.id for row in rows] for rows in (add, drop)]
         jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
         found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
-        _check(found)
+        _check(found, *jobs.list_jobs(connection, job_id=job.id))
     with engine.connect() as connection:
-        notes = _layer_notes(connection, job.id, found)
+        notes = unserved(connection, job.id, get_settings())
     columns = layer_columns_of({})
     needs = [column for column in columns if column.key in _NEEDS]
     return Done(
@@ -527,29 +481,13 @@ def set_layers(
     )
 
 
-def _check(layers: list[jobs.LayerView]) -> None:
+def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:
     """Raises CommandRefused for what does not go together; the transaction is rolled back then."""
     for layer in layers:
         if 0 < layer.cores_max < layer.cores_min:
             raise CommandRefused(f"layer {layer.name}: its max cores would be less than its cores")
         if layer.threadable and 0 < layer.cores_min < CENTICORES_PER_CORE:
             raise CommandRefused(f"layer {layer.name}: less than one core cannot thread; say --no-threadable")
-
-
-def _layer_notes(connection: Connection, job_id: str, layers: list[jobs.LayerView]) -> list[str]:
-    from opencue_sched.insight.explain import unserved
-
-    (job,) = jobs.list_jobs(connection, job_id=job_id)
-    notes = unserved(connection, job_id, get_settings())
-    for layer in layers:
-        most_cores, most_gpus = job.max_centicores / CENTICORES_PER_CORE, job.max_gpus
-        needs = ("cores", layer.cores_min / CENTICORES_PER_CORE, most_cores), ("gpus", layer.gpus, most_gpus)
-        for what, asked, most in needs:
-            if 0 < most < asked:
-                hint = f"`opencue-sched job max-{what}` raises that"
-                notes.append(
-                    f"layer {layer.name}: a frame takes more {what} than the {most:g} the job may have; {hint}"
-                )
-    if job.state == JobState.FINISHED:
-        notes.append("the job is finished; `opencue-sched job retry` makes it run again")
-    return notes
+        if 0 < job.max_centicores < layer.cores_min or 0 < job.max_gpus < layer.gpus:
+            hint = "`opencue-sched job max-cores` and `max-gpus` raise that"
+            raise CommandRefused(f"layer {layer.name}: a frame would take more than its job may have; {hint}")

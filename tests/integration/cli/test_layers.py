@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from tests.farm import Farm, JobIds, LayerSpec
 from tests.integration.cli.conftest import Cli
@@ -82,21 +81,6 @@ def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) 
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
 
 
-def test_a_frame_that_takes_more_than_the_job_may_have_is_noted(cli: Cli, job: JobIds) -> None:
-    ran = cli("layer", "set", NAME, "comp", "--cores", "51", "--json")
-    assert "layer comp: a frame takes more cores than the 50 the job may have; `opencue-sched job max-cores`" in str(
-        ran.json["notes"]
-    )
-
-
-def test_a_finished_job_says_that_it_is(cli: Cli, job: JobIds, engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE job SET str_state = 'FINISHED'")
-    assert (
-        "the job is finished; `opencue-sched job retry` makes" in cli("layer", "set", NAME, "comp", "--gpus", "0").err
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -108,6 +92,10 @@ def test_a_finished_job_says_that_it_is(cli: Cli, job: JobIds, engine: Engine) -
         (("render", "--tags", "big mem"), "tags[0]: 'big mem' may contain only"),
         (("render", "--cores", "8", "--max-cores", "4"), "layer render: its max cores would be less than its cores"),
         (("render", "--cores", "0.5"), "cannot thread; say --no-threadable"),
+        (
+            ("comp", "--cores", "51"),
+            "layer comp: a frame would take more than its job may have; `opencue-sched job max-",
+        ),
         (("render", "--add-limit", "arnodl"), "there is no limit 'arnodl'; did you mean 'arnold'?"),
     ],
 )
