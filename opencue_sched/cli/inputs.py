@@ -328,8 +328,6 @@ def core_cap(value: str) -> int:
     centicores = _centicores(value)
     if centicores in (0, -CENTICORES_PER_CORE):
         return UNLIMITED
-    if centicores < 0:
-        raise click.BadParameter(f"{value} is negative; 0 or -1 is no cap")
     if centicores < CENTICORES_PER_CORE:
         raise click.BadParameter(f"{value} is less than one core, so nothing could ever run; 0 or -1 is no cap")
     return centicores
@@ -346,13 +344,6 @@ def frame_range(value: str) -> FrameRange:
         return FrameRange.parse(value)
     except InvalidInput as error:
         raise click.BadParameter(str(error)) from error
-
-
-def switch(value: str) -> bool:
-    """``on`` or ``off``."""
-    if value.lower() not in ("on", "off"):
-        raise click.BadParameter(f"{value!r} is neither on nor off")
-    return value.lower() == "on"
 
 
 def _centicores(value: str) -> int:

@@ -187,13 +187,10 @@ class Done:
             raise click.exceptions.Exit(self.status)
 
 
-def shown(thing: Any, columns: Sequence[Column], key: str, rows: Rows, said: str = "") -> Done:
-    """One thing, a line for each column, and the rows that it has: a table, unless they are ``said`` in a line.
-
-    JSON has them as ``key``.
-    """
-    lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns} | {key.title(): said})
-    if rows.things and not said:
+def shown(thing: Any, columns: Sequence[Column], key: str, rows: Rows) -> Done:
+    """One thing, a line for each column, and the rows that it has. JSON has them as ``key``."""
+    lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns})
+    if rows.things:
         lines += ["", *rows.lines()]
     return Done(lines, {**json_row(thing, columns), key: rows.json()})
 

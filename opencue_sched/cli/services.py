@@ -10,12 +10,11 @@ from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import TOP, database, redis_store
 from opencue_sched.cli.output import Done, working
-from opencue_sched.domain.farm import counted
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import check_schema, downgrade, holdings, revision_of, upgrade
+from opencue_sched.store.schema import check_schema, downgrade, read_origin, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -45,26 +44,19 @@ def migrate_command(down: bool, yes: bool) -> Done:
             upgrade(url)
         with engine.connect() as connection:
             after = revision_of(connection)
-    if after == before:
-        text = f"the schema was up to date (revision {after})"
-    elif before is None:
-        text = f"the schema's objects were made (revision {after})"
-    else:
-        text = f"the schema was brought from revision {before} to {after}"
-    return Done(text, {"before": before, "revision": after})
+    done = "was" if after == before else "was brought"
+    return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
 
 
 def _question(engine: Engine) -> str:
     """What goes, before it goes."""
     with engine.connect() as connection:
-        lost = holdings(connection)
-    if lost is None:
-        return "Remove the scheduler's objects from this database?"
-    where = f"{engine.url.database} at {engine.url.host}" if engine.url.host else str(engine.url.database)
+        if read_origin(connection) == "cuebot":
+            return "Remove the scheduler's objects from this database?"
+    where = f"{engine.url.database} at {engine.url.host or 'a local socket'}"
     return (
-        f"Everything in database {where} was made by opencue-sched, and all of it goes: "
-        f"{counted(lost.shows, 'show')}, {counted(lost.jobs, 'job')}, all hosts, frames and history. "
-        "There is no way back but a backup. Remove everything?"
+        f"Everything in database {where} was made by opencue-sched, and all of it goes: shows, jobs, hosts, frames and "
+        "history. There is no way back but a backup. Remove everything?"
     )
 
 

@@ -24,7 +24,6 @@ from opencue_sched.cli.inputs import (
     gpu_cap,
     new_name,
     redis_store,
-    switch,
 )
 from opencue_sched.cli.output import (
     HIGH,
@@ -133,8 +132,8 @@ def _percent(used: int, size: int) -> float | None:
 
 
 _SHOW = click.argument("show", type=SHOW)
+_SWITCH = click.Choice(["on", "off"], case_sensitive=False)
 _ALLOC = click.argument("alloc", type=ALLOCATION)
-_ON_OR_OFF = click.argument("state", type=switch, metavar="on|off")
 
 
 show_command = Commands("show", "List, create and change shows.", "create demo --managed")
@@ -152,9 +151,7 @@ def show_info(connection: Connection, show: NamedRow) -> Done:
     """Show one show with its subscriptions."""
     (row,) = shows.list_shows(connection, show.id)
     subscriptions = Rows(shows.list_subscriptions(connection, show_id=show.id), _SUBSCRIPTION_COLUMNS)
-    uses = "{allocation} (size {size}, burst {burst}, used {used})".format
-    used = ", ".join(uses(**it) for it in subscriptions.json()) or "none: nothing can be booked"
-    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions, used)
+    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions)
 
 
 @show_command.on_farm("create demo --managed --max-cores 200")
@@ -177,56 +174,39 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
     return Done(text, {"show": name, "id": made, "managed": managed})
 
 
-@show_command.writes("active demo off")
-@_SHOW
-@_ON_OR_OFF
-def active(connection: Connection, show: NamedRow, state: bool) -> Done:
-    """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted."""
-    return _set_show(connection, show, "b_active", state, f"active of {show.name} is {'on' if state else 'off'}")
+def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
+    """Add a command that sets a flag or a default of a show."""
+    name, typed = example.split()
+
+    @show_command.writes(f"{name} demo {typed}", does=does, context_settings=NEGATIVE_NUMBERS)
+    @_SHOW
+    @click.argument("value", type=kind, metavar="on|off" if kind is _SWITCH else "CORES")
+    def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
+        stored = value == "on" if kind is _SWITCH else value
+        changed = shows.set_show(connection, show.id, column, stored)
+        told = stored if kind is _SWITCH else cores(stored)
+        text = value if kind is _SWITCH else "unlimited" if stored < 0 else told
+        document = {"show": show.name, "id": show.id, name.replace("-", "_"): told, "changed": changed}
+        return Done(f"{name} of {show.name} is {text}{'' if changed else ' (it was)'}", document)
 
 
-@show_command.writes("booking demo off")
-@_SHOW
-@_ON_OR_OFF
-def booking(connection: Connection, show: NamedRow, state: bool) -> Done:
-    """Let a show's frames be booked or not. What runs goes on."""
-    text = f"booking of {show.name} is {'on' if state else 'off'}"
-    return _set_show(connection, show, "b_booking_enabled", state, text)
-
-
-@show_command.writes("default-min-cores demo 1")
-@_SHOW
-@click.argument("number", type=core_count, metavar="CORES")
-def default_min_cores(connection: Connection, show: NamedRow, number: int) -> Done:
-    """Set the min_cores of jobs that do not say."""
-    text = f"jobs of {show.name} have {cores(number)} min cores unless they say otherwise"
-    return _set_show(connection, show, "int_default_min_cores", number, text)
-
-
-@show_command.writes("default-max-cores demo 200", context_settings=NEGATIVE_NUMBERS)
-@_SHOW
-@click.argument("number", type=core_cap, metavar="CORES")
-def default_max_cores(connection: Connection, show: NamedRow, number: int) -> Done:
-    """Set the max_cores of jobs that do not say; -1 is no cap."""
-    cap = "no cap" if number <= 0 else f"{cores(number)} max cores"
-    text = f"jobs of {show.name} have {cap} unless they say otherwise"
-    return _set_show(connection, show, "int_default_max_cores", number, text)
-
-
-def _set_show(connection: Connection, show: NamedRow, column: str, value: bool | int, text: str) -> Done:
-    changed = shows.set_show(connection, show.id, column, value)
-    key = column.partition("_")[2].removesuffix("_enabled")
-    set_to = {key: value if isinstance(value, bool) else cores(value)}
-    return Done(
-        text + ("" if changed else " (it was)"), {"show": show.name, "id": show.id, **set_to, "changed": changed}
-    )
+_setting_command(
+    "active off", "b_active", _SWITCH, "Make a show active or not. If not, it books nothing and takes no jobs."
+)
+_setting_command(
+    "booking off", "b_booking_enabled", _SWITCH, "Let a show's frames be booked or not. What runs goes on."
+)
+_setting_command("default-min-cores 1", "int_default_min_cores", core_count, "Set the min_cores of jobs without any.")
+_setting_command(
+    "default-max-cores 200", "int_default_max_cores", core_cap, "Set the max_cores of jobs without any; -1 is no cap."
+)
 
 
 @show_command.on_farm("managed demo on")
 @_SHOW
-@_ON_OR_OFF
+@click.argument("state", type=_SWITCH, metavar="on|off")
 @click.option("--wait", type=click.FloatRange(0), metavar="SECONDS", help="Until all Cuebots know, or our commits end.")
-def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: bool, wait: float | None) -> Done:
+def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str, wait: float | None) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
     On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
@@ -236,18 +216,18 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: bool, wai
     from opencue_sched.accounting.caps import make_ledger
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
 
-    settings = get_settings()
+    settings, on = get_settings(), state == "on"
     if wait is None:
         quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
-        wait = quarantine if state else settings.accounting.commit_deadline
-    hand = hand_over if state else hand_back
-    with redis_store() as client, working(f"handing {show.name} {'over' if state else 'back'}"):
+        wait = quarantine if on else settings.accounting.commit_deadline
+    hand = hand_over if on else hand_back
+    with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
     with engine.connect() as connection:
         (row,) = shows.list_shows(connection, show.id)
-    document = {"show": show.name, "managed": state, "booking": row.booking, **asdict(flip)}
-    return Done(_flip_lines(show.name, state, flip, booking=row.booking), document)
+    document = {"show": show.name, "managed": on, "booking": row.booking, **asdict(flip)}
+    return Done(_flip_lines(show.name, on, flip, booking=row.booking), document)
 
 
 def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[str]:
@@ -314,13 +294,8 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
     if all(value is None for value in caps.values()):
         raise click.UsageError("say what to set: --max-cores, --max-gpus, --min-cores or --min-gpus")
     found = _set_caps(connection, show, _folder(connection, show, name).id, caps)
-    row = json_row(found, _FOLDER_COLUMNS)
-    notes = [
-        f"note: {row[f'used_{what}']:g} {what} are in use; nothing is booked until fewer are"
-        for what in ("cores", "gpus")
-        if 0 < row[f"max_{what}"] < row[f"used_{what}"]
-    ]
-    return Done(f"folder {found.name} of show {show.name}: {_caps_text(found)}", row, notes)
+    text = f"folder {found.name} of show {show.name}: {_caps_text(found)}"
+    return Done(text, json_row(found, _FOLDER_COLUMNS))
 
 
 @folder_command.writes("move demo-sh010-alice_comp_v001 lighting")
@@ -446,7 +421,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
     caps = {"size": cores(size), "burst": cores(most)}
     text = f"{show.name} may use {counted(caps['size'], 'core')} of {alloc.name}, {caps['burst']} at most"
-    return Done(text, {"show": show.name, "allocation": alloc.name, **caps}, _burst_notes(size, most))
+    return Done(text, {"show": show.name, "allocation": alloc.name, **caps})
 
 
 @subscription_command.writes("size demo local.general 200")
@@ -455,8 +430,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
 @click.argument("number", type=core_count, metavar="CORES")
 def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: int) -> Done:
     """Set what a show is promised of an allocation."""
-    found = _subscription(connection, show, alloc)
-    return _set_subscription(connection, found, "size", number, _burst_notes(number, found.burst_centicores))
+    return _set_subscription(connection, _subscription(connection, show, alloc), "size", number)
 
 
 @subscription_command.writes("burst demo local.general 150%")
@@ -466,18 +440,13 @@ def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: in
 def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
     """Set the most a show may use of an allocation, in cores or as a percentage of its size."""
     found = _subscription(connection, show, alloc)
-    most, used = _burst(number, found.size_centicores), found.used_centicores
-    notes = _burst_notes(found.size_centicores, most)
-    if most < used:
-        notes.append(f"note: {counted(cores(used), 'core')} in use; nothing is booked until fewer are")
-    return _set_subscription(connection, found, "burst", most, notes)
+    return _set_subscription(connection, found, "burst", _burst(number, found.size_centicores))
 
 
-def _set_subscription(connection: Connection, found: Row[Any], what: str, value: int, notes: list[str]) -> Done:
+def _set_subscription(connection: Connection, found: Row[Any], what: str, value: int) -> Done:
     shows.set_subscription(connection, found.id, **{what: value})
     text = f"{what} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
-    document = {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)}
-    return Done(text, document, notes)
+    return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)})
 
 
 @subscription_command.writes("delete demo local.general")
@@ -501,13 +470,6 @@ def _subscription(connection: Connection, show: NamedRow, alloc: NamedRow) -> Ro
     if not found:
         raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
     return found[0]
-
-
-def _burst_notes(size: int, burst: int) -> list[str]:
-    """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
-    if not 0 < burst < size:
-        return []
-    return [f"note: the burst is below the size: it gets {cores(burst)} of its {cores(size)} cores at most"]
 
 
 def _burst(text: str, size: int) -> int:

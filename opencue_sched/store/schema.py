@@ -59,8 +59,6 @@ _FACTS = text(
     """
 )
 
-_HOLDINGS = text("SELECT (SELECT count(*) FROM show) AS shows, (SELECT count(*) FROM job) AS jobs")
-
 
 @cache
 def with_start_after(template: str, has_start_after: bool) -> TextClause:
@@ -204,14 +202,6 @@ def upgrade(url: str, revision: str = "head") -> None:
 
     with explained():
         command.upgrade(_alembic(url), revision)
-
-
-def holdings(connection: Connection) -> Row[Any] | None:
-    """The ``shows`` and ``jobs`` that ``downgrade`` to nothing would remove; None where the tables are not ours, and
-    stay."""
-    if not has_cuebot_tables(connection) or read_origin(connection) != "opencue-sched":
-        return None
-    return connection.execute(_HOLDINGS).one()
 
 
 def revision_of(connection: Connection) -> str | None:
