@@ -28,7 +28,6 @@ from opencue_sched.domain.farm import (
     HOST_TAG_WIDTH,
     HardwareState,
     LockState,
-    TagType,
     ThreadMode,
     counted,
     memory_text,
@@ -64,8 +63,9 @@ _COLUMNS = (
     Column("booted"),
     Column("tags", "Tags", show=" ".join, wraps=True),
 )
-_PROCS_OF_HOST_COLUMNS = (
-    *map(Column, ("id", "frame", "memory_kb", "used_memory_kb", "local")),
+_PROC_COLUMNS = (
+    Column("host", "Host", importance=HIGH),
+    *map(Column, ("id", "frame", "memory_kb", "used_memory_kb", "local", "layer")),
     Column("job", "Job", importance=NAME),
     Column("", "Frame", lambda proc: proc.frame or "(being unbooked)", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
@@ -73,11 +73,6 @@ _PROCS_OF_HOST_COLUMNS = (
     Column("gpus", "GPUs"),
     Column("dispatched", "Start", importance=LOW),
     Column("", "Runtime", "dispatched", age_text),
-)
-_PROC_COLUMNS = (
-    Column("host", "Host", importance=HIGH),
-    *_PROCS_OF_HOST_COLUMNS,
-    Column("layer"),
     Column("show", "Show", importance=LOW),
     Column("pinged", "Ping", show=age_text, importance=LOW),
     Column("", "Proc", "id", importance=LOW),
@@ -88,14 +83,6 @@ _CALLS = {
     ("down", False): "ShutdownRqdIdle",
     ("down", True): "ShutdownRqdNow",
 }
-_TAG_ORIGIN = {
-    TagType.ALLOC.value: "comes with its allocation",
-    TagType.HOSTNAME.value: "is its name",
-    TagType.HARDWARE.value: "is reported by its RQD",
-    TagType.MANUAL.value: "is constant",
-}
-
-
 _HOSTS = click.argument("chosen", type=HOST, nargs=-1, required=True)
 _HOST = click.argument("host", type=HOST)
 _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
@@ -126,7 +113,7 @@ def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **want
 def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return shown(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROCS_OF_HOST_COLUMNS))
+    return shown(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS))
 
 
 @host_command.writes("lock render01 render02")
@@ -174,16 +161,16 @@ def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
 @_TAGS
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Take manual tags from a host."""
-    changed = hosts.remove_tags(connection, host.id, words)
-    for tag, kind in hosts.kinds_of_tags(connection, host.id, words):
-        why = _TAG_ORIGIN.get(kind, "is not a manual one")
-        raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
-    return _tags_now(connection, host, "" if changed else " (it had none of those)", changed=changed)
+    now = _tags_now(connection, host, changed=hosts.remove_tags(connection, host.id, words))
+    if left := [word for word in words if word in now.document["tags"]]:
+        why = "its allocation, its RQD or its name gives it"
+        raise CommandRefused(f"tag {left[0]} of {host.name} is not a manual one, {why}; nothing was removed")
+    return now
 
 
-def _tags_now(connection: Connection, host: NamedRow, note: str = "", *, changed: bool) -> Done:
+def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    text = f"{host.name} has the tags {' '.join(row.tags) or 'none'}{note}"
+    text = f"{host.name} has the tags {' '.join(row.tags) or 'none'}"
     document = {"host": host.name, "id": host.id, "tags": list(row.tags)}
     return Done(text, document, hosts=[host.id] if changed else [])
 

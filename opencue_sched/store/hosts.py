@@ -230,10 +230,6 @@ _REMOVE_TAGS = text(
     RETURNING str_tag
     """
 )
-_TAG_KINDS = text(
-    "SELECT str_tag, upper(str_tag_type) FROM host_tag"
-    " WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) ORDER BY 1"
-)
 # Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
 SHOW_TAGS = text(
     """
@@ -294,16 +290,8 @@ def list_procs(
     """What runs, the oldest first: of these ids or frames, a host, job, show or allocation. ``frame`` and ``frame_id``
     are None when the frame was taken off its proc."""
     procs, frames = (None if ids is None else list(ids) for ids in (proc_ids, frame_ids))
-    wanted = {
-        "procs": procs,
-        "frames": frames,
-        "host": host_id,
-        "job": job_id,
-        "show": show_id,
-        "alloc": alloc_id,
-        "most": most,
-    }
-    return connection.execute(_PROCS, wanted).all()
+    wanted = {"procs": procs, "frames": frames, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id}
+    return connection.execute(_PROCS, {**wanted, "most": most}).all()
 
 
 def set_lock(
@@ -329,11 +317,6 @@ def add_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
 def remove_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
     """Take manual tags from a host; whether it lost any."""
     return _retag(connection, _REMOVE_TAGS, host_id, list(tags))
-
-
-def kinds_of_tags(connection: Connection, host_id: str, tags: Collection[str]) -> list[tuple[str, str]]:
-    """(tag, TagType) of those of the tags that the host has."""
-    return [(row[0], row[1]) for row in connection.execute(_TAG_KINDS, {"host": host_id, "tags": list(tags)})]
 
 
 def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -> None:
