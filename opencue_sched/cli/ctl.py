@@ -11,8 +11,8 @@ import redis
 
 from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database, with_names
 from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, field_lines, json_row, working
-from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
-from opencue_sched.coordination.names import QueueType, permit_board, worker_group
+from opencue_sched.coordination.board import Listing, Pages, Update
+from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
@@ -47,35 +47,18 @@ _POSTING_COLUMNS = (
     Column("tags", "Tags", wraps=True),
     Column("facility", "Facility"),
 )
-_PERMIT_COLUMNS = (
-    Column("layer", "Layer", importance=NAME),
-    Column("layer_id", read="uuid"),
-    Column("state", "State"),
-    Column("cluster", "Cluster", "owner", importance=HIGH),
-    Column("fence", "Fence"),
-    Column("taken", "Taken", "modified", _ago),
-)
 
-board_command = Commands(
-    "board", "List, show, trash and restore cluster postings; list the permits of layers.", "list --state trash"
-)
+board_command = Commands("board", "List, show, trash and restore cluster postings.", "list --state trash")
 
 
 @board_command.answers("list --json")
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
-@click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
-def list_postings(state: str | None, permits: bool) -> Rows:
-    """List postings: what waits, is worked on, sleeps or is in the trash.
-
-    With --permits, the layers that passes hold now: a pass gives its permits back at its end, or they run out.
-    """
+def list_postings(state: str | None) -> Rows:
+    """List postings: what waits, is worked on, sleeps or is in the trash."""
     with checked_redis() as client:
-        if permits:
-            board = BoardScripts(client, permit_board(get_settings().coordination.namespace))
-        else:
-            board = cluster_postings(client, get_settings())
+        board = cluster_postings(client, get_settings())
         pages: list[Pages] = ["trash"] if state == "trash" else ["listed"] if state else ["listed", "trash"]
         found = [
             listing
@@ -83,7 +66,7 @@ def list_postings(state: str | None, permits: bool) -> Rows:
             for listing in board.listings(which)
             if state in (None, listing.fields.get("state"))
         ]
-    return Rows(_read(found), _PERMIT_COLUMNS if permits else _POSTING_COLUMNS)
+    return Rows(_read(found), _POSTING_COLUMNS)
 
 
 @board_command.answers("show alloc-0f3a9c1d2b4e5f60")
@@ -143,7 +126,7 @@ def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False)
 
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
-    """Postings, or permits, with the names of shows and facilities, or of layers."""
+    """Postings with the names of shows and facilities."""
     rows: list[dict[str, Any]] = []
     for it in found:
         try:
@@ -161,10 +144,10 @@ def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
                 "tags": " ".join(cluster.tags) if cluster else "unreadable",
             }
         )
-    ids = [row[key] for row in rows for key in ("show_id", "facility_id", "uuid") if row[key]]
+    ids = [row[key] for row in rows for key in ("show_id", "facility_id") if row[key]]
     names = dict(zip(ids, with_names(ids), strict=True))
     for row in rows:
-        row["show"], row["facility"], row["layer"] = (names.get(row[key]) for key in ("show_id", "facility_id", "uuid"))
+        row["show"], row["facility"] = names.get(row["show_id"]), names.get(row["facility_id"])
     return rows
 
 

@@ -349,7 +349,5 @@ def frame_range(value: str) -> FrameRange:
 def _centicores(value: str) -> int:
     try:
         return centicores_of(float(value))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number of cores") from error
-    except InvalidInput as error:
-        raise click.BadParameter(str(error)) from error
+    except (ValueError, InvalidInput) as error:
+        raise click.BadParameter(f"{value!r} is not a number of cores, to the hundredth") from error

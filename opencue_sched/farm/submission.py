@@ -394,7 +394,7 @@ def _add_depends(
     # A layer asked for both as a whole and by any frame: the whole counts, and comes first.
     for path, layer, depend, on in sorted([*internal, *external], key=lambda it: it[2].any_frame):
         if depends.add(None if layer is None else layers[layer.name], depend, on):
-            depends.met.append(_met_note(path, depend))
+            depends.met.append(f"{path}: what it waits for is over already")
         elif on.job in over:
             problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
     if problems:
@@ -499,12 +499,3 @@ def _signature(kind: DependType, *ids: str) -> str:
     """The name of a pair, which ``depend.str_signature`` keeps unique: the same that Cuebot gives it."""
     digest = hashlib.md5("".join((kind.value, *ids)).encode(), usedforsecurity=False).digest()
     return str(uuid.UUID(bytes=digest, version=3))
-
-
-def _met_note(path: str, depend: JobDepend) -> str:
-    what = f"job {depend.job}"
-    if depend.layer is not None:
-        what = f"layer {depend.layer} of {what}"
-    if depend.frame is not None:
-        what = f"frame {depend.frame} of {what}"
-    return f"{path}: {what} is over already, nothing to wait for"

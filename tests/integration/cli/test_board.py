@@ -1,4 +1,4 @@
-"""``opencue-sched board list --permits``: who has which layer."""
+"""``opencue-sched board`` and ``audit`` with people's names."""
 
 from __future__ import annotations
 
@@ -8,56 +8,27 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.coordination.board import LayerPermits
-from opencue_sched.coordination.names import permit_board
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings
-from tests.farm import Farm, JobIds, LayerSpec, ShowIds
+from tests.farm import Farm, LayerSpec, ShowIds
 
 from .conftest import Cli
-
-KEYS = permit_board("cue")
-
-
-def test_the_permits_of_layers_are_listed_with_the_cluster_whose_pass_has_them(
-    cli: Cli, redis_client: redis.Redis
-) -> None:
-    permits = LayerPermits(redis_client, "cue", claim_ttl=60)
-    permits.take({"alloc-1|pass": {"layer-a": 100, "layer-b": 100}})
-    permits.take({"alloc-2|died": {"layer-c": 100}})
-    redis_client.zadd(KEYS.of("claimed"), {"layer-c": 1})
-    listed = cli("board", "list", "--permits", "--json").json
-    found = [(row["layer"], row["state"], row["cluster"]) for row in listed]
-    assert found == [
-        ("layer-a", "claimed", "alloc-1"),
-        ("layer-b", "claimed", "alloc-1"),
-        ("layer-c", "ready", None),
-    ]
-    (heading, *rows) = cli("board", "list", "--permits", "--state", "claimed").words
-    assert heading == ["Layer", "State", "Cluster", "Fence", "Taken"]
-    assert [row[:3] for row in rows] == [["layer-a", "claimed", "alloc-1"], ["layer-b", "claimed", "alloc-1"]]
-    assert cli("board", "list", "--json").json == []
-
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
 
-def test_shows_facilities_and_layers_have_their_names(
+def test_shows_and_facilities_have_their_names(
     cli: Cli, redis_client: redis.Redis, settings: Settings, build: Build
 ) -> None:
-    def make(farm: Farm) -> tuple[ShowIds, str, JobIds]:
-        show = farm.show("demo")
-        return show, farm.facility("cloud"), farm.job([LayerSpec(name="render")], name="demo-sh-user_a", show=show)
+    def make(farm: Farm) -> tuple[ShowIds, str]:
+        return farm.show("demo"), farm.facility("cloud")
 
-    show, facility_id, job = build(make)
+    show, facility_id = build(make)
     cluster_postings(redis_client, settings).enqueue([Cluster(facility_id, show.id, ClusterKind.MANUAL, ("gpu",))])
-    LayerPermits(redis_client, "cue", claim_ttl=60).take({"alloc-1|pass": {job.layers[0].id: 100}})
     (posting,) = cli("board", "list", "--json").json
     assert (posting["show"], posting["facility"]) == ("demo", "cloud")
     assert (posting["show_id"], posting["facility_id"]) == (show.id, facility_id)
-    (permit,) = cli("board", "list", "--permits", "--json").json
-    assert (permit["layer"], permit["layer_id"]) == ("render of demo-sh-user_a", job.layers[0].id)
     assert cli("board", "show", posting["cluster"]).out.count("demo") == 1
 
 

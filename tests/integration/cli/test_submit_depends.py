@@ -236,7 +236,7 @@ def test_what_is_over_already_is_not_waited_for(jobs: Jobs) -> None:
     )
     assert set(jobs.states(second, "whole").values()) == {"WAITING"}
     assert jobs.states(second, "pairs") == {1: "WAITING", 2: "DEPEND", 3: "DEPEND"}
-    assert any("layer sim of job demo-s-u_first is over already" in note for note in second.notes)
+    assert any("layers[0].depends[0]: what it waits for is over already" in note for note in second.notes)
     jobs.finish(first, "cache", [2, 3])
     third = jobs.submit("third", {"name": "render"}, depends=["demo-s-u_first"])
     assert set(jobs.states(third, "render").values()) == {"WAITING"}

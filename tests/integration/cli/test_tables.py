@@ -20,7 +20,6 @@ import pytest
 import redis
 
 from opencue_sched.cli import cli as program
-from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.explain import cluster_postings
@@ -46,7 +45,6 @@ for words in json.loads(sys.argv.pop()):
     print({AFTER_EACH!r}, flush=True)
 """
 LISTS_WITH_ARGUMENTS = (
-    ("board", "list", "--permits"),
     ("job", "depends", "list", JOB),
     ("job", "frames", JOB),
     ("subscription", "list", SHOW),
@@ -142,7 +140,6 @@ def a_farm(build: Callable[[Callable[[Farm], Any]], Any], redis_client: redis.Re
     show_id, facility_id = build(make)
     cluster = Cluster(facility_id, show_id, ClusterKind.MANUAL, ("general", "gpu"))
     cluster_postings(redis_client, settings).enqueue([cluster])
-    LayerPermits(redis_client, "cue", claim_ttl=60).take({"alloc-0f3a9c1d2b4e5f60|pass": {"a" * 36: 100}})
     worker = Presence(redis_client, "cue", types=["dispatch", "sweep"], group="default", instance="w1", capacity=4)
     worker.announce()
     worker.refresh(in_flight=3, work=[f"alloc-{number:016x}" for number in range(8)])
