@@ -11,12 +11,12 @@ import redis
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import JOB, TOP, UnknownName, checked_redis, database, redis_store, with_names
+from opencue_sched.cli.inputs import JOB, TOP, checked_redis, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
-from opencue_sched.domain.farm import duration_text, near
+from opencue_sched.domain.farm import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
@@ -97,11 +97,9 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     newest one's log where it is visible on this machine.
     """
     with engine.connect() as connection:
+        ids = layer_ids(connection, job, [] if layer is None else [layer])
         explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), with_logs=True)
-    chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
-    if layer is not None and not chosen:
-        names = [one.layer.name for one in explanation.layers]
-        raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
+    chosen = [one for one in explanation.layers if ids is None or one.layer.id in ids]
     lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
     return Done(lines, explanation_dict(explanation, chosen))
 

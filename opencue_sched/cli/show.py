@@ -205,8 +205,7 @@ _setting_command(
 @show_command.on_farm("managed demo on")
 @_SHOW
 @click.argument("state", type=_SWITCH, metavar="on|off")
-@click.option("--wait", type=click.FloatRange(0), metavar="SECONDS", help="Until all Cuebots know, or our commits end.")
-def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str, wait: float | None) -> Done:
+def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
     On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
@@ -217,10 +216,8 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str, wait
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
 
     settings, on = get_settings(), state == "on"
-    if wait is None:
-        quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
-        wait = quarantine if on else settings.accounting.commit_deadline
-    hand = hand_over if on else hand_back
+    quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
+    hand, wait = (hand_over, quarantine) if on else (hand_back, settings.accounting.commit_deadline)
     with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
@@ -354,22 +351,18 @@ def list_allocations(connection: Connection) -> Rows:
 @alloc_command.writes("create cloud.gpu --tag gpu --new-facility")
 @click.argument("name")
 @click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
-@click.option("--facility", metavar="NAME", help="Default: what the name begins with, else the default facility.")
 @click.option("--new-facility", is_flag=True, help="Create the facility as well.")
-def create_allocation(
-    connection: Connection, name: str, tag: str | None, facility: str | None, new_facility: bool
-) -> Done:
-    """Create an allocation, named FACILITY.NAME as in OpenCue."""
-    before, dot, rest = name.partition(".")
-    facility = facility or (before if dot else shows.default_facility(connection))
+def create_allocation(connection: Connection, name: str, tag: str | None, new_facility: bool) -> Done:
+    """Create an allocation, named FACILITY.NAME as in OpenCue; without FACILITY it is in the default one."""
+    before, dot, after = name.partition(".")
+    facility, rest = (before, after) if dot else (shows.default_facility(connection), name)
     if new_facility:
         new_name("facility", facility, width=FACILITY_NAME_WIDTH)
         facility_id = shows.insert_facility(connection, facility)
     else:
         facility_id = choose(connection, Kind.FACILITY, facility).id
-    full_name = name if name.startswith(f"{facility}.") else f"{facility}.{name}"
-    new_name("allocation", full_name, width=ALLOCATION_NAME_WIDTH)
-    tag = new_name("tag", tag or (rest if dot else name), width=ALLOCATION_TAG_WIDTH)
+    full_name = new_name("allocation", f"{facility}.{rest}", width=ALLOCATION_NAME_WIDTH)
+    tag = new_name("tag", tag or rest, width=ALLOCATION_TAG_WIDTH)
     made = shows.insert_allocation(connection, full_name, tag, facility_id)
     if made is None:
         raise CommandRefused(f"there is an allocation {full_name!r} already")

@@ -253,7 +253,12 @@ def test_what_is_wrong_is_said(cli: Cli, build: Build, words: tuple[str, ...], s
 
 
 def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
-    cli: Cli, build: Build, engine: Engine, redis_client: redis.Redis, rows: Rows
+    cli: Cli,
+    build: Build,
+    engine: Engine,
+    redis_client: redis.Redis,
+    rows: Rows,
+    environment: pytest.MonkeyPatch,
 ) -> None:
     # given a show of Cuebot's with running frames, and an open store
     def make(farm: Farm) -> Any:
@@ -268,7 +273,7 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     ensure_bootstrapped(engine, ledger, wait_age=0.1)
 
     # when it is handed over
-    ran = cli("show", "managed", "demo", "on", "--wait", "0", "--json")
+    ran = cli("show", "managed", "demo", "on", "--json")
 
     # then its procs and caps are in the ledger, and it books
     assert ran.status == 0
@@ -283,7 +288,8 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     assert again.out == "show demo is managed by this scheduler already\n"
 
     # and when it is handed back, the tables say what runs and the ledger forgets it
-    back = cli("show", "managed", "demo", "off", "--wait", "0")
+    environment.setenv("OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE", "1s")
+    back = cli("show", "managed", "demo", "off")
     assert (back.status, back.out) == (0, "show demo is not managed by this scheduler any more\n")
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
         (False, True)
@@ -295,7 +301,7 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
 
 def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows: Rows) -> None:
     build(lambda farm: farm.show("demo", managed=False, booking_enabled=False))
-    ran = cli("show", "managed", "demo", "on", "--wait", "0")
+    ran = cli("show", "managed", "demo", "on")
     assert ran.status == 0
     assert "Redis is not open for booking yet" in ran.out
     assert "its booking is off" in ran.out
