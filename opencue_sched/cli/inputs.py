@@ -53,12 +53,8 @@ _ASK_AGAIN_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class UnknownName(InvalidInput):
-    """Something was asked for by a name that nothing has."""
-
-
 class CommandRefused(InvalidInput):
-    """What was asked for may not be done now; the message says why and what would help."""
+    """What was asked for is not there or may not be done now; the message says why and what would help."""
 
 
 @contextmanager
@@ -153,7 +149,7 @@ def current_user() -> str | None:
 
 
 def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
-    """The row of this name or id. Raises UnknownName with the name that was probably meant."""
+    """The row of this name or id. Raises CommandRefused with the name that was probably meant."""
     (row,) = choose_all(connection, kind, [name_or_id])
     return row
 
@@ -164,18 +160,18 @@ def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list
     if unknown := [name for name, row in found.items() if row is None]:
         hints = [near(name, shows.similar_names(connection, kind, name)) for name in unknown]
         said = [f"there is no {kind} {name!r}{hint}" for name, hint in zip(unknown, hints, strict=True)]
-        raise UnknownName("\n".join(said))
+        raise CommandRefused("\n".join(said))
     return list({row.id: row for row in found.values() if row is not None}.values())
 
 
 def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> list[str] | None:
-    """The ids of a job's layers of these names; None for no name. Raises UnknownName for one the job has not."""
+    """The ids of a job's layers of these names; None for no name. Raises CommandRefused for one the job has not."""
     if not names:
         return None
     by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id)}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
+        raise CommandRefused(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
     return [by_name[name] for name in names]
 
 

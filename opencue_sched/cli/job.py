@@ -17,7 +17,6 @@ from opencue_sched.cli.inputs import (
     Body,
     CommandRefused,
     Commands,
-    UnknownName,
     core_cap,
     core_count,
     frame_range,
@@ -273,7 +272,7 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
     with engine.connect() as connection:
         unknown = set(depend_ids) - {depend.id for depend in jobs.depends_of(connection, job.id)}
     if unknown:
-        raise UnknownName(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
+        raise CommandRefused(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
     number, freed = drop_depends(engine, job.id, None if everything else depend_ids)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
@@ -303,7 +302,7 @@ def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
 def _wanted(
     connection: Connection, job: NamedRow, layers: Sequence[str], numbers: FrameRange | None, states: Sequence[str]
 ) -> dict[str, Any]:
-    """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
+    """Which frames of a job store.jobs is asked for. Raises CommandRefused for a layer the job has not."""
     ids = layer_ids(connection, job, layers)
     in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}

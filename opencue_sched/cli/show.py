@@ -17,7 +17,6 @@ from opencue_sched.cli.inputs import (
     Body,
     CommandRefused,
     Commands,
-    UnknownName,
     choose,
     core_cap,
     core_count,
@@ -314,11 +313,11 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
 
 
 def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any]:
-    """The folder of a show by name or id; None: its root. Raises UnknownName, and CommandRefused where two match."""
+    """The folder of a show by name or id; None: its root. Raises CommandRefused for none, and where two match."""
     there = shows.list_folders(connection, show.id)
     found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
     if not found:
-        raise UnknownName(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
+        raise CommandRefused(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
     if len(found) > 1 and name is not None:
         ids = ", ".join(f"{row.id} (in {row.parent})" for row in found)
         raise CommandRefused(f"show {show.name} has several folders {name!r}; name one by its id: {ids}")
@@ -458,10 +457,10 @@ def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
 
 
 def _subscription(connection: Connection, show: NamedRow, alloc: NamedRow) -> Row[Any]:
-    """The subscription of a show for an allocation. Raises UnknownName where there is none."""
+    """The subscription of a show for an allocation. Raises CommandRefused where there is none."""
     found = shows.list_subscriptions(connection, show_id=show.id, alloc_id=alloc.id)
     if not found:
-        raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
+        raise CommandRefused(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
     return found[0]
 
 
