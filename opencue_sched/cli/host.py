@@ -37,6 +37,7 @@ from opencue_sched.store import hosts, procs
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import NamedRow
 
+_THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
 _COLUMNS = (
     Column("host", "Host", importance=NAME),
     Column("id"),
@@ -58,7 +59,7 @@ _COLUMNS = (
     Column("load", "Load", show=lambda hundredths: f"{hundredths / 100:g}", importance=LOW),
     Column("nimby", "NIMBY", importance=LOW),
     Column("os", "OS", importance=LOW),
-    Column("thread_mode", "Thread", lambda host: _thread_mode(host.thread_mode), importance=LOW),
+    Column("thread_mode", "Thread", lambda host: _THREAD_MODES.get(host.thread_mode, host.thread_mode), importance=LOW),
     Column("pinged", "Ping", show=age_text, importance=HIGH),
     Column("booted"),
     Column("tags", "Tags", show=" ".join, wraps=True),
@@ -77,12 +78,7 @@ _PROC_COLUMNS = (
     Column("pinged", "Ping", show=age_text, importance=LOW),
     Column("", "Proc", "id", importance=LOW),
 )
-_CALLS = {
-    ("reboot", False): "RebootIdle",
-    ("reboot", True): "RebootNow",
-    ("down", False): "ShutdownRqdIdle",
-    ("down", True): "ShutdownRqdNow",
-}
+
 _HOSTS = click.argument("chosen", type=HOST, nargs=-1, required=True)
 _HOST = click.argument("host", type=HOST)
 _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
@@ -205,8 +201,8 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     return Done(f"deleted {host.name}", {"host": host.name, "id": host.id}, hosts=[host.id])
 
 
-def _power_command(verb: str, does: str, done: str) -> None:
-    """Add a command that has RQDs end or reboot their hosts."""
+def _power_command(verb: str, call: str, does: str, done: str) -> None:
+    """Add a command that has RQDs end or reboot their hosts. ``call`` is that of RQD, without Now or Idle."""
     said = f"{does}\n\nExit status 1 if an RQD refused or did not answer; of that host nothing is changed."
 
     @host_command.on_farm(f"{verb} render01 render02", does=said)
@@ -233,7 +229,7 @@ def _power_command(verb: str, does: str, done: str) -> None:
                 # First of all nothing more is booked there. As Cuebot does it, but a host that cannot be told stays as
                 # it is: one that is called DOWN has its frames given away.
                 _prepare(engine, host, verb, now=now)
-                if why := tell(channels, host.host, _CALLS[verb, now]):
+                if why := tell(channels, host.host, call + ("Now" if now else "Idle")):
                     _prepare(engine, host, verb, now=now, back=True)
                     failed[host.host] = f"its RQD refused: {why}"
                 else:
@@ -244,9 +240,12 @@ def _power_command(verb: str, does: str, done: str) -> None:
         return Done(lines, {verb: told, "when": when, "failed": failed}, failures, status=1 if failed else 0)
 
 
-_power_command("reboot", "Have hosts reboot when they are idle. Until they have, nothing is booked on them.", "reboots")
+_power_command(
+    "reboot", "Reboot", "Have hosts reboot when they are idle. Until they have, nothing is booked on them.", "reboots"
+)
 _power_command(
     "down",
+    "ShutdownRqd",
     "Lock hosts and have their RQDs end when they are idle. Where a service starts RQD again, it comes back locked.",
     "is locked, its RQD ends",
 )
@@ -265,10 +264,6 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
             source = current_user() or "opencue-sched"
             hosts.set_lock(connection, [host.id], old=list(LockState), new=LockState.LOCKED, source=source)
     notify_hosts_changed([host.id])
-
-
-def _thread_mode(number: int) -> str:
-    return ThreadMode(number).name if number in list(ThreadMode) else str(number)
 
 
 # ``opencue-sched proc``.
