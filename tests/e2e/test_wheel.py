@@ -230,7 +230,7 @@ def test_each_role_of_the_manifests_runs_and_answers_its_probes(
     }
     program, *words = migration()
     assert program == "opencue-sched"
-    assert "made" in installation.program(*words, **stores)
+    assert "brought up to date" in installation.program(*words, **stores)
 
     # when every role is started
     roles = [role(name, stores) for name in NAMES]
