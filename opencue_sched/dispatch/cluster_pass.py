@@ -275,7 +275,7 @@ class PassRunner:
         prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
         commit may. ``wakes``: how often each cluster, by its key, has been woken so far. ``end`` is called once, with
         the reports, when other passes over the clusters may begin: during the launch, which can take as long as RQDs
-        do, or during the commit of a plan that is full. Not when an error leaves before that.
+        do, or during the commit of a plan behind which there is more. Not when an error leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -316,6 +316,7 @@ class _Pass:
     booked_layers: frozenset[str] = frozenset()
     ended: bool = False
     retries_skipped: bool = False
+    left_alone: bool = False
     host_changes: int = 0
     bookings_read: str = ""
 
@@ -487,12 +488,11 @@ class _Pass:
         seen: set[str] = set()
         for part in planned:
             assert part.gathered is not None  # noqa: S101 - set by the gather
-            layers = {
-                layer.id: len(layer.frames)
-                for job in part.gathered.jobs
-                for layer in job.layers
-                if layer.id not in (self.runner.committing or ())
-            }
+            layers = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
+            committing = layers.keys() & (self.runner.committing or ())
+            self.left_alone |= bool(committing)
+            for layer_id in committing:
+                del layers[layer_id]
             wanted[part.owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
             seen |= layers.keys()
         self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
@@ -567,7 +567,8 @@ class _Pass:
                 self._roll_back(accepted)
                 return environments, result
 
-            if accepted and runner.committing is not None and any(part.plan.full for part in self.parts):
+            more = self.left_alone or any(part.plan.full for part in self.parts)
+            if accepted and more and runner.committing is not None:
                 runner.committing.update(proc.layer.id for proc in accepted)
                 self._end_early()
 
@@ -599,7 +600,8 @@ class _Pass:
                 runner.freed(idle_again)
 
     def _end_early(self) -> None:
-        """Let the next pass over these clusters begin during the commit: there is more to place right away.
+        """Let the next pass over these clusters begin during the commit: there is more to place right away, because the
+        plan is full or left alone what another commit has.
 
         What is booked counts in the ledger, its hosts are taken in the cache, this process leaves its layers alone.
         Should another process claim a cluster that soon, each loses what the other has.
