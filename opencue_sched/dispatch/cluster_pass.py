@@ -488,11 +488,10 @@ class _Pass:
         seen: set[str] = set()
         for part in planned:
             assert part.gathered is not None  # noqa: S101 - set by the gather
-            layers = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
-            committing = layers.keys() & (self.runner.committing or ())
-            self.left_alone |= bool(committing)
-            for layer_id in committing:
-                del layers[layer_id]
+            found = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
+            # One by one, because the passes that commit change the set meanwhile.
+            layers = {it: frames for it, frames in found.items() if it not in (self.runner.committing or ())}
+            self.left_alone |= len(layers) < len(found)
             wanted[part.owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
             seen |= layers.keys()
         self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
