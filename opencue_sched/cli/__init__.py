@@ -6,6 +6,7 @@ command is asked for, and what only a failure needs, when something failed.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -53,7 +54,11 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
+            # What an import makes stays: the collector would spend a quarter of a short command on walking it.
+            gc.disable()
             module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+            gc.freeze()
+            gc.enable()
             command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return name, command, rest
 
