@@ -28,7 +28,8 @@ from tests.polling import eventually
 @pytest.fixture
 def runtime(settings: Settings) -> Iterator[Runtime]:
     app = Celery("periodic", broker="memory://", set_as_current=False)
-    made = Runtime(settings, app)
+    short = settings.accounting.model_copy(update={"commit_deadline": 0.5})  # a ledger is filled after four of them
+    made = Runtime(settings.model_copy(update={"accounting": short}), app)
     yield made
     made.close()
     app.close()
