@@ -746,6 +746,8 @@ class _Pass:
             lost=part.lost,
             returned=part.returned,
         )
+        # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
+        report.go_on |= found.more and not found.jobs
 
 
 def _got_nothing(part: _Part, verdict: LayerVerdict) -> bool:

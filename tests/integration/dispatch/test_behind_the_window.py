@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.cluster_pass import Dispatcher
+from opencue_sched.dispatch.cluster_pass import Dispatcher, next_state
 from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, LayerCooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
@@ -385,6 +385,29 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
     assert [report.go_on for report in reports] == [True, True, False]
     assert len(rests) == 1
     assert here.client.zcard("cue:board:clusters:delayed") == 1
+
+
+def test_a_pass_whose_whole_window_another_commit_took_meanwhile_goes_on_at_once(here: Passes, engine: Engine) -> None:
+    # given a window of jobs that another pass books after this one found them and before it reads their layers
+    behind, _ = plant(engine, wide())
+    of_window = "pk_job IN (SELECT pk_job FROM job_resource WHERE int_priority = 100)"
+
+    def take_them(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "opencue_sched_frame_memory" in statement:
+            with engine.begin() as connection:
+                connection.execute(text(f"UPDATE layer_stat SET int_waiting_count = 0 WHERE {of_window}"))  # noqa: S608
+
+    (cluster,) = {cluster for cluster in clusters_of(here) if cluster.tags == ("general",)}
+
+    # when the pass finds nothing of what it looked for
+    event.listen(engine, "before_cursor_execute", take_them)
+    report = here.runner.run([cluster], alive=lambda: True)[0]
+    event.remove(engine, "before_cursor_execute", take_them)
+
+    # then the next one begins at once, with what was behind
+    assert (report.jobs, report.frames_booked, next_state(report, 10.0)) == (0, 0, ("again", 0.0))
+    here.runner.run([cluster], alive=lambda: True)
+    assert running(engine, behind) == 2
 
 
 def test_the_highest_priority_comes_first_again_once_there_is_a_host_for_it(here: Passes, engine: Engine) -> None:
