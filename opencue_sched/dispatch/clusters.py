@@ -89,7 +89,7 @@ def load_clusters(connection: Connection, settings: Settings) -> frozenset[Clust
     )
 
 
-def scoped_facilities(connection: Connection, settings: Settings) -> tuple[str, ...] | None:
+def scoped_facilities(connection: Connection, settings: Settings) -> list[str] | None:
     """The facility ids this fleet works on; None means all. The name must match exactly, case included."""
     name = settings.scheduler.facility
     if name is None:

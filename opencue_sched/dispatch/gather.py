@@ -296,10 +296,8 @@ def gather(
     limits = fetch_limits(connection)
     shares = fetch_shares(connection, sorted({cluster.show_id for cluster in clusters}))
     now = next((row.now for row in shares), 0.0)
-    subscribed = _subscribed(shares, in_use)
-    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for (show_id, alloc_id), caps in subscribed.items():
-        left[show_id][alloc_id] = caps.cores.left
+    subscribed = subscriptions(shares, in_use)
+    left = cores_left(subscribed)
     places = {(cluster.show_id, cluster.facility_id) for cluster in clusters}
     skipped = [skip(cluster, left[cluster.show_id]) for cluster in clusters]
     draws = [seed_of_draw(cluster.show_id, cluster.shard, now, queue.priority_draw) for cluster in clusters]
@@ -343,11 +341,19 @@ def gather(
     return Gathered(snapshot, tuple(gathered), statements=5 if nothing else 4)
 
 
-def _subscribed(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
-    """Burst and use of each subscription, by show and allocation id. Subscriptions have no cap of GPUs."""
+def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
+    """Burst and use of each subscription (fetch_shares), by show and allocation id. They have no cap of GPUs."""
     bursts = {(row.show_id, row.alloc_id): burst_cap(row.burst_centicores) for row in shares}
     used = in_use(bursts)
     return {key: Caps(Headroom(burst, used.get(key, 0)), Headroom(None, 0)) for key, burst in bursts.items()}
+
+
+def cores_left(subscribed: Mapping[tuple[str, str], Caps]) -> Mapping[str, Mapping[str, float]]:
+    """The cores that subscriptions have left, by show and then by allocation id; of any other show none."""
+    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (show_id, alloc_id), caps in subscribed.items():
+        left[show_id][alloc_id] = caps.cores.left
+    return left
 
 
 def _gathered(

@@ -1,7 +1,8 @@
-"""What waits for GPUs, for the passes of one process: read apart from them and seldom, as one statement for all.
+"""What waits for GPUs, for the passes of one process: read apart from them and seldom, for all of them.
 
 A pass must know of GPU work that it does not gather (in cooldown, beyond its limit, of another show) before it gives
-the cores beside idle GPUs away. That changes slowly, so the passes of a process share what was read last.
+the cores beside idle GPUs away. That changes slowly, so the passes of a process share what was read last. Demand that
+cannot run is no demand: nothing is kept for frames over a limit or a cap of their own.
 """
 
 from __future__ import annotations
@@ -9,33 +10,31 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine, Row
 
-from opencue_sched.domain.cluster import normalise_tags
-from opencue_sched.domain.frames import GpuDemand, Need, Search, burst_cap
+from opencue_sched.dispatch.gather import CoresInUse, cores_left, subscriptions
+from opencue_sched.domain.cluster import Verdict, normalise_tags
+from opencue_sched.domain.frames import GpuDemand, Need, Search
 from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
-from opencue_sched.store.pending import fetch_gpu_waits
+from opencue_sched.store.pending import fetch_shares, fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 
 READ_SECONDS = 2.0
 """How old what is known may be. As long may cores stay idle for GPU work that has just started or gone."""
 
-_Subscription = tuple[str, str]
-"""Show id and allocation id."""
-
 
 class GpuWaits:
     """What waits for GPUs now, as of at most two seconds ago. Thread-safe: one thread reads, the others use what is
-    known. ``in_use`` says the whole cores booked under subscriptions."""
+    known."""
 
     def __init__(
         self,
         engine: Engine,
         facts: SchemaFacts,
-        in_use: Callable[[Collection[_Subscription]], Mapping[_Subscription, int]],
+        in_use: CoresInUse,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,23 +63,20 @@ class GpuWaits:
 
     def _read(self) -> tuple[GpuDemand, ...]:
         with self._engine.connect() as connection:
-            rows = fetch_gpu_waits(connection, self._facts)
+            waiting = fetch_waiting_work(connection, None, self._facts, gpus=True)
+            rows = [row for row in waiting if row.why == Verdict.BEHIND]
+            shares = fetch_shares(connection, {row.pk_show for row in rows}) if rows else ()
             connection.rollback()
-        subscriptions = {(row.pk_show, alloc_id) for row in rows for alloc_id in row.bursts or ()}
-        return _merged(rows, self._in_use(subscriptions) if subscriptions else {})
+        return _merged(rows, cores_left(subscriptions(shares, self._in_use))) if rows else ()
 
 
-def _merged(rows: Iterable[Row[Any]], in_use: Mapping[_Subscription, int]) -> tuple[GpuDemand, ...]:
+def _merged(rows: Iterable[Row[Any]], left: Mapping[str, Mapping[str, float]]) -> tuple[GpuDemand, ...]:
     """Demands of shows that may book the same there are one: what they need of a host is the same."""
     frames: defaultdict[tuple[str, Search, frozenset[str]], int] = defaultdict(int)
     for row in rows:
-        open_allocs = frozenset(
-            alloc_id
-            for alloc_id, burst in (row.bursts or {}).items()
-            if row.least_cores <= burst_cap(burst) - in_use.get((row.pk_show, alloc_id), 0)
-        )
+        open_allocs = frozenset(alloc_id for alloc_id, cores in left[row.pk_show].items() if cores >= row.least_cores)
         if open_allocs:
-            frames[row.pk_facility, _search(row), open_allocs] += int(row.frames)
+            frames[row.pk_facility, _search(row), open_allocs] += row.frames
     return tuple(
         GpuDemand(facility_id, search, alloc_ids, count) for (facility_id, search, alloc_ids), count in frames.items()
     )

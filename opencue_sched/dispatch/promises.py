@@ -21,9 +21,10 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.domain.cluster import normalise_tag
-from opencue_sched.domain.farm import Hold, Host, Layer, ThreadMode, os_names
-from opencue_sched.domain.frames import Need, Rules, smallest_need
+from opencue_sched.dispatch.gather import CoresInUse, cores_left, subscriptions
+from opencue_sched.domain.cluster import Verdict, normalise_tag
+from opencue_sched.domain.farm import Hold, Host, Layer
+from opencue_sched.domain.frames import Rules, smallest_need
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
 from opencue_sched.placement.policies import reservations as policy
@@ -31,7 +32,7 @@ from opencue_sched.placement.policies.reservations import Asked, Candidate, Dema
 from opencue_sched.settings import Settings
 from opencue_sched.store import promises as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
-from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, fetch_headroom
+from opencue_sched.store.pending import fetch_shares, fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -69,7 +70,13 @@ class PromiseReport:
 
 
 def keep_promises(
-    engine: Engine, settings: Settings, facts: SchemaFacts, *, role: str = "", fence: int | None = None
+    engine: Engine,
+    settings: Settings,
+    facts: SchemaFacts,
+    in_use: CoresInUse,
+    *,
+    role: str = "",
+    fence: int | None = None,
 ) -> PromiseReport:
     """Bring debts and holds up to date. With ``queue.reservations`` off, every hold ends.
 
@@ -88,7 +95,7 @@ def keep_promises(
             store.write_debts(connection, {}, facilities)
             report = PromiseReport(ended=store.end_holds(connection, held))
         else:
-            report = _Duty(connection, settings, facts, facilities, begun.now).run(held)
+            report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
     for host_id, hold in report.granted.items():
         expected = None if hold.free_at is None else round(hold.free_at - begun.now)
         log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
@@ -104,6 +111,7 @@ class _Duty:
     connection: Connection
     settings: Settings
     facts: SchemaFacts
+    in_use: CoresInUse
     facilities: Sequence[str] | None
     now: float
     rules: Rules = field(init=False)
@@ -115,12 +123,12 @@ class _Duty:
     def run(self, held: frozenset[str]) -> PromiseReport:
         block_seconds = self.settings.queue.reservation_block_time
         wide = self._wide_layers()
-        demands = {layer_id: it.demand for layer_id, it in wide.items() if it.may_run}
+        demands = {layer_id: it.demand for layer_id, it in wide.items()}
         # A host that is not here is down, locked or gone. One that has no hold here has one that counts no more.
         holders = self._hosts(held)
         ended = policy.ended(holders.values(), demands, self.rules) | (held - holders.keys())
         kept = [host for host_id, host in holders.items() if host_id not in ended]
-        asked = [Asked(it.demand, it.debt_seconds, it.hosts) for it in wide.values() if it.may_run]
+        asked = [it for it in wide.values() if it.demand.alloc_ids]
         holds = [host.hold for host in kept if host.hold is not None]
         asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
         candidates, runs = self._candidates(asking, kept)
@@ -140,53 +148,44 @@ class _Duty:
             asking=len(asking),
         )
 
-    def _wide_layers(self) -> dict[str, _Wide]:
-        """The wide layers that wait, with what they owe now, by id."""
-        kinds = store.fetch_waiting_kinds(self.connection, self.facilities, self.facts)
+    def _wide_layers(self) -> dict[str, Asked]:
+        """The wide layers that wait, with what they owe now, by id. One that a cap keeps waiting reaches no host."""
+        work = fetch_waiting_work(self.connection, self.facilities, self.facts)
+        kinds = [kind for kind in work if kind.why != Verdict.QUARANTINED]
         ignored = frozenset(map(normalise_tag, self.settings.scheduler.ignore_tags))
         tags_of = [frozenset(kind.tags.split("|")) - ignored - {""} for kind in kinds]
         staleness = self.settings.host_cache.host_staleness_threshold
         tags = frozenset[str]().union(*tags_of)
+        counts = store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
         hosts: defaultdict[str, list[tuple[Host, int]]] = defaultdict(list)
-        for row in store.fetch_host_kinds(self.connection, self.facilities, tags, staleness):
-            kind_of_hosts = _idle_host(row), row.hosts
-            for tag in kind_of_hosts[0].tags:
+        for host in self._hosts(counts).values():
+            kind_of_hosts = host.idle(), counts[host.id]
+            for tag in host.tags:
                 hosts[tag].append(kind_of_hosts)
-        cores_left = store.fetch_cores_left(self.connection, {kind.pk_show for kind in kinds})
-        allocs: defaultdict[str, set[str]] = defaultdict(set)
-        for show_id, alloc_id in cores_left:
-            allocs[show_id].add(alloc_id)
-        found: dict[str, tuple[Demand, int, str]] = {}
+        shares = fetch_shares(self.connection, {kind.pk_show for kind in kinds})
+        left = cores_left(subscriptions([it for it in shares if it.burst_centicores > 0], self.in_use))
+        found: dict[str, tuple[Demand, int]] = {}
         for kind, its_tags in zip(kinds, tags_of, strict=True):
-            demand = _demand(kind, its_tags, frozenset(allocs[kind.pk_show]))
+            allocs = left[kind.pk_show]
+            demand = _demand(kind, its_tags, frozenset(allocs))
             reached = {id(it): it for tag in its_tags for it in hosts[tag]}.values()
-            count = policy.hosts_of_a_wide_layer(demand, reached, self.rules)
-            if count:
-                found.update((layer_id, (demand, count, kind.pk_show)) for layer_id in kind.layers)
-        return self._with_debts(found, cores_left)
-
-    def _with_debts(
-        self, found: Mapping[str, tuple[Demand, int, str]], cores_left: Mapping[tuple[str, str], int]
-    ) -> dict[str, _Wide]:
+            if count := policy.hosts_of_a_wide_layer(demand, reached, self.rules):
+                may_run = kind.why == Verdict.BEHIND
+                open_allocs = frozenset(it for it, cores in allocs.items() if may_run and cores >= kind.least_cores)
+                found.update(dict.fromkeys(kind.layers, (replace(demand, alloc_ids=open_allocs), count)))
         rows = store.fetch_layers(self.connection, found.keys())
-        headroom = fetch_headroom(self.connection, {capped for row in rows for capped in _caps(row)})
-        wide = {}
-        for row in rows:
-            kind, hosts, show_id = found[row.pk_layer]
-            layer = replace(kind.layer, id=row.pk_layer, name=row.str_name, waiting_frames=row.waiting)
-            need = smallest_need(layer, mem_reserved_min_kb=self.rules.mem_reserved_min_kb)
-            open_allocs = frozenset(it for it in kind.alloc_ids if cores_left[show_id, it] >= need.cores)
-            demand = replace(kind, layer=layer, job_id=row.pk_job, priority=row.priority, alloc_ids=open_allocs)
-            may_run = bool(open_allocs) and all(_fits(need, it, headroom) for it in _caps(row))
-            debt_seconds = policy.debt_after(
-                row.debt,
-                row.elapsed,
-                placed=bool(row.placed),
-                may_run=may_run,
-                block_seconds=self.settings.queue.reservation_block_time,
-            )
-            wide[row.pk_layer] = _Wide(demand, hosts, debt_seconds, may_run)
-        return wide
+        return {row.pk_layer: self._with_debt(row, *found[row.pk_layer]) for row in rows}
+
+    def _with_debt(self, row: Row[Any], kind: Demand, hosts: int) -> Asked:
+        layer = replace(kind.layer, id=row.pk_layer, name=row.str_name, waiting_frames=row.waiting)
+        debt_seconds = policy.debt_after(
+            row.debt,
+            row.elapsed,
+            placed=bool(row.placed),
+            may_run=bool(kind.alloc_ids),
+            block_seconds=self.settings.queue.reservation_block_time,
+        )
+        return Asked(replace(kind, layer=layer, job_id=row.pk_job, priority=row.priority), debt_seconds, hosts)
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
@@ -223,16 +222,6 @@ class _Duty:
         return renewed
 
 
-@dataclass(frozen=True, slots=True)
-class _Wide:
-    """A wide layer that waits; ``hosts`` could take its frames when idle."""
-
-    demand: Demand
-    hosts: int
-    debt_seconds: float
-    may_run: bool
-
-
 def _demand(kind: Row[Any], tags: frozenset[str], alloc_ids: frozenset[str]) -> Demand:
     """What all layers of a kind ask for; who they are is filled in later."""
     layer = Layer(
@@ -255,50 +244,15 @@ def _demand(kind: Row[Any], tags: frozenset[str], alloc_ids: frozenset[str]) -> 
     return Demand(layer, "", 0, kind.str_os or None, kind.pk_facility, alloc_ids)
 
 
-def _idle_host(row: Row[Any]) -> Host:
-    """A host of the kind, with nothing on it."""
-    return Host(
-        id="",
-        name="",
-        facility_id=row.pk_facility,
-        alloc_id=row.pk_alloc,
-        tags=frozenset(row.tags),
-        os_names=os_names(row.str_os),
-        thread_mode=ThreadMode(row.int_thread_mode),
-        total_centicores=row.int_cores,
-        idle_centicores=row.int_cores,
-        total_memory_kb=row.int_mem,
-        idle_memory_kb=row.int_mem,
-        total_gpus=row.int_gpus,
-        idle_gpus=row.int_gpus,
-        total_gpu_memory_kb=row.int_gpu_mem,
-        idle_gpu_memory_kb=row.int_gpu_mem,
-    )
-
-
-def _candidacy(demand: Demand, rules: Rules) -> store.Candidacy:
+def _candidacy(demand: Demand, rules: Rules) -> dict[str, Any]:
+    """What store.fetch_candidates is asked for a layer."""
     need = smallest_need(demand.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
-    return store.Candidacy(
-        demand.layer.id,
-        demand.facility_id,
-        sorted(demand.layer.tags),
-        sorted(demand.alloc_ids),
-        need.cores,
-        need.memory_kb,
-        need.gpus,
-    )
-
-
-def _caps(row: Row[Any]) -> list[Capped]:
-    limits = [Capped(CapKind.LIMIT, limit_id) for limit_id in row.limit_ids]
-    return [Capped(CapKind.JOB, row.pk_job), Capped(CapKind.FOLDER, row.pk_folder), *limits]
-
-
-def _fits(need: Need, capped: Capped, headroom: Mapping[Capped, CapHeadroom]) -> bool:
-    """Whether one frame fits under the cap. One that is gone is none."""
-    left = headroom.get(capped)
-    if left is None:
-        return True
-    if capped.kind is CapKind.LIMIT:
-        return left.cores >= 1
-    return left.cores >= need.cores and left.gpus >= need.gpus
+    return {
+        "layer_id": demand.layer.id,
+        "facility_id": demand.facility_id,
+        "tags": sorted(demand.layer.tags),
+        "alloc_ids": sorted(demand.alloc_ids),
+        "cores": need.cores,
+        "memory_kb": need.memory_kb,
+        "gpus": need.gpus,
+    }

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 import redis
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row
 
 from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.coordination import names
@@ -31,7 +31,7 @@ from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.errors import BookingError
 from opencue_sched.placement.planner import Plan
 from opencue_sched.settings import Settings
-from opencue_sched.store.pending import WaitingWork, fetch_waiting_work
+from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -377,7 +377,8 @@ def _refusal(refused: BookingRefused) -> str:
 # look at is the difference to all there is, cluster by cluster. Both are from different moments, so the figure is for
 # people.
 
-_BY_CAP = (Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
+_LASTING = (Verdict.QUARANTINED.value, Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
+"""What else keeps frames waiting changes from one moment to the next."""
 
 
 def count_frames_not_looked_at(
@@ -398,39 +399,41 @@ def count_frames_not_looked_at(
 
 def frames_not_looked_at(
     clusters: Iterable[Cluster],
-    work: Iterable[WaitingWork],
+    work: Iterable[Row[Any]],
     judged: Mapping[str, Mapping[str, int]],
     *,
     ignored: frozenset[str] = frozenset(),
     cooled_down: Collection[str] = (),
 ) -> dict[str, int]:
-    """Frames by verdict that are in ``work`` and of which the last passes said nothing.
+    """Frames by verdict that are in ``work`` (fetch_waiting_work) and of which the last passes said nothing.
 
     ``judged``: cluster key -> verdict -> frames left waiting. Like those, frames are counted once for each cluster that
     reaches them: nine of a layer with the tags of two clusters are eighteen. Those that no cluster reaches, because no
     host has such a tag, have no host; but not if their tags are ``ignored``, for another scheduler has them.
     ``cooled_down``: keys of clusters that no pass looks at now.
     """
-    by_place: defaultdict[tuple[str, str], list[WaitingWork]] = defaultdict(list)
+    by_place: defaultdict[tuple[str, str], Counter[tuple[frozenset[str], str]]] = defaultdict(Counter)
     for it in work:
-        by_place[it.facility_id, it.show_id].append(it)
+        why = it.why if it.why in _LASTING else Verdict.BEHIND.value
+        by_place[it.pk_facility, it.pk_show][frozenset(it.tags.split("|")), why] += it.frames
     frames = Counter[str]()
     reached: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for cluster in clusters:
         reached[cluster.facility_id, cluster.show_id].update(cluster.tags)
         tags = frozenset(cluster.tags)
         there = Counter[str]()
-        for it in by_place.get((cluster.facility_id, cluster.show_id), ()):
-            if not tags.isdisjoint(it.tags):
-                there[it.why] += it.frames
+        for (its_tags, why), count in by_place[cluster.facility_id, cluster.show_id].items():
+            if not tags.isdisjoint(its_tags):
+                there[why] += count
         seen = Counter[str]()
         for verdict, count in judged.get(cluster.key, {}).items():
-            seen[verdict if verdict in _BY_CAP else Verdict.BEHIND.value] += count
+            seen[verdict if verdict in _LASTING else Verdict.BEHIND.value] += count
         left = there - seen
         if cluster.key in cooled_down:
             left[Verdict.COOLED_DOWN.value] = left.pop(Verdict.BEHIND.value, 0)
         frames += left
     for place, waiting in by_place.items():
-        lost = sum(it.frames for it in waiting if it.tags - ignored and it.tags.isdisjoint(reached[place]))
+        nowhere = (it for it in waiting if it[0] - ignored and it[0].isdisjoint(reached[place]))
+        lost = sum(waiting[it] for it in nowhere)
         frames += Counter({Verdict.NO_HOST.value: lost})
     return dict(frames)

@@ -43,6 +43,7 @@ from opencue_sched.store import jobs, pending, procs
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.shows import list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 
@@ -127,7 +128,7 @@ def explain_job(
     """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over; both are empty when Redis does not answer.
     ``with_logs``: say of what dead frames died, which reads their logs."""
     job = figures.situation(connection, job_id)
-    subscriptions = pending.fetch_subscriptions(connection, [job.show_id])
+    subscriptions = list_subscriptions(connection, show_id=job.show_id)
     whole = (
         *switch_reasons(job),
         *_quarantine(jobs.quarantined_jobs(connection, job_id)),
@@ -229,7 +230,7 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     """Sentences on what nothing on the farm could serve now of a job that was just put in, however idle it were; and
     on services nobody knows. At most six statements."""
     job = figures.situation(connection, job_id)
-    subscriptions = pending.fetch_subscriptions(connection, [job.show_id])
+    subscriptions = list_subscriptions(connection, show_id=job.show_id)
     layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
@@ -297,8 +298,8 @@ def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Itera
         if any(one.burst_centicores > 0 for one in here):
             small = f"below one core in {listed([f'{one.allocation} ({_burst(one)} cores)' for one in here])}"
         yield WaitReason("burst_zero", f"the burst of show {job.show} is {small}")
-    elif all(one.cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
-        full = listed([f"{one.allocation} ({one.cores} of {_burst(one)} cores)" for one in usable])
+    elif all(one.used_cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
+        full = listed([f"{one.allocation} ({one.used_cores} of {_burst(one)} cores)" for one in usable])
         yield WaitReason(Verdict.OVER_SUBSCRIPTION, f"show {job.show} is at its burst in {full}")
 
 

@@ -75,25 +75,6 @@ LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
-_SUBSCRIPTIONS = text(
-    f"""
-    SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.str_name AS allocation, a.pk_facility AS facility_id,
-           sub.int_burst AS burst_centicores,
-           COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
-    FROM subscription sub
-    JOIN alloc a ON a.pk_alloc = sub.pk_alloc
-    LEFT JOIN (
-        SELECT p.pk_show, h.pk_alloc, {USED}
-        FROM proc p
-        JOIN host h ON h.pk_host = p.pk_host
-        WHERE p.pk_show = ANY(CAST(:shows AS varchar[])) AND NOT p.b_local
-        GROUP BY p.pk_show, h.pk_alloc
-    ) used ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
-    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[]))
-    ORDER BY a.str_name
-    """  # noqa: S608 - only our own constant
-)
-
 _SHARES = text(
     """
     SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.pk_facility AS facility_id,
@@ -250,80 +231,73 @@ _WAITING_LAYERS = f"""
     ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants
 
-# Everything that passes could be looking at, whether or not they get that far; once in a while, for the metrics.
-_WAITING_WORK = f"""
-    WITH used AS MATERIALIZED (
-        SELECT p.pk_job, j.pk_folder, {USED}
-        FROM proc p
-        JOIN job j ON j.pk_job = p.pk_job
-        GROUP BY p.pk_job, j.pk_folder
-    ),
-    folder_used AS (SELECT pk_folder, sum(cores) AS cores FROM used GROUP BY pk_folder)
-    SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
+# Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
+# long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
+# in Cuebot, whose comparison with it is never true.
+_LIMIT_USE = """
+    SELECT l.*, GREATEST(0, l.max_value - l.running) AS "left"
     FROM (
-        SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
-               CASE WHEN {QUARANTINED} THEN 'quarantined'
-                    WHEN r.int_max_cores > 0
-                         AND {LEAST_CORES} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
-                    WHEN f.int_max_cores > 0
-                         AND {LEAST_CORES} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
-                    ELSE 'behind' END AS why
-        FROM layer_stat ls
-        JOIN layer l ON l.pk_layer = ls.pk_layer
-        JOIN job j ON j.pk_job = ls.pk_job
-        JOIN show s ON s.pk_show = j.pk_show
-        LEFT JOIN job_resource r ON r.pk_job = j.pk_job
-        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-        LEFT JOIN used ON used.pk_job = j.pk_job
-        LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
-        WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
-          AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
-    ) waiting
-    GROUP BY pk_facility, pk_show, tags, why
-"""  # noqa: S608 - only our own constants
+        SELECT r.pk_limit_record AS id, r.str_name AS name, GREATEST(0, COALESCE(r.int_max_value, 0)) AS max_value,
+               CAST(COALESCE(u.running, 0) AS bigint) AS running
+        FROM limit_record r
+        LEFT JOIN (
+            SELECT once.pk_limit_record, sum(once.running) AS running
+            FROM (
+                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+                FROM (
+                    SELECT pk_layer, count(*) AS running
+                    FROM proc
+                    WHERE EXISTS (SELECT 1 FROM limit_record)
+                    GROUP BY pk_layer
+                ) p
+                JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
+            ) once
+            GROUP BY once.pk_limit_record
+        ) u ON u.pk_limit_record = r.pk_limit_record
+    ) l
+"""
+_LIMITS = text(_LIMIT_USE)
 
-# What waits for GPUs, whatever pass would look at it: layers in cooldown and beyond a pass's limit wait, too. Demand
-# that cannot run is no demand: nothing is kept for frames over a limit or a cap of their own. These sums are
-# made for layers with GPUs only, of which there are few.
-_GPU_WAITS = f"""
+# All that waits, whether or not passes get that far, by what it needs of a host, in one statement. Once in a while: it
+# sums what runs of every job. A layer that a cap of its own keeps waiting could not run wherever there is a host.
+_WAITING_WORK = f"""
+    WITH used AS MATERIALIZED (SELECT p.pk_job, {USED} FROM proc p GROUP BY p.pk_job),
+    folder_used AS MATERIALIZED (
+        SELECT j.pk_folder, sum(used.cores) AS cores, sum(used.gpus) AS gpus
+        FROM used
+        JOIN job j ON j.pk_job = used.pk_job
+        GROUP BY j.pk_folder
+    ),
+    full_limits AS MATERIALIZED (SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0)
     SELECT j.pk_facility, j.pk_show, j.str_os, replace(l.str_tags, ' ', '') AS tags, l.int_cores_min, l.int_cores_max,
-           l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable, {LEAST_CORES} AS least_cores,
-           CAST(sum(ls.int_waiting_count) AS bigint) AS frames,
-           (SELECT jsonb_object_agg(sub.pk_alloc, sub.int_burst)
-              FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0) AS bursts
+           l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable, need.cores AS least_cores,
+           CASE WHEN {QUARANTINED} THEN 'quarantined'
+                WHEN r.int_max_cores > 0 AND need.cores > r.int_max_cores / 100 - COALESCE(used.cores, 0)
+                THEN 'over_job'
+                WHEN f.int_max_cores > 0 AND need.cores > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0)
+                THEN 'over_folder'
+                WHEN r.int_max_gpus > 0 AND l.int_gpus_min > 0
+                     AND l.int_gpus_min > r.int_max_gpus - COALESCE(used.gpus, 0) THEN 'over_job_gpus'
+                WHEN f.int_max_gpus > 0 AND l.int_gpus_min > 0
+                     AND l.int_gpus_min > f.int_max_gpus - COALESCE(folder_used.gpus, 0) THEN 'over_folder_gpus'
+                WHEN l.pk_layer IN (
+                    SELECT ll.pk_layer FROM layer_limit ll JOIN full_limits ON full_limits.id = ll.pk_limit_record
+                ) THEN 'over_limit'
+                ELSE 'behind' END AS why,
+           CAST(sum(ls.int_waiting_count) AS bigint) AS frames, array_agg(l.pk_layer) AS layers
     FROM layer_stat ls
     JOIN layer l ON l.pk_layer = ls.pk_layer
-    JOIN job j ON j.pk_job = l.pk_job
+    JOIN job j ON j.pk_job = ls.pk_job
     JOIN show s ON s.pk_show = j.pk_show
+    CROSS JOIN LATERAL (SELECT {LEAST_CORES} AS cores) need
     LEFT JOIN job_resource r ON r.pk_job = j.pk_job
     LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-    CROSS JOIN LATERAL (
-        SELECT {USED} FROM proc p WHERE p.pk_job = j.pk_job AND (r.int_max_cores > 0 OR r.int_max_gpus > 0)
-    ) job_used
-    CROSS JOIN LATERAL (
-        SELECT {USED}
-        FROM job other
-        JOIN proc p ON p.pk_job = other.pk_job
-        WHERE other.pk_folder = j.pk_folder AND (f.int_max_cores > 0 OR f.int_max_gpus > 0)
-    ) folder_used
-    WHERE ls.int_waiting_count > 0 AND (l.int_gpus_min > 0 OR l.int_gpu_mem_min > 0)
-      AND {MAY_BE_BOOKED} AND NOT {QUARANTINED} {{started}}
-      AND (COALESCE(r.int_max_cores, 0) <= 0 OR {LEAST_CORES} <= r.int_max_cores / 100 - job_used.cores)
-      AND (COALESCE(r.int_max_gpus, 0) <= 0 OR l.int_gpus_min <= r.int_max_gpus - job_used.gpus)
-      AND (COALESCE(f.int_max_cores, 0) <= 0 OR {LEAST_CORES} <= f.int_max_cores / 100 - folder_used.cores)
-      AND (COALESCE(f.int_max_gpus, 0) <= 0 OR l.int_gpus_min <= f.int_max_gpus - folder_used.gpus)
-      AND NOT EXISTS (
-          SELECT 1
-          FROM layer_limit ll
-          JOIN limit_record lr ON lr.pk_limit_record = ll.pk_limit_record
-          WHERE ll.pk_layer = l.pk_layer AND COALESCE(lr.int_max_value, 0) <= (
-              SELECT count(DISTINCT p.pk_proc)
-              FROM layer_limit under
-              JOIN proc p ON p.pk_layer = under.pk_layer
-              WHERE under.pk_limit_record = ll.pk_limit_record
-          )
-      )
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+    LEFT JOIN used ON used.pk_job = j.pk_job
+    LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
+    WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
+      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
+      AND (NOT CAST(:gpus AS boolean) OR l.int_gpus_min > 0 OR l.int_gpu_mem_min > 0)
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 """  # noqa: S608 - only our own constants
 
 _NEXT_START = text(
@@ -342,43 +316,18 @@ _NEXT_START = text(
 )
 
 
-class WaitingWork(NamedTuple):
-    """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
-    over_folder when that cap has too little headroom for one of them, else behind."""
-
-    facility_id: str
-    show_id: str
-    tags: frozenset[str]
-    why: str
-    frames: int
-
-
 def fetch_waiting_work(
-    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
-) -> list[WaitingWork]:
-    """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
-    rows = connection.execute(
-        with_start_after(_WAITING_WORK, facts.has_start_after), {"facility_ids": _ids(facilities)}
-    )
-    return [
-        WaitingWork(row.pk_facility, row.pk_show, frozenset(row.tags.split("|")), row.why, int(row.frames))
-        for row in rows
-    ]
+    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, *, gpus: bool = False
+) -> Sequence[Row[Any]]:
+    """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
+    facility, show, OS, need (the columns of layer; ``tags`` without spaces, between bars; ``least_cores`` of one frame)
+    and ``why`` it waits the ``frames``, and the ids of their ``layers``.
 
-
-def fetch_gpu_waits(connection: Connection, facts: SchemaFacts) -> Sequence[Row[Any]]:
-    """Waiting ``frames`` of layers that need GPUs, by facility, show, OS, tags and need; ``least_cores`` is the fewest
-    whole cores of one frame, ``bursts`` the show's subscriptions (allocation id -> centicores). One statement."""
-    return connection.execute(with_start_after(_GPU_WAITS, facts.has_start_after)).all()
-
-
-def fetch_subscriptions(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """Every subscription of these shows, in any facility (``show_id``, ``alloc_id``, ``allocation``, ``facility_id``,
-    ``burst_centicores``), with the whole ``cores`` and ``gpus`` that its procs on the allocation's hosts take now.
-
-    Local procs (a user's own machine) do not count against a subscription.
+    ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
+    too little headroom for one of them, else behind.
     """
-    return connection.execute(_SUBSCRIPTIONS, {"shows": sorted(show_ids)}).all()
+    parameters = {"facilities": facilities, "gpus": gpus}
+    return connection.execute(with_start_after(_WAITING_WORK, facts.has_start_after), parameters).all()
 
 
 def fetch_shares(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
@@ -588,33 +537,6 @@ def _ids(ids: Sequence[str] | None) -> list[str] | None:
 # the frames on them, so that errs on the side of the licence, whatever those columns are called and say; they are told
 # to people.
 
-# Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
-# long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
-# in Cuebot, whose comparison with it is never true.
-_LIMITS = text(
-    """
-    SELECT l.*, GREATEST(0, l.max_value - l.running) AS "left"
-    FROM (
-        SELECT r.pk_limit_record AS id, r.str_name AS name, GREATEST(0, COALESCE(r.int_max_value, 0)) AS max_value,
-               CAST(COALESCE(u.running, 0) AS bigint) AS running
-        FROM limit_record r
-        LEFT JOIN (
-            SELECT once.pk_limit_record, sum(once.running) AS running
-            FROM (
-                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
-                FROM (
-                    SELECT pk_layer, count(*) AS running
-                    FROM proc
-                    WHERE EXISTS (SELECT 1 FROM limit_record)
-                    GROUP BY pk_layer
-                ) p
-                JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
-            ) once
-            GROUP BY once.pk_limit_record
-        ) u ON u.pk_limit_record = r.pk_limit_record
-    ) l
-    """
-)
 # Only words are looked at: numbers and times do not say what a limit is.
 _MEANT_OTHERWISE = text(
     """

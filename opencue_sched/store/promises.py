@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, Hold
-from opencue_sched.store.pending import QUARANTINED, SWITCHED_ON, fetch_subscriptions
-from opencue_sched.store.schema import SchemaFacts, with_start_after
+from opencue_sched.domain.farm import Hold
 
 _LOCK_KEY = 0x6F63732D686F6C64
 """Advisory lock of the task: the bytes of ``ocs-hold``."""
@@ -74,26 +72,9 @@ def begin_duty(connection: Connection, role: str) -> Begun | None:
     return Begun(row.now, row.fence) if row.mine else None
 
 
-# What waits, by kind: layers that need the same of a host. ``tags`` without spaces, between bars.
-
-_KINDS = f"""
-    SELECT j.pk_facility, j.pk_show, j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min,
-           l.int_gpu_mem_min, l.b_threadable, replace(l.str_tags, ' ', '') AS tags, array_agg(l.pk_layer) AS layers
-    FROM layer_stat ls
-    JOIN layer l ON l.pk_layer = ls.pk_layer
-    JOIN job j ON j.pk_job = ls.pk_job
-    JOIN show s ON s.pk_show = j.pk_show
-    WHERE ls.int_waiting_count > 0
-      AND {SWITCHED_ON} AND NOT {QUARANTINED}
-      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
-      {{started}}
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-"""  # noqa: S608 - only our own constants
-
 _HOST_KINDS = text(
     f"""
-    SELECT a.pk_facility, h.pk_alloc, h.int_thread_mode, s.str_os, h.int_cores, h.int_mem, h.int_gpus, h.int_gpu_mem,
-           tagged.tags, count(*) AS hosts
+    SELECT min(h.pk_host) AS pk_host, count(*) AS hosts
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
     JOIN alloc a ON a.pk_alloc = h.pk_alloc
@@ -105,23 +86,21 @@ _HOST_KINDS = text(
     ) tagged ON tagged.pk_host = h.pk_host
     WHERE {MAY_TAKE_FRAMES}
       AND (CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facilities AS varchar[])))
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    GROUP BY a.pk_facility, h.pk_alloc, h.int_thread_mode, s.str_os, h.int_cores, h.int_mem, h.int_gpus, h.int_gpu_mem,
+             tagged.tags
     """  # noqa: S608 - only our own constant
 )
 
 _LAYERS = text(
     """
-    SELECT l.pk_layer, l.pk_job, l.str_name, j.pk_folder, ls.int_waiting_count AS waiting,
-           coalesce(r.int_priority, 0) AS priority,
-           ARRAY(SELECT DISTINCT ll.pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
-           coalesce(blocked.seconds, 0) AS debt,
+    SELECT l.pk_layer, l.pk_job, l.str_name, ls.int_waiting_count AS waiting,
+           coalesce(r.int_priority, 0) AS priority, coalesce(blocked.seconds, 0) AS debt,
            CAST(extract(epoch FROM clock_timestamp() - coalesce(blocked.seen, clock_timestamp())) AS double precision)
                AS elapsed,
            blocked.waiting > ls.int_waiting_count
                OR EXISTS (SELECT FROM proc p WHERE p.pk_layer = l.pk_layer AND p.ts_booked >= blocked.seen) AS placed
     FROM layer l
     JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-    JOIN job j ON j.pk_job = l.pk_job
     LEFT JOIN job_resource r ON r.pk_job = l.pk_job
     LEFT JOIN opencue_sched_blocked blocked ON blocked.pk_layer = l.pk_layer
     WHERE l.pk_layer = ANY(CAST(:layers AS varchar[]))
@@ -233,34 +212,13 @@ _GRANT = text(
 )
 
 
-class Candidacy(NamedTuple):
-    """A layer whose hosts are looked for: with these tags, in these allocations, at least this large."""
-
-    layer_id: str
-    facility_id: str
-    tags: Collection[str]
-    alloc_ids: Collection[str]
-    cores: int
-    memory_kb: int
-    gpus: int
-
-
-def fetch_waiting_kinds(
-    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
-) -> Sequence[Row[Any]]:
-    """What waits and may be booked as far as its job and show say, by facility, show, OS and what it needs: the columns
-    of layer, ``tags`` joined by bars, and the ids of the ``layers``."""
-    statement = with_start_after(_KINDS, facts.has_start_after)
-    return connection.execute(statement, {"facilities": _list(facilities)}).all()
-
-
 def fetch_host_kinds(
     connection: Connection, facilities: Sequence[str] | None, tags: Collection[str], staleness: float
-) -> Sequence[Row[Any]]:
-    """The hosts that take frames now and carry one of the tags, by what they are when idle: the columns of host, which
-    of the ``tags`` they have, and how many ``hosts``."""
-    parameters = {"facilities": _list(facilities), "tags": sorted(tags), "staleness": staleness}
-    return connection.execute(_HOST_KINDS, parameters).all()
+) -> dict[str, int]:
+    """The hosts that take frames now and carry one of the tags, by what they are when idle and which of the ``tags``
+    they have: the id of one of each kind, and how many there are."""
+    parameters = {"facilities": facilities, "tags": sorted(tags), "staleness": staleness}
+    return {row.pk_host: row.hosts for row in connection.execute(_HOST_KINDS, parameters)}
 
 
 def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
@@ -269,23 +227,16 @@ def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence
     return connection.execute(_LAYERS, {"layers": sorted(layer_ids)}).all()
 
 
-def fetch_cores_left(connection: Connection, show_ids: Collection[str]) -> dict[tuple[str, str], int]:
-    """(show id, allocation id) -> cores left under the burst, by what runs now."""
-    rows = fetch_subscriptions(connection, show_ids)
-    return {
-        (it.show_id, it.alloc_id): max(0, it.burst_centicores // CENTICORES_PER_CORE - it.cores)
-        for it in rows
-        if it.burst_centicores > 0
-    }
-
-
 def fetch_candidates(
-    connection: Connection, asked: Sequence[Candidacy], staleness: float, *, most: int
+    connection: Connection, asked: Sequence[Mapping[str, Any]], staleness: float, *, most: int
 ) -> dict[str, list[str]]:
-    """Layer id -> ids of hosts without a hold that may take its frames when idle, at most ``most`` of each."""
-    rows = json.dumps([it._asdict() for it in asked], default=list)
+    """Layer id -> ids of hosts without a hold that may take its frames when idle, at most ``most`` of each.
+
+    ``asked`` names ``layer_id``, ``facility_id`` and the ``tags`` and ``alloc_ids`` of which hosts have one; they have
+    at least so many ``cores``, ``memory_kb`` and ``gpus``.
+    """
     found: dict[str, list[str]] = {}
-    for row in connection.execute(_CANDIDATES, {"asked": rows, "staleness": staleness, "most": most}):
+    for row in connection.execute(_CANDIDATES, {"asked": json.dumps(asked), "staleness": staleness, "most": most}):
         found.setdefault(row.layer_id, []).append(row.pk_host)
     return found
 
@@ -297,7 +248,7 @@ def fetch_runs(connection: Connection, host_ids: Collection[str]) -> Sequence[Ro
 
 def held_hosts(connection: Connection, facilities: Sequence[str] | None) -> frozenset[str]:
     """The ids of the hosts with a hold, whatever it is worth by now, also of hosts that are gone."""
-    return frozenset(connection.execute(_HOLDS, {"facilities": _list(facilities)}).scalars())
+    return frozenset(connection.execute(_HOLDS, {"facilities": facilities}).scalars())
 
 
 def write_debts(
@@ -305,7 +256,7 @@ def write_debts(
 ) -> None:
     """Write what layers owe, and how many of their frames wait, by id. Any other layer owes nothing."""
     layers = sorted(debts)
-    connection.execute(_FORGET_DEBTS, {"layers": layers, "facilities": _list(facilities)})
+    connection.execute(_FORGET_DEBTS, {"layers": layers, "facilities": facilities})
     parameters = {
         "layers": layers,
         "seconds": [debts[layer][0] for layer in layers],
@@ -335,7 +286,3 @@ def grant_holds(connection: Connection, holds: Iterable[tuple[str, Hold]]) -> fr
 
 def _as_json(holds: Mapping[str, Hold], hosts: Iterable[str]) -> str:
     return json.dumps([{"host": host, **asdict(holds[host])} for host in hosts])
-
-
-def _list(ids: Sequence[str] | None) -> list[str] | None:
-    return None if ids is None else list(ids)

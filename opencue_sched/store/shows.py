@@ -80,15 +80,16 @@ _SUBSCRIPTIONS = text(
     """
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
            subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation, facility.str_name AS facility,
-           int_size AS size_centicores, int_burst AS burst_centicores,
+           alloc.pk_facility AS facility_id, int_size AS size_centicores, int_burst AS burst_centicores,
            CAST(coalesce(used.cores, 0) AS bigint) AS used_centicores, coalesce(used.gpus, 0) AS used_gpus,
+           CAST(coalesce(used.whole, 0) AS bigint) AS used_cores,
            coalesce(used.procs, 0) AS procs, CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
       FROM subscription
       JOIN show ON show.pk_show = subscription.pk_show
       JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
       JOIN facility ON facility.pk_facility = alloc.pk_facility
       LEFT JOIN (SELECT proc.pk_show, host.pk_alloc, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus,
-                        count(*) AS procs
+                        count(*) AS procs, sum((int_cores_reserved + 99) / 100) AS whole
                    FROM proc JOIN host ON host.pk_host = proc.pk_host
                   WHERE NOT b_local GROUP BY proc.pk_show, host.pk_alloc) used
              ON used.pk_show = subscription.pk_show AND used.pk_alloc = subscription.pk_alloc
@@ -196,7 +197,10 @@ def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Seque
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation."""
+    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation.
+
+    Of ``used_cores`` a proc of a fraction of one takes one, as under the burst.
+    """
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 

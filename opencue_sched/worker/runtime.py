@@ -354,7 +354,8 @@ class Runtime:
     def keep_promises(self, *, fence: int | None = None) -> dict[str, object]:
         """Grant, renew and end the holds of wide frames. Raises FencedOff as recompute()."""
         role = self.leader_keys.name
-        report = keep_promises(self.engine, self.settings, self.facts, role=role, fence=fence)
+        in_use = self.ledger.cores_in_use
+        report = keep_promises(self.engine, self.settings, self.facts, in_use, role=role, fence=fence)
         metrics.record_promises(report)
         # After the COMMIT: caches read the hosts again, and whoever may use them looks.
         if report.changed:

@@ -13,6 +13,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
+from tests.integration.dispatch.gathering import live_use
 
 CORES = 16
 
@@ -24,7 +25,7 @@ def with_queue(settings: Settings, **queue: Any) -> Settings:
 def duty(engine: Engine, settings: Settings, **leader: Any) -> PromiseReport:
     with engine.connect() as connection:
         facts = check_schema(connection)
-    return keep_promises(engine, settings, facts, **leader)
+    return keep_promises(engine, settings, facts, lambda _: live_use(engine), **leader)
 
 
 @dataclass

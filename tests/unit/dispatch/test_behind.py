@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from opencue_sched.dispatch.report import frames_not_looked_at
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.store.pending import WaitingWork
 
 ALLOC = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 MANUAL = Cluster("fac", "show", ClusterKind.MANUAL, ("fast", "slow"))
 
 
-def work(frames: int, *tags: str, why: str = "behind", show: str = "show") -> WaitingWork:
-    return WaitingWork("fac", show, frozenset(tags or ("general",)), why, frames)
+def work(frames: int, *tags: str, why: str = "behind", show: str = "show") -> Any:
+    tags = tags or ("general",)
+    return SimpleNamespace(pk_facility="fac", pk_show=show, tags="|".join(tags), why=why, frames=frames)
 
 
 def test_what_no_pass_left_waiting_is_behind() -> None:
