@@ -49,7 +49,6 @@ from opencue_sched.accounting.reconcile import Cause, RecomputeReport, recompute
 from opencue_sched.errors import NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import has_release_trigger, managed_show_ids, managed_show_versions, refresh_tables
-from opencue_sched.store.pending import show_version
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +113,7 @@ class ImportedShows:
         """Seconds until the show is ours: of quarantine, or 0 when it is ours; None when it is not managed. Imports the
         show and raises as admits() does."""
         with self._engine.begin() as connection:
-            version = show_version(connection, show_id)
+            version = managed_show_versions(connection, [show_id]).get(show_id)
         if version is None:
             return None
         ours = (self._ledger.epoch().text, version)

@@ -35,7 +35,6 @@ from opencue_sched.domain.cluster import (
     shard_of,
     shards,
 )
-from opencue_sched.domain.farm import TagType
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts
@@ -66,12 +65,8 @@ _COUNTING_SHARE = 0.1
 
 # Which clusters there are: one per allocation tag, and chunks of the other tags (seed 001, "Load Algorithm").
 
-_KINDS = {
-    TagType.ALLOC.value: ClusterKind.ALLOC,
-    TagType.MANUAL.value: ClusterKind.MANUAL,
-    TagType.HOSTNAME.value: ClusterKind.HOSTNAME,
-    TagType.HARDWARE.value: ClusterKind.HARDWARE,
-}
+_KINDS = {kind.value.upper(): kind for kind in ClusterKind}
+"""By TagType."""
 
 
 def load_clusters(connection: Connection, settings: Settings) -> frozenset[Cluster]:
@@ -146,13 +141,12 @@ def _clusters_of(
 # would find work, so it has fewer conditions than that query, never more.
 
 
-def with_work(awake: Collection[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
+def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
     """Those of ``clusters`` that have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
-    tags = {(it.facility_id, it.show_id, it.tag) for it in awake}
     return frozenset(
         cluster
         for cluster in clusters
-        if any((cluster.facility_id, cluster.show_id, tag) in tags for tag in cluster.tags)
+        if any((cluster.facility_id, cluster.show_id, tag) in awake for tag in cluster.tags)
     )
 
 

@@ -52,7 +52,6 @@ from opencue_sched.placement.policies.order import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from opencue_sched.store.pending import (
-    Headrooms,
     SkippedLayers,
     fetch_limits,
     fetch_pending_jobs,
@@ -306,11 +305,11 @@ def gather(
             fetch_pending_jobs,
             connection,
             facts=facts,
-            headroom=[
-                Headrooms(row.show_id, row.alloc_id, int(left[row.show_id][row.alloc_id]))
+            headroom={
+                (row.show_id, row.alloc_id): int(left[row.show_id][row.alloc_id])
                 for row in shares
                 if (row.show_id, row.facility_id) in places
-            ],
+            },
             full_limits=[limit.id for limit in limits.values() if not limit.left],
             max_jobs=queue.max_jobs_per_cluster_pass,
         ),

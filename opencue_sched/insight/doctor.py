@@ -31,7 +31,7 @@ from opencue_sched.store.engine import OURS
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import quarantined_jobs
-from opencue_sched.store.pending import facility_ids, fetch_waiting_work, holds_of_limits, limits_meant_otherwise
+from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.schema import REVISION, SchemaFacts, check_schema
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -109,18 +109,6 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
     if not figures.guard_stands(connection):
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
-
-
-def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
-    """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
-    for limit in limits_meant_otherwise(connection, facts.limit_columns):
-        text = f"{limit.name} is marked {listed(limit.says)}; here it bounds running frames, always"
-        remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
-        yield _warn("limits", text, remedy)
-    holds = holds_of_limits(connection)
-    if holds:
-        text = f"a Cuebot notes in {listed(list(holds))} who holds a limit; frames of managed shows are not noted there"
-        yield _warn("limits", text, "give managed and unmanaged shows limits of their own")
 
 
 def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
@@ -220,7 +208,7 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
         yield _ok("release feed", message)
 
 
-_ON_THE_DATABASE = (_schema, _limits, _shows, _hosts, _quarantine, _two_redis, _rqds, _release_feed)
+_ON_THE_DATABASE = (_schema, _shows, _hosts, _quarantine, _two_redis, _rqds, _release_feed)
 
 
 def _redis(

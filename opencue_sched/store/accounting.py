@@ -23,7 +23,12 @@ _CAPS_VERSION = text(
       FROM pg_current_snapshot() AS seen
     """
 )
-_MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
+_MANAGED_VERSIONS = text(
+    """
+    SELECT pk_show, CAST(xmin AS text) AS version FROM show
+     WHERE b_scheduler_managed AND (CAST(:shows AS varchar[]) IS NULL OR pk_show = ANY(CAST(:shows AS varchar[])))
+    """
+)
 
 _RELEASE_TRIGGER = text(
     """
@@ -93,9 +98,9 @@ def managed_show_ids(connection: Connection) -> frozenset[str]:
     return frozenset(managed_show_versions(connection))
 
 
-def managed_show_versions(connection: Connection) -> dict[str, str]:
-    """The same, each with the version of its row."""
-    return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS)}
+def managed_show_versions(connection: Connection, show_ids: Sequence[str] | None = None) -> dict[str, str]:
+    """The same, or those of ``show_ids``, each with the version of its row: another one after every change."""
+    return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS, {"shows": show_ids})}
 
 
 def has_release_trigger(connection: Connection) -> bool:

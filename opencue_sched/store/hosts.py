@@ -142,8 +142,7 @@ _COUNT = text(
 
 def count_hosts(connection: Connection, facilities: Sequence[str] | None, most: int) -> int:
     """How many hosts there are in these facilities (None: all), up or not; counted up to ``most``."""
-    parameters = {"facilities": None if facilities is None else list(facilities), "most": most}
-    return int(connection.execute(_COUNT, parameters).scalar_one())
+    return int(connection.execute(_COUNT, {"facilities": facilities, "most": most}).scalar_one())
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom, TagType
+from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom
 from opencue_sched.domain.frames import cores_cap, gpus_cap
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
@@ -33,7 +33,6 @@ class SkippedLayers:
 USED = """CAST(COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
                CAST(COALESCE(sum(p.int_gpus_reserved), 0) AS bigint) AS gpus"""
 """What procs take, in whole cores and GPUs."""
-# Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
 # Not as the index of the schema has it: PostgreSQL would, for the layers of each job, first read from the index all
 # layers of the farm with these tags (400 entries for each frame booked on 1,553 hosts).
 _LAYER_TAGS = "coalesce(string_to_array(replace(l.str_tags, ' ', ''), '|'), CAST(ARRAY[] AS text[]))"
@@ -231,6 +230,10 @@ _WAITING_LAYERS = f"""
     ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants
 
+# Limits (licences and the like): how many frames may run at once under a name, and how many do. Cuebots after V47 give
+# a limit a type (frames or hosts) and say how strictly it is meant (enforced, advisory, disabled). Here it bounds
+# running frames, always: hosts are never more than the frames on them, so that errs on the side of the licence.
+#
 # Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
 # long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
 # in Cuebot, whose comparison with it is never true.
@@ -336,21 +339,13 @@ def fetch_shares(connection: Connection, show_ids: Collection[str]) -> Sequence[
     return connection.execute(_SHARES, {"shows": list(show_ids)}).all()
 
 
-class Headrooms(NamedTuple):
-    """Whole cores left of each subscription, by show and allocation id."""
-
-    show_id: str
-    alloc_id: str
-    cores: int
-
-
 def fetch_pending_jobs(
     connection: Connection,
     clusters: Sequence[Cluster],
     facts: SchemaFacts,
     *,
     draws: Sequence[str],
-    headroom: Sequence[Headrooms],
+    headroom: Mapping[tuple[str, str], int],
     full_limits: Sequence[str],
     skipped: Sequence[SkippedLayers],
     max_jobs: int,
@@ -358,6 +353,7 @@ def fetch_pending_jobs(
 ) -> Sequence[Row[Any]]:
     """Of each cluster (``turn``, from 1) the first jobs that may book something now, in the order of its draw, or
     priority first, then the oldest, then the id. One statement. ``draws`` and ``skipped`` have one for each cluster.
+    ``headroom``: whole cores left of each subscription, by show and allocation id.
 
     A layer may not if it is skipped, stands under one of ``full_limits``, or wants more cores than ``headroom`` leaves
     of the show's subscriptions (those of the cluster's facility) wherever its tags reach. A job, or its folder, at its
@@ -365,12 +361,14 @@ def fetch_pending_jobs(
     one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are no cap
     (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
     """
-    least = {show: min(it.cores for it in headroom if it.show_id == show) for show in {it.show_id for it in headroom}}
+    least: dict[str, int] = {}
+    for (show_id, _), cores in headroom.items():
+        least[show_id] = min(least.get(show_id, cores), cores)
     parameters = {
         **_clusters(clusters, draws, [least.get(cluster.show_id, 0) for cluster in clusters]),
-        "reach_shows": [it.show_id for it in headroom],
-        "allocs": [it.alloc_id for it in headroom],
-        "headroom": [it.cores for it in headroom],
+        "reach_shows": [show_id for show_id, _ in headroom],
+        "allocs": [alloc_id for _, alloc_id in headroom],
+        "headroom": list(headroom.values()),
         "held_back": held_back,
         "full_limits": list(full_limits),
         **_skipped(skipped),
@@ -496,23 +494,18 @@ class AllocationTag(NamedTuple):
     tag: str
 
 
-class WaitingTag(NamedTuple):
-    """A tag that a layer with waiting frames asks for, in one facility and show."""
-
-    facility_id: str
-    show_id: str
-    tag: str
+WaitingTag = tuple[str, str, str]
+"""The ids of a facility and a show, and a tag that a layer of theirs with waiting frames asks for."""
 
 
-def facility_ids(connection: Connection, name: str) -> tuple[str, ...]:
+def facility_ids(connection: Connection, name: str) -> list[str]:
     """The ids of the facilities of exactly this name; empty when there is none."""
-    return tuple(connection.execute(_FACILITY_IDS, {"name": name}).scalars())
+    return list(connection.execute(_FACILITY_IDS, {"name": name}).scalars())
 
 
 def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> list[AllocationTag]:
     """Every distinct tag of every allocation's hosts, in ``facilities`` or everywhere."""
-    rows = connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": _ids(facilities)})
-    return [AllocationTag(row.pk_facility, row.pk_alloc, row.tag_type or TagType.HARDWARE, row.tag) for row in rows]
+    return [AllocationTag(*row) for row in connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities})]
 
 
 def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:
@@ -522,45 +515,8 @@ def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:
 
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
     """Where work waits: a superset of what ``store.pending`` can return for any cluster."""
-    rows = connection.execute(_WAITING_TAGS, {"facility_ids": _ids(facilities)})
-    return frozenset(WaitingTag(*row) for row in rows)
-
-
-def _ids(ids: Sequence[str] | None) -> list[str] | None:
-    return None if ids is None else list(ids)
-
-
-# Limits (licences and the like): how many frames may run at once under a name, and how many do.
-#
-# Cuebots after V47 give a limit a type (frames or hosts) and say how strictly it is meant (enforced, advisory,
-# disabled). No limit is taken otherwise here than before: it bounds running frames, always. Hosts are never more than
-# the frames on them, so that errs on the side of the licence, whatever those columns are called and say; they are told
-# to people.
-
-# Only words are looked at: numbers and times do not say what a limit is.
-_MEANT_OTHERWISE = text(
-    """
-    SELECT r.str_name AS name, array_agg(said.key || ' ' || said.value ORDER BY said.key) AS says
-    FROM limit_record r
-    CROSS JOIN LATERAL jsonb_each_text(to_jsonb(r)) AS said
-    WHERE said.key = ANY(CAST(:columns AS varchar[])) AND said.key LIKE 'str\\_%'
-      AND lower(said.value) NOT IN ('', 'frame', 'enforced')
-    GROUP BY r.str_name
-    ORDER BY r.str_name
-    """
-)
-_HOLDS = text("SELECT name FROM unnest(ARRAY['limit_host', 'limit_usage']) AS name WHERE to_regclass(name) IS NOT NULL")
-
-
-def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> Sequence[Row[Any]]:
-    """The ``name`` of each limit of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that
-    frames are counted and the limit is enforced, and what they say (``says``, ``column word`` each)."""
-    return connection.execute(_MEANT_OTHERWISE, {"columns": list(columns)}).all()
-
-
-def holds_of_limits(connection: Connection) -> Sequence[str]:
-    """The tables in which a newer Cuebot notes who holds a limit, as far as they are there."""
-    return connection.execute(_HOLDS).scalars().all()
+    rows = connection.execute(_WAITING_TAGS, {"facility_ids": facilities})
+    return frozenset((row.pk_facility, row.pk_show, row.tag) for row in rows)
 
 
 def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
@@ -636,13 +592,3 @@ def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Cap
         for key in limits.keys() & ids[CapKind.LIMIT]:
             headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(limits[key].left, 0)
     return headroom
-
-
-# Whether a cluster's show is ours to book.
-
-_SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show AND b_scheduler_managed")
-
-
-def show_version(connection: Connection, show_id: str) -> str | None:
-    """Something that differs after every change of a managed show's row; None for any other show."""
-    return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()

@@ -45,17 +45,14 @@ _FACTS = text(
         SELECT attrelid::regclass::text || '.' || attname AS name
         FROM pg_attribute
         WHERE attnum > 0 AND NOT attisdropped AND attrelid IN (
-            to_regclass('show'), to_regclass('layer'), to_regclass('limit_record'), to_regclass('frame_history_queue')
+            to_regclass('show'), to_regclass('layer'), to_regclass('frame_history_queue')
         )
     )
     SELECT to_regclass('show') IS NOT NULL AND to_regclass('frame') IS NOT NULL
                AND to_regclass('proc') IS NOT NULL AS has_cuebot_tables,
            EXISTS (SELECT FROM col WHERE name = 'show.b_scheduler_managed') AS has_scheduler_managed,
            EXISTS (SELECT FROM col WHERE name = 'layer.ts_start_after') AS has_start_after,
-           EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue,
-           (SELECT array_agg(substr(name, 14) ORDER BY name) FROM col WHERE name LIKE 'limit_record.%'
-            AND name NOT IN ('limit_record.pk_limit_record', 'limit_record.str_name', 'limit_record.int_max_value',
-                             'limit_record.b_host_limit')) AS limit_columns
+           EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue
     """
 )
 
@@ -79,8 +76,6 @@ class SchemaFacts:
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
-    limit_columns: tuple[str, ...]
-    """Columns of limit_record beyond those of V45 (types and enforcement levels, V49)."""
 
 
 def has_cuebot_tables(connection: Connection) -> bool:
@@ -130,7 +125,6 @@ def check_schema(connection: Connection) -> SchemaFacts:
         revision=revision,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
-        limit_columns=tuple(facts.limit_columns or ()),
     )
 
 

@@ -45,18 +45,6 @@ def change(engine: Engine) -> Callable[[str], None]:
     return run
 
 
-NEWER_LIMITS = """
-    ALTER TABLE limit_record ADD COLUMN str_type varchar(16) NOT NULL DEFAULT 'FRAME',
-                             ADD COLUMN str_enforcement varchar(16) NOT NULL DEFAULT 'ENFORCED',
-                             ADD COLUMN ts_updated timestamptz NOT NULL DEFAULT now(),
-                             ADD COLUMN int_warn_at int;
-    INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES ('l0', 'plain', 5);
-    INSERT INTO limit_record (pk_limit_record, str_name, int_max_value, str_type, str_enforcement)
-    VALUES ('l1', 'arnold', 5, 'HOST', 'ENFORCED'), ('l2', 'nuke', 5, 'HOST', 'ADVISORY');
-"""
-"""By hand, after what is told of V49: its files are not public."""
-
-
 @pytest.fixture
 def healthy(build: Build, engine: Engine, redis_client: redis.Redis, environment: pytest.MonkeyPatch) -> Iterator[None]:
     """A farm that could render: a show with a subscription, a host with an RQD, counters open for booking."""
@@ -132,21 +120,6 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
     worker.announce()
     # then nothing has to be done
     assert (cli("doctor").status, levels(cli("doctor", "--json"))["workers"]) == (0, "ok")
-
-
-def test_what_a_newer_cuebot_says_of_limits_and_is_not_followed_is_told(
-    cli: Cli, healthy: None, change: Callable[[str], None]
-) -> None:
-    change(NEWER_LIMITS)
-    told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "limits"]
-    assert [(one["level"], one["text"]) for one in told] == [
-        ("warn", "arnold is marked str_type HOST; here it bounds running frames, always"),
-        ("warn", "nuke is marked str_enforcement ADVISORY and str_type HOST; here it bounds running frames, always"),
-    ]
-    assert "`opencue-sched limit set nuke MAX`" in told[1]["remedy"]
-    change("CREATE TABLE limit_host (pk_limit_host varchar(36)); CREATE TABLE limit_usage (pk_limit_usage varchar(36))")
-    told = [one["text"] for one in cli("doctor", "--json").json["findings"] if one["what"] == "limits"]
-    assert "limit_host and limit_usage" in told[-1]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_facility_scopes_by_its_exact_name(engine: Engine, settings: Settings)
         clusters = load_clusters(connection, scoped)
 
         assert {cluster.facility_id for cluster in clusters} == {allocs[0].facility_id}
-        assert scoped_facilities(connection, scoped) == (allocs[0].facility_id,)
+        assert scoped_facilities(connection, scoped) == [allocs[0].facility_id]
         assert len(load_clusters(connection, settings)) == 3
 
 
@@ -188,5 +188,5 @@ def test_the_scan_keeps_to_its_facilities(engine: Engine) -> None:
         farm.jobs([JobSpec([LayerSpec()]), JobSpec([LayerSpec()], facility_id=farm.facility("elsewhere"))])
 
         assert len(waiting_tags(connection, None)) == 2
-        assert len(waiting_tags(connection, (farm.facility("elsewhere"),))) == 1
-        assert len(waiting_tags(connection, ())) == 0
+        assert len(waiting_tags(connection, [farm.facility("elsewhere")])) == 1
+        assert len(waiting_tags(connection, [])) == 0

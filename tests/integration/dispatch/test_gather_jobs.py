@@ -13,7 +13,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.pending import Headrooms, SkippedLayers, fetch_pending_jobs
+from opencue_sched.store.pending import SkippedLayers, fetch_pending_jobs
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import by_alloc, cluster_of, counted_statements, gathered, job_ids
 
@@ -328,7 +328,7 @@ def test_in_a_drawn_epoch_jobs_come_first_as_often_as_their_priority_says(engine
                 [cluster],
                 facts,
                 draws=[seed],
-                headroom=[Headrooms(cluster.show_id, farm.default_alloc().id, 99)],
+                headroom={(cluster.show_id, farm.default_alloc().id): 99},
                 full_limits=(),
                 skipped=[SkippedLayers()],
                 max_jobs=1,

@@ -57,7 +57,7 @@ def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) 
         runtime.start("w1@here", 1, time.sleep)
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
     assert found["revision"] == REVISION
-    assert found["limit_columns"] == runtime.facts.limit_columns
+    assert found["has_start_after"] == runtime.facts.has_start_after
 
 
 def test_without_a_cuebot_subscriptions_are_recounted(runtime: Runtime, engine: Engine) -> None:

@@ -39,7 +39,7 @@ def cluster(tag: str, show: str = "show") -> Cluster:
 
 
 def waiting(*clusters: Cluster) -> frozenset[WaitingTag]:
-    return frozenset(WaitingTag(each.facility_id, each.show_id, tag) for each in clusters for tag in each.tags)
+    return frozenset((each.facility_id, each.show_id, tag) for each in clusters for tag in each.tags)
 
 
 @pytest.fixture
