@@ -4,9 +4,7 @@ In dry run nothing runs, so nothing ends. `FrameEnds` follows the procs that the
 them runs, and ends it when that time is over by the same transaction that the report service uses
 (`farm.completion.Releaser`): PostgreSQL's triggers, the release in the ledger and the change log of hosts all happen.
 
-It also does what the host reports of a real farm do: hosts stay fresh (host_stat.ts_ping), and the memory that a
-dry-run booking takes from host_stat.int_mem_free comes back. That column is kept far above what the host has, so that
-the memory reserved by procs alone decides (a host's idle memory is the lesser of the two).
+It also does what the host reports of a real farm do: hosts stay fresh (host_stat.ts_ping).
 
 What this costs PostgreSQL: two statements a look (ten looks a second; an index of its own on proc.ts_dispatched, so a
 look reads only what is new), one transaction for each batch of ends, one statement every ten seconds for the reports.
@@ -52,8 +50,7 @@ _HOST_NAMES = text("SELECT pk_host, str_name FROM host")
 _REPORT = text(
     """
     WITH due AS (SELECT pk_host_stat FROM host_stat ORDER BY pk_host_stat FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE host_stat SET ts_ping = current_timestamp, int_mem_free = 1000 * int_mem_total,
-                         int_gpu_mem_free = 1000 * int_gpu_mem_total
+    UPDATE host_stat SET ts_ping = current_timestamp
       FROM due WHERE host_stat.pk_host_stat = due.pk_host_stat
     """
 )

@@ -267,10 +267,7 @@ class Rqd(_Section):
     """Render hosts."""
 
     grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
-    dry_run_mode: bool = Field(
-        False,
-        description="Book, but do not talk to RQD. What is booked is taken from host_stat too, as no RQD reports it.",
-    )
+    dry_run_mode: bool = Field(False, description="Book, but do not talk to RQD.")
     addresses: Texts = Field(
         default_factory=dict, description="host name -> address:port, for hosts that are not at name:grpc_port."
     )
@@ -501,7 +498,7 @@ def get_settings() -> Settings:
 _REPLACED = {  # of former releases, and of the reference scheduler
     "logging.format": "a terminal gets text, everything else JSON",
     "logging.file_appender": "logs are appended to logging.path when that is set",
-    "host_cache.update_stat_on_book": "rqd.dry_run_mode does it",
+    "host_cache.update_stat_on_book": "what procs reserve is taken off what hosts report free anyway",
     "accounting.recompute_interval": "use accounting.recompute_interval_seconds",
     "accounting.limit_reseed_interval": "use accounting.limit_reseed_interval_seconds",
     "accounting.redis": "use accounting.redis_url and accounting.redis_pool_size",

@@ -327,9 +327,8 @@ class _Commit:
         ]
         if not kept:
             return [], lost
-        reported_free = self.settings.rqd.dry_run_mode
-        self._next(2 if reported_free else 1)
-        store.take_from_hosts(connection, kept, reported_free=reported_free)
+        self._next()
+        store.take_from_hosts(connection, kept)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._next()
         versions = store.start_frames(connection, kept)

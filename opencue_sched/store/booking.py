@@ -165,24 +165,17 @@ _TAKE_FROM_HOSTS = text(
     UPDATE host h
     SET int_cores_idle = h.int_cores_idle - taken.cores, int_mem_idle = h.int_mem_idle - taken.memory,
         int_gpus_idle = h.int_gpus_idle - taken.gpus, int_gpu_mem_idle = h.int_gpu_mem_idle - taken.gpu_memory
-    FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
-                CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
-         AS taken(pk_host, cores, memory, gpus, gpu_memory)
+    FROM (
+        SELECT pk_host, sum(cores) AS cores, sum(memory) AS memory, sum(gpus) AS gpus, sum(gpu_memory) AS gpu_memory
+        FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
+                    CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
+             AS planned(pk_host, cores, memory, gpus, gpu_memory)
+        GROUP BY pk_host
+    ) taken
     WHERE h.pk_host = taken.pk_host;
     DELETE FROM opencue_sched_hold hold
     USING unnest(CAST(:owner_hosts AS varchar[]), CAST(:owners AS varchar[])) AS booked(pk_host, pk_layer)
     WHERE hold.pk_host = booked.pk_host AND hold.pk_layer = booked.pk_layer
-    """
-)
-
-_TAKE_FROM_HOST_STATS = text(
-    """
-    UPDATE host_stat s
-    SET int_mem_free = GREATEST(0, s.int_mem_free - taken.memory),
-        int_gpu_mem_free = GREATEST(0, s.int_gpu_mem_free - taken.gpu_memory)
-    FROM unnest(CAST(:hosts AS varchar[]), CAST(:memory AS bigint[]), CAST(:gpu_memory AS bigint[]))
-         AS taken(pk_host, memory, gpu_memory)
-    WHERE s.pk_host = taken.pk_host
     """
 )
 
@@ -335,26 +328,13 @@ def start_frames(connection: Connection, procs: Sequence[PlannedProc]) -> dict[s
     return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
 
 
-def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc], *, reported_free: bool) -> None:
+def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     """Lower the idle columns of locked hosts, each host once by the sum of its procs, and end the holds of their layers
-    there: the host drained for this. In one message.
-
-    ``reported_free`` also lowers what the machine reports free, which only a host report raises again: for
-    benchmarks without RQD (``rqd.dry_run_mode``).
-    """
-    sums: dict[str, list[int]] = {}
-    for proc, wanted in zip(procs, zip(*_amounts(procs).values(), strict=True), strict=True):
-        taken = sums.setdefault(proc.host.id, [0, 0, 0, 0])
-        for column, amount in enumerate(wanted):
-            taken[column] += amount
-    hosts = sorted(sums)
-    cores, memory, gpus, gpu_memory = ([sums[host][column] for host in hosts] for column in range(4))
-    amounts: Mapping[str, list[int]] = {"cores": cores, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
+    there: the host drained for this. In one message."""
     pairs = sorted({(proc.host.id, proc.layer.id) for proc in procs})
     owners = {"owner_hosts": [host for host, _ in pairs], "owners": [layer for _, layer in pairs]}
-    connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **amounts, **owners})
-    if reported_free:
-        connection.execute(_TAKE_FROM_HOST_STATS, {"hosts": hosts, "memory": memory, "gpu_memory": gpu_memory})
+    hosts = [proc.host.id for proc in procs]
+    connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **_amounts(procs), **owners})
 
 
 def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:

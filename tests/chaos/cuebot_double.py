@@ -29,8 +29,6 @@ SELECT proc.pk_proc, frame.pk_frame, proc.pk_host, proc.pk_show, host.pk_alloc, 
 """
 DELETE = "DELETE FROM proc WHERE pk_proc = %s RETURNING int_cores_reserved, int_mem_reserved"
 RESTORE = "UPDATE host SET int_cores_idle = int_cores_idle + %s, int_mem_idle = int_mem_idle + %s WHERE pk_host = %s"
-# A dry run takes the memory from what the host reports as well, and no RQD reports here.
-REPORT = "UPDATE host_stat SET int_mem_free = int_mem_free + %s WHERE pk_host = %s"
 SUCCEED = """
 UPDATE frame SET str_state = 'SUCCEEDED', int_exit_status = 0, ts_stopped = now(), ts_updated = now(),
        int_version = int_version + 1 WHERE pk_frame = %s
@@ -76,7 +74,6 @@ class Double:
             cursor.execute(DELETE, (proc,))
             ((centicores, memory),) = cursor.fetchall()
             cursor.execute(RESTORE, (centicores, memory, host))
-            cursor.execute(REPORT, (memory, host))
             cursor.execute(SUCCEED, (frame,))
             self.held = {vertex: held - centicores for vertex, held in self.held.items()}
         if not lost:

@@ -51,10 +51,8 @@ def test_every_booked_frame_ends_once_and_its_host_is_free_and_fresh_again(view:
     # and the ledger and the host caches were told
     assert sorted(ledger.released) == sorted(procs)
     assert set(changes.published) == {host.id}
-    # and the host has everything back, was heard of, and reports more memory than it has
+    # and the host has everything back, and was heard of
     view.assert_consistent()
-    row = view.host(host)
-    assert row.int_mem_free > row.int_mem
     with view.engine.connect() as connection:
         age = connection.execute(text("SELECT extract(epoch FROM clock_timestamp() - max(ts_ping)) FROM host_stat"))
         assert float(age.scalar_one()) < 100

@@ -237,25 +237,6 @@ def test_a_frame_planned_twice_runs_once(engine: Engine, settings: Settings) -> 
     assert_consistent(engine)
 
 
-def test_reported_free_memory_falls_only_when_no_rqd_reports_it(engine: Engine, settings: Settings) -> None:
-    lowering = settings.rqd.model_copy(update={"dry_run_mode": True})
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host(memory_gb=16)
-        farm.job([LayerSpec(frames=2)])
-        first, second = plan(farm, settings, memory_kb=3 * KB_PER_GB)
-
-    commit(engine, [first], settings)
-    with engine.connect() as connection:
-        untouched = connection.scalar(text("SELECT int_mem_free FROM host_stat"))
-    result = commit(engine, [second], settings.model_copy(update={"rqd": lowering}))
-    with engine.connect() as connection:
-        lowered = connection.scalar(text("SELECT int_mem_free FROM host_stat"))
-
-    assert (untouched, lowered) == (16 * KB_PER_GB, 13 * KB_PER_GB)
-    assert result.statements == 8
-
-
 def test_an_empty_plan_asks_nothing_of_the_database(engine: Engine, settings: Settings) -> None:
     with counted_statements(engine) as statements:
         result = commit_plan(engine, [], {}, settings, facts=NO_COLUMNS)
