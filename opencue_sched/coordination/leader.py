@@ -211,12 +211,13 @@ class LeaderGate:
         if self._stands_by_for_another_redis(now, record):
             return
         fence = self._ask(now, "take", record.fence)
-        if not fence or not self._recorded(fence):
+        recorded = self._recorded(fence) if fence else None
+        if recorded is None:
             return
+        self._last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
-            # Read again: the leader before may have fired until the claim. If its last fire is unknown, wait in full.
-            fired = self._fences.leader(self.keys.name)
-            self._quiet_until = now + self._quiet - (max(0.0, fired.fired_age_seconds) if fired.fired else 0.0)
+            # If the last fire of the leader before is unknown, wait in full.
+            self._quiet_until = now + self._quiet - (max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0)
         log.info("leadership_taken", role=self.keys.role, fence=fence)
         self._fence = self._last_fence = fence
 
@@ -266,21 +267,20 @@ class LeaderGate:
             self._confirmed = now
         return int(held)
 
-    def _recorded(self, fence: int) -> bool:
-        """Record ``fence`` in PostgreSQL; False when a later one is there, and then the lease is dropped."""
-        mine = False
+    def _recorded(self, fence: int) -> LeaderRecord | None:
+        """Record ``fence`` in PostgreSQL; None when a later one is there, and then the lease is dropped."""
+        record = None
         try:
             if self._fences.claim(self.keys.name, fence):
                 self._fences.renew(self.keys.name, fence, store=self._store())
                 # Read after the claim: until then the leader before may still fire.
-                self._last_ticks = self._fences.last_ticks(self.keys.name)
-                mine = True
+                record = self._fences.leader(self.keys.name)
             else:
                 log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
         finally:
-            if not mine:
+            if record is None:
                 _drop(self._client, self.keys.lease, self.token)
-        return mine
+        return record
 
     def resign(self) -> None:
         """Hand over: release the lease so that a standby takes over at its next try. Safe when not leading."""
@@ -351,10 +351,10 @@ def tick_freshness(fences: PersistentFences, keys: LeaderKeys, fence: int, task:
 
     Not by age: the sender's clock and the receiver's may differ by more than the interval. Raises SQLAlchemyError.
     """
-    highest, last = fences.latest(keys.name, task)
-    if highest > fence:
+    record = fences.leader(keys.name)
+    if record.fence > fence:
         return Freshness.FORMER_LEADER
-    return Freshness.OVERTAKEN if last is not None and last > tick else Freshness.CURRENT
+    return Freshness.OVERTAKEN if record.ticks.get(task, tick) > tick else Freshness.CURRENT
 
 
 @contextmanager

@@ -20,7 +20,8 @@ rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Engine, TextClause, text
@@ -67,10 +68,9 @@ _CLAIM_TICK = text(
 _READ = text(
     """
     SELECT name, fence AS number, extract(epoch FROM clock_timestamp()) - fence / 1000000.0 AS age
-      FROM opencue_sched_fence WHERE name = ANY(:names)
+      FROM opencue_sched_fence WHERE starts_with(name, :name)
     """
 )
-_LAST_TICKS = text("SELECT name, fence FROM opencue_sched_fence WHERE starts_with(name, :prefix)")
 _NOTE_OTHER = text(
     """
     INSERT INTO opencue_sched_fence (name, fence)
@@ -87,7 +87,8 @@ class LeaderRecord:
     """The leader elected last. ``fence`` is 0 when none was; ``store`` numbers its Redis, None when it is not known.
 
     ``age_seconds`` since it renewed its lease, ``fired_age_seconds`` since any leader fired a tick; ``fired`` tells
-    that moment from others. ``two_redis``: beats of two Redis wanted to lead in the last half minute.
+    that moment from others. ``ticks``: the last one fired of every task. ``two_redis``: beats of two Redis wanted to
+    lead in the last half minute.
     """
 
     fence: int = 0
@@ -96,6 +97,7 @@ class LeaderRecord:
     fired: int | None = None
     fired_age_seconds: float = math.inf
     two_redis: bool = False
+    ticks: Mapping[str, int] = field(default_factory=dict)
 
 
 class PersistentFences:
@@ -108,17 +110,18 @@ class PersistentFences:
 
     def leader(self, name: str) -> LeaderRecord:
         """The leader elected last."""
-        what = {"": name, **{it: f"{name}|{it}" for it in ("store", "seen", "fired", "other")}}
-        rows = {row.name: row for row in self._rows(_READ, names=list(what.values()))}
-        number = {it: int(rows[key].number) for it, key in what.items() if key in rows}
-        age = {it: float(rows[key].age) for it, key in what.items() if key in rows}
+        # Those of roles whose names begin with this one, as beats of a facility do, are read and not looked at.
+        rows = {row.name.removeprefix(name): row for row in self._rows(_READ, name=name)}
+        number = {what: int(row.number) for what, row in rows.items()}
+        age = {what: float(row.age) for what, row in rows.items()}
         return LeaderRecord(
             number.get("", 0),
-            number.get("store"),
-            age.get("seen", math.inf),
-            number.get("fired"),
-            age.get("fired", math.inf),
-            -1 <= age.get("other", math.inf) < _LATELY_SECONDS,
+            number.get("|store"),
+            age.get("|seen", math.inf),
+            number.get("|fired"),
+            age.get("|fired", math.inf),
+            -1 <= age.get("|other", math.inf) < _LATELY_SECONDS,
+            {what[1:]: tick for what, tick in number.items() if what.startswith("/")},
         )
 
     def claim(self, name: str, fence: int) -> bool:
@@ -136,16 +139,6 @@ class PersistentFences:
         """
         (row,) = self._rows(_CLAIM_TICK, name=name, fence=fence, task=f"{name}/{task}", tick=tick)
         return bool(row.claimed), int(row.highest or 0)
-
-    def latest(self, name: str, task: str) -> tuple[int, int | None]:
-        """The highest fence given out, and the last tick fired of a task; None when none was."""
-        found = {row.name: row.number for row in self._rows(_READ, names=[name, f"{name}/{task}"])}
-        return found.get(name, 0), found.get(f"{name}/{task}")
-
-    def last_ticks(self, name: str) -> dict[str, int]:
-        """The last tick fired of every task."""
-        prefix = f"{name}/"
-        return {row.name.removeprefix(prefix): row.fence for row in self._rows(_LAST_TICKS, prefix=prefix)}
 
     def note_other_redis(self, name: str) -> None:
         """Record that a beat stands by, because one of another Redis leads at the same time."""

@@ -116,7 +116,7 @@ def freeze_between_ticks(site) -> tuple[GuardedProcess, int]:
         name, fence = leader(site)
         process = site.fleet.processes[name]
         process.pause()
-        claimed = PersistentFences(site.engine).last_ticks(KEYS.name)
+        claimed = PersistentFences(site.engine).leader(KEYS.name).ticks
         if claimed.items() <= sent(site.client).keys():
             return process, fence
         process.resume()

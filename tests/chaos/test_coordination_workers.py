@@ -668,7 +668,7 @@ def test_a_worker_that_drains_stays_up_until_it_is_stopped(site):
 def last_sweep(site: Site, role: str) -> int:
     """Number of the last sweep that a leader of this role fired."""
     series = tick_series("sweep-clusters", site.settings.queue.active_scan_interval)
-    return PersistentFences(site.engine).last_ticks(LeaderKeys("cue", role).name).get(series, 0)
+    return PersistentFences(site.engine).leader(LeaderKeys("cue", role).name).ticks.get(series, 0)
 
 
 def test_a_cluster_told_to_rest_is_left_alone_until_it_is_told_otherwise(site):

@@ -14,9 +14,7 @@ NAME = "cue:beat"
 CALLS: dict[str, Callable[[PersistentFences], object]] = {
     "claim": lambda fences: fences.claim(NAME, 2),
     "claim_tick": lambda fences: fences.claim_tick(NAME, 1, "reap@30", 8),
-    "last_ticks": lambda fences: fences.last_ticks(NAME),
     "leader": lambda fences: fences.leader(NAME),
-    "latest": lambda fences: fences.latest(NAME, "reap@30"),
     "renew": lambda fences: fences.renew(NAME, 1, store=7),
 }
 
@@ -43,9 +41,8 @@ def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences:
     assert fences.claim_tick(NAME, 1, "reap@30", 9) == (False, 2)
     assert fences.claim_tick(NAME, 2, "reap@30", 9) == (True, 2)
     assert fences.claim_tick(NAME, 2, "recompute@120", 1) == (True, 2)
-    assert fences.last_ticks(NAME) == {"reap@30": 9, "recompute@120": 1}
-    assert fences.last_ticks("cue:bea") == {}
-    assert [fences.latest(NAME, task) for task in ("reap@30", "nightly")] == [(2, 9), (2, None)]
+    assert (fences.leader(NAME).fence, fences.leader(NAME).ticks) == (2, {"reap@30": 9, "recompute@120": 1})
+    assert (fences.leader("cue:bea").fence, fences.leader("cue:bea").ticks) == (0, {})
 
 
 def test_the_redis_of_the_latest_leader_is_recorded_and_none_of_a_former_one(fences: PersistentFences) -> None:
