@@ -133,7 +133,7 @@ class Site:
     def booking(self) -> Booking:
         """One like those that run, under a new id."""
         with self.engine.connect() as connection:
-            (packed,) = entries_of(accounting.procs_by_id(connection, self.procs[:1])).values()
+            (packed,) = entries_of(accounting.procs(connection, proc_ids=self.procs[:1])).values()
         record = next(r for r in self.ledger.records() if r.entry == packed)
         return Booking(str(uuid.uuid4()), record.booking.vertices, record.booking.cores)
 

@@ -220,7 +220,7 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
     changes: list[Change] = []
     for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
         with engine.begin() as connection:
-            changes += additions(entries_of(store.procs_by_id(connection, part)))
+            changes += additions(entries_of(store.procs(connection, proc_ids=part)))
     return changes
 
 

@@ -69,20 +69,16 @@ _LIMITS = """
       FROM limit_record
 """
 _PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
-_BY_ID: Mapping[str, TextClause] = {
-    "sub": text(f"{_SUBSCRIPTIONS} WHERE (pk_show, pk_alloc) {_PAIRS}"),
-    "folder": text(f"{_FOLDERS} WHERE pk_folder = ANY(:first)"),
-    "job": text(f"{_JOBS} WHERE pk_job = ANY(:first)"),
-    "point": text(f"{_POINTS} WHERE (pk_dept, pk_show) {_PAIRS}"),
-    "limit": text(f"{_LIMITS} WHERE pk_limit_record = ANY(:first)"),
+# Of each kind: the statement, which rows have one of the ids, and which belong to one of the shows.
+_CAPS = {
+    "sub": (_SUBSCRIPTIONS, f"(pk_show, pk_alloc) {_PAIRS}", "pk_show = ANY(:shows)"),
+    "folder": (_FOLDERS, "pk_folder = ANY(:first)", "folder.pk_show = ANY(:shows)"),
+    "job": (_JOBS, "pk_job = ANY(:first)", "job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'"),
+    "point": (_POINTS, f"(pk_dept, pk_show) {_PAIRS}", "pk_show = ANY(:shows)"),
+    "limit": (_LIMITS, "pk_limit_record = ANY(:first)", "true"),
 }
-_OF_SHOWS: Mapping[str, TextClause] = {
-    "sub": text(f"{_SUBSCRIPTIONS} WHERE pk_show = ANY(:shows)"),
-    "folder": text(f"{_FOLDERS} WHERE folder.pk_show = ANY(:shows)"),
-    "job": text(f"{_JOBS} WHERE job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'"),
-    "point": text(f"{_POINTS} WHERE pk_show = ANY(:shows)"),
-    "limit": text(_LIMITS),
-}
+_BY_ID = {kind: text(f"{caps} WHERE {with_id}") for kind, (caps, with_id, _) in _CAPS.items()}
+_OF_SHOWS = {kind: text(f"{caps} WHERE {of_show}") for kind, (caps, _, of_show) in _CAPS.items()}
 
 
 def caps_version(connection: Connection) -> str:
@@ -314,7 +310,8 @@ _TABLES = (
 # Rules: every proc of a managed show counts, whoever booked it; a local proc has no subscription (the reference's sums
 # exclude it there only); the vertices are those of the job's folder and department and the host's allocation of now.
 
-_PROCS = """
+_PROCS = text(
+    """
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,
            coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
            coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
@@ -326,10 +323,10 @@ _PROCS = """
       LEFT JOIN (SELECT pk_layer, string_agg(DISTINCT pk_limit_record, ',') AS limits
                    FROM layer_limit JOIN limit_record USING (pk_limit_record)
                   GROUP BY pk_layer) held ON held.pk_layer = proc.pk_layer
-"""
-_ALL_PROCS = text(_PROCS)
-_PROCS_OF_SHOWS = text(f"{_PROCS} WHERE proc.pk_show = ANY(:shows)")
-_PROCS_BY_ID = text(f"{_PROCS} WHERE proc.pk_proc = ANY(:ids)")
+     WHERE (CAST(:shows AS varchar[]) IS NULL OR proc.pk_show = ANY(CAST(:shows AS varchar[])))
+       AND (CAST(:ids AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:ids AS varchar[])))
+    """
+)
 _ALIVE: Mapping[str, TextClause] = {
     "job": text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'"),
     "layer": text(
@@ -348,23 +345,17 @@ _UNFINISHED_COMMITS = text(
 _ROWS_PER_FETCH = 5000
 
 
-def procs(connection: Connection, show_ids: Collection[str] | None = None) -> Iterator[Row[Any]]:
-    """Procs of all managed shows, or of these among them, with their vertices: an empty id where there is none.
+def procs(
+    connection: Connection, show_ids: Collection[str] | None = None, *, proc_ids: Collection[str] | None = None
+) -> Iterator[Row[Any]]:
+    """Procs of managed shows, of these shows or ids where such are given, with their vertices: an empty id where there
+    is none.
 
     ``limits`` are ids joined by commas, in no order.
     """
-    if show_ids is None:
-        return _fetched(connection, _ALL_PROCS)
-    return _fetched(connection, _PROCS_OF_SHOWS, shows=list(show_ids))
-
-
-def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[Row[Any]]:
-    """Those of these procs that exist and belong to a managed show."""
-    return _fetched(connection, _PROCS_BY_ID, ids=list(proc_ids))
-
-
-def _fetched(connection: Connection, statement: TextClause, **wanted: list[str]) -> Iterator[Row[Any]]:
-    yield from connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(statement, wanted)
+    shows, ids = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids))
+    rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)
+    yield from rows.execute(_PROCS, {"shows": shows, "ids": ids})
 
 
 def alive(connection: Connection, table: str, ids: Collection[str]) -> set[str]:

@@ -127,7 +127,7 @@ class SteppedFarm:
     def booking(self, proc_id: str) -> Booking | None:
         """A proc as whoever ends it now knows it; None of a show that is not managed."""
         with self.engine.begin() as connection:
-            entries = entries_of(accounting.procs_by_id(connection, [proc_id]))
+            entries = entries_of(accounting.procs(connection, proc_ids=[proc_id]))
         return unpack_entry(proc_id, entries[proc_id]) if entries else None
 
     def managed(self, show: int) -> bool:
