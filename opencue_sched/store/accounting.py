@@ -131,9 +131,9 @@ def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
 # Each table is done in one transaction of its own, in three steps: find the rows that differ, lock them in id order (a
 # row that is locked is left for the next pass), sum again under the locks and write. Two triggers of the schema
 # stand in the way: job_resource raises when cores or GPUs grow past either maximum (it has no unlimited: -1 always
-# raises, and growing cores raise over GPUs), subscription when cores grow past the burst. A row they would refuse gets
-# its cap raised together with the count and put back by a second statement; the cap is read under the lock, so nobody's
-# change of it can be lost.
+# raises, and growing cores raise over GPUs), subscription when cores grow past the burst. So a row gets its caps raised
+# together with the count and put back by a second statement; they are read under the lock, so nobody's change of them
+# can be lost.
 
 _ROWS_PER_TRANSACTION = 500
 _WANTED = (
@@ -188,8 +188,8 @@ class _Table:
     def sums_of_rows(self) -> TextClause:
         return text(self.sums(f"{self.summed_by} = ANY(:ids)"))
 
-    def write(self, *, raising: bool) -> TextClause:
-        raised = "".join(f", {cap} = {_RAISED.format(cap=cap)}" for cap in self.caps if raising)
+    def write(self) -> TextClause:
+        raised = "".join(f", {cap} = {_RAISED.format(cap=cap)}" for cap in self.caps)
         return text(
             f"""UPDATE {self.name} SET int_cores = wanted.cores, int_gpus = wanted.gpus{raised}
                   FROM {_WANTED} WHERE {self.key} = wanted.id"""
@@ -230,23 +230,13 @@ def _write(connection: Connection, table: _Table, ids: Sequence[str], local: boo
     sums = connection.execute(table.sums_of_rows(), {"ids": list(locked), "local": local})
     used = dict.fromkeys(locked, (0, 0)) | {row.id: (row.cores, row.gpus) for row in sums}
     changed = {row_id: count for row_id, count in used.items() if count != tuple(locked[row_id][1:3])}
-    refused = {row_id: count for row_id, count in changed.items() if would_be_refused(count, locked[row_id])}
-    plain = {row_id: count for row_id, count in changed.items() if row_id not in refused}
-    if plain:
-        connection.execute(table.write(raising=False), _wanted(plain))
-    if refused:
+    if changed and table.caps:
         connection.execute(_QUIET)
-        connection.execute(table.write(raising=True), _wanted(refused))
-        connection.execute(table.restore(), _wanted({row_id: (*locked[row_id][3:], 0)[:2] for row_id in refused}))
+    if changed:
+        connection.execute(table.write(), _wanted(changed))
+    if changed and table.caps:
+        connection.execute(table.restore(), _wanted({row_id: (*locked[row_id][3:], 0)[:2] for row_id in changed}))
     return len(changed)
-
-
-def would_be_refused(count: tuple[int, int], row: Sequence[Any]) -> bool:
-    """Whether a trigger would raise on writing ``count`` (cores, GPUs) to a locked row (id, cores, GPUs, caps...)."""
-    _, cores, gpus, *caps = row
-    if count[0] <= cores and count[1] <= gpus:
-        return False
-    return any(value > cap for value, cap in zip(count, caps, strict=False))
 
 
 def _wanted(pairs: Mapping[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
