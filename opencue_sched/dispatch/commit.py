@@ -17,9 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
@@ -42,6 +43,7 @@ from opencue_sched.placement.policies.reservations import against_hold
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.promises import hold_of
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -299,7 +301,7 @@ class _Commit:
             )
         return committed, lost + taken_over, lowered
 
-    def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, store.LockedHost]:
+    def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, Row[Any]]:
         """Those of the hosts that could be locked.
 
         On a full farm a locked host is mostly one on which other frames have just ended, and that transaction takes
@@ -353,10 +355,8 @@ class _Commit:
 # What of a plan still holds against the locked rows and today's caps (design 3.6 b).
 
 
-def fit_hosts(
-    procs: Iterable[PlannedProc], hosts: Mapping[str, store.LockedHost]
-) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep, in plan order, what really fits the locked hosts.
+def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tuple[list[PlannedProc], list[Lost]]:
+    """Keep, in plan order, what really fits the locked hosts (store.lock_hosts).
 
     A host without a lock is locked by another transaction. One that went down, was locked by a person or changed its
     allocation since it was planned takes nothing. One that drains takes what its hold allows; a frame of the owner ends
@@ -366,6 +366,7 @@ def fit_hosts(
     lost: list[Lost] = []
     used: set[str] = set()
     left = {host.id: (host.centicores, host.memory_kb, host.gpus, host.gpu_memory_kb) for host in hosts.values()}
+    holds = {host.id: hold_of(host) for host in hosts.values()}
     for proc in procs:
         name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
         wanted = (centicores(takes.cores), takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
@@ -378,10 +379,10 @@ def fit_hosts(
         elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
             text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
             lost.append((proc, HostExhausted(text)))
-        elif host.id not in used and (why := against_hold(host.hold, proc.layer, left[host.id][0], host.now)):
+        elif host.id not in used and (why := against_hold(holds[host.id], proc.layer, left[host.id][0], host.now)):
             lost.append((proc, HostHeld(f"host {name} is kept for a wide frame of another layer: {why}")))
         else:
-            if host.hold is not None and host.hold.layer_id == proc.layer.id:
+            if host.hold_layer == proc.layer.id:
                 used.add(host.id)
             cores, memory, gpus, gpu_memory = (has - want for want, has in zip(wanted, left[host.id], strict=True))
             left[host.id] = cores, memory, gpus, gpu_memory
@@ -390,7 +391,7 @@ def fit_hosts(
 
 
 def fit_caps(
-    procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, store.CapRow]
+    procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
     """Drop what no longer fits a cap as it is ``now`` (by vertex, see ``store.read_caps``), and all under one that is
     being changed.
@@ -422,7 +423,7 @@ def fit_caps(
     return kept, [(proc, errors[proc.proc_id]) for proc in procs if proc.proc_id in errors], frozenset(lowered)
 
 
-def _today(caps: VertexCaps, row: store.CapRow | None) -> VertexCaps:
+def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
     """The vertex's caps as PostgreSQL has them. Of a vertex without a row: a deleted subscription allows nothing, the
     others have no cap any more."""
     if caps.kind is VertexKind.SUBSCRIPTION:

@@ -87,8 +87,8 @@ def keep_promises(
         begun = store.begin_duty(connection, role)
         if begun is None:
             return PromiseReport(kept=False)
-        if fence is not None and (begun.newest or 0) > fence:
-            raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.newest}")
+        if fence is not None and (begun.fence or 0) > fence:
+            raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.fence}")
         facilities = scoped_facilities(connection, settings)
         held = store.held_hosts(connection, facilities)
         if not settings.queue.reservations:

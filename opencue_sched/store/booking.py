@@ -9,14 +9,14 @@ of one row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, Hold, PlannedProc, centicores
+from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc, centicores
 from opencue_sched.store.pending import SWITCHED_ON
-from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
+from opencue_sched.store.promises import HELD, HOLD_COLUMNS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 FIRST_MEMORY_USED_KB = 262_144
@@ -58,10 +58,10 @@ _LOCK_THESE = """
         ORDER BY pk_host FOR NO KEY UPDATE {unless_locked}
     ) locked;
 """
-# In the order of the fields of LockedHost.
 _READ_LOCKED = f"""
-    SELECT h.pk_host, h.pk_alloc, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
-           h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle,
+    SELECT h.pk_host AS id, h.pk_alloc AS alloc_id, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
+           h.int_cores_idle AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
+           h.int_gpu_mem_idle AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
@@ -179,36 +179,6 @@ _TAKE_FROM_HOSTS = text(
 )
 
 
-class LockedHost(NamedTuple):
-    """A host row this transaction has locked. Centicores, KB, whole GPUs. ``up``: UP and OPEN.
-
-    ``hold``: for whom it drains, which stays so until this transaction ends. ``now``: epoch seconds of the database.
-    """
-
-    id: str
-    alloc_id: str
-    up: bool
-    centicores: int
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
-    now: float = 0.0
-    hold: Hold | None = None
-
-
-class CapRow(NamedTuple):
-    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); ``vertex``: its kind (sub, folder,
-    job, limit) and ids, with colons between.
-
-    ``steady``: it stays so until this transaction ends. Otherwise another transaction is changing it.
-    """
-
-    vertex: str
-    cores: int
-    gpus: int
-    steady: bool
-
-
 def set_timeouts(connection: Connection, *, statement: float, lock: float, idle: float, whole: float) -> None:
     """Bound this transaction on the server, in seconds; ``whole`` only where the server can (PostgreSQL 17)."""
     parameters = {
@@ -230,28 +200,31 @@ def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: S
     return frozenset(connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after), parameters).scalars())
 
 
-def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_seconds: float) -> dict[str, LockedHost]:
+def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_seconds: float) -> dict[str, Row[Any]]:
     """Lock hosts, by id, in key order, as who ends frames does, in one message.
+
+    Of each: whether it is ``up`` (UP and OPEN) and in which ``alloc_id``; what is idle (``centicores``, ``memory_kb``,
+    ``gpus``, ``gpu_memory_kb``); for whom it drains (``promises.hold_of``), which stays so until this transaction ends;
+    and the database's clock (``now``, epoch seconds).
 
     A host that is locked is waited for. When one takes longer than ``wait_seconds`` the database's error is raised:
     `lock_free_hosts` is what may follow it.
     """
     parameters = {"hosts": sorted(host_ids), "wait_ms": _milliseconds(wait_seconds)}
-    return _locked(connection.execute(_LOCK_HOSTS, parameters))
+    return {row.id: row for row in connection.execute(_LOCK_HOSTS, parameters)}
 
 
-def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
+def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, Row[Any]]:
     """After `lock_hosts`, also after its error: give back what it locked, and lock those hosts that are free now."""
-    return _locked(connection.execute(_LOCK_FREE_HOSTS, {"hosts": sorted(host_ids)}))
+    return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": sorted(host_ids)})}
 
 
-def _locked(rows: Iterable[Row[Any]]) -> dict[str, LockedHost]:
-    return {row.pk_host: LockedHost._make((*row[: len(LockedHost._fields) - 1], hold_of(row))) for row in rows}
-
-
-def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, CapRow]:
+def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, Row[Any]]:
     """The caps of these procs' vertices as they are now, by vertex, kept from changing until the transaction ends, in
     one message. One that no longer exists has no row.
+
+    A vertex is its kind (sub, folder, job, limit) and ids, with colons between; ``cores`` are centicores, of a limit
+    frames. ``steady``: it stays so until the transaction ends; otherwise another one is changing it.
     """
     vertices = [proc.vertices for proc in procs]
     subscriptions = sorted({(it.show_id, it.alloc_id) for it in vertices})
@@ -270,7 +243,7 @@ def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str,
         "jobs": jobs,
         "limits": limits,
     }
-    return {row.vertex: CapRow(*row) for row in connection.execute(_CAPS, parameters)}
+    return {row.vertex: row for row in connection.execute(_CAPS, parameters)}
 
 
 def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
@@ -58,18 +58,14 @@ _BEGIN = text(
 )
 
 
-class Begun(NamedTuple):
-    """``now`` is the database's clock in epoch seconds; ``newest`` the fence of the leader elected last, if any."""
+def begin_duty(connection: Connection, role: str) -> Row[Any] | None:
+    """Begin the task's transaction; None when another process is in one.
 
-    now: float
-    newest: int | None
-
-
-def begin_duty(connection: Connection, role: str) -> Begun | None:
-    """Begin the task's transaction; None when another process is in one. ``role`` is the leader's, as fences.py names
-    it."""
+    The database's clock in epoch seconds (``now``), and the ``fence`` of the leader elected last of this ``role``, as
+    fences.py names it, if any.
+    """
     row = connection.execute(_BEGIN, {"key": _LOCK_KEY, "role": role}).one()
-    return Begun(row.now, row.fence) if row.mine else None
+    return row if row.mine else None
 
 
 _HOST_KINDS = text(

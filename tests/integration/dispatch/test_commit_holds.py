@@ -122,7 +122,7 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
         facts = check_schema(connection)
     with farm.engine.begin() as books:
         booking.lock_frames(books, planned(farm, farm.narrow), facts)
-        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold is None
+        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is None
         with farm.engine.begin() as grants:
             assert store.grant_holds(grants, [(first, hold)]) == frozenset()
     with farm.engine.begin() as grants:
@@ -132,7 +132,7 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
                 booking.lock_hosts(books, [first], wait_seconds=0.01)
             assert booking.lock_free_hosts(books, [first]) == {}
     with farm.engine.begin() as books:
-        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold is not None
+        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is not None
 
 
 def test_a_hold_costs_a_commit_no_statement(farm: WideFarm, settings: Settings) -> None:
