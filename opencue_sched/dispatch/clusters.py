@@ -15,10 +15,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 from redis.exceptions import RedisError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
@@ -39,7 +40,6 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts
 from opencue_sched.store.pending import (
-    AllocationTag,
     WaitingTag,
     facility_ids,
     fetch_headroom,
@@ -96,15 +96,16 @@ def scoped_facilities(connection: Connection, settings: Settings) -> list[str] |
 
 
 def build_clusters(
-    tags: Iterable[AllocationTag],
+    tags: Iterable[Row[Any]],
     subscriptions: Iterable[tuple[str, str]],
     *,
     ignore_tags: Iterable[str],
     queue: Queue,
 ) -> frozenset[Cluster]:
-    """The clusters of (show id, allocation id) ``subscriptions`` over the ``tags`` of the allocations' hosts. Pure."""
+    """The clusters of (show id, allocation id) ``subscriptions`` over the ``tags`` of the allocations' hosts, as
+    tags_of_allocations has them. Pure."""
     ignored = {normalise_tag(tag) for tag in ignore_tags}
-    tags_by_alloc: dict[str, list[AllocationTag]] = defaultdict(list)
+    tags_by_alloc: dict[str, list[Row[Any]]] = defaultdict(list)
     for tag in tags:
         if tag.tag and tag.tag not in ignored:
             tags_by_alloc[tag.alloc_id].append(tag)

@@ -446,7 +446,8 @@ _FACILITY_IDS = text("SELECT pk_facility FROM facility WHERE str_name = :name OR
 
 _TAGS_OF_ALLOCATIONS = text(
     """
-    SELECT DISTINCT a.pk_facility, h.pk_alloc, upper(t.str_tag_type) AS tag_type, replace(t.str_tag, ' ', '') AS tag
+    SELECT DISTINCT a.pk_facility AS facility_id, h.pk_alloc AS alloc_id, upper(t.str_tag_type) AS tag_type,
+           replace(t.str_tag, ' ', '') AS tag
     FROM host_tag t
     JOIN host h ON h.pk_host = t.pk_host
     JOIN alloc a ON a.pk_alloc = h.pk_alloc
@@ -485,15 +486,6 @@ _WAITING_TAGS = text(
 )
 
 
-class AllocationTag(NamedTuple):
-    """A tag, without spaces, that at least one host of an allocation carries. ``tag_type`` is a TagType, or unknown."""
-
-    facility_id: str
-    alloc_id: str
-    tag_type: str
-    tag: str
-
-
 WaitingTag = tuple[str, str, str]
 """The ids of a facility and a show, and a tag that a layer of theirs with waiting frames asks for."""
 
@@ -503,9 +495,10 @@ def facility_ids(connection: Connection, name: str) -> list[str]:
     return list(connection.execute(_FACILITY_IDS, {"name": name}).scalars())
 
 
-def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> list[AllocationTag]:
-    """Every distinct tag of every allocation's hosts, in ``facilities`` or everywhere."""
-    return [AllocationTag(*row) for row in connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities})]
+def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> Sequence[Row[Any]]:
+    """Every distinct ``tag``, without spaces, of every allocation's hosts, in ``facilities`` or everywhere, with its
+    ``facility_id`` and ``alloc_id``. ``tag_type`` is a TagType, or unknown."""
+    return connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities}).all()
 
 
 def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:

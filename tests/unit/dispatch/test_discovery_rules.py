@@ -1,16 +1,18 @@
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.dispatch.clusters import build_clusters
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
-from opencue_sched.store.pending import AllocationTag
 
 QUEUE = Queue(manual_tags_chunk_size=2, hostname_tags_chunk_size=3)
 
 
-def tag(alloc: str, kind: str, name: str, facility: str = "f") -> AllocationTag:
-    return AllocationTag(facility, alloc, kind, name)
+def tag(alloc: str, kind: str, name: str, facility: str = "f") -> Any:
+    return SimpleNamespace(facility_id=facility, alloc_id=alloc, tag_type=kind, tag=name)
 
 
 def test_each_allocation_tag_is_a_cluster_of_its_own() -> None:
