@@ -78,4 +78,4 @@ def hold_hosts(connection: Connection, chance: random.Random) -> list[str]:
         free_at = row.now + FREE_IN_SECONDS if chance.random() < 0.5 else None
         holds[row.pk_host] = Hold(row.pk_layer, row.pk_job, cores, 0, 0, row.now + HOLD_SECONDS, free_at)
     names = {row.pk_host: row.str_name for row in rows}
-    return sorted(names[host_id] for host_id in grant_holds(connection, holds.items()))
+    return sorted(names[host_id] for host_id in grant_holds(connection, holds))

@@ -98,7 +98,6 @@ def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
 
 # Caps, read and written.
 
-_WITH_CAPS = tuple(kind for kind in VertexKind if kind is not VertexKind.LAYER)
 _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
 _IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")
 
@@ -110,11 +109,16 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     """
     wanted: dict[VertexKind, list[tuple[str, ...]]] = {}
     for ref in filter(None, map(keys.parse, vertex_keys)):
-        wanted.setdefault(ref.kind, []).append(ref.ids)
+        if ref.kind is not VertexKind.LAYER:
+            wanted.setdefault(ref.kind, []).append(ref.ids)
     imported = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
-        rows = _rows_of(connection, wanted, imported)
+        rows = [
+            _cap_row(kind, row)
+            for kind, ids in wanted.items()
+            for row in store.fetch_caps(connection, kind, imported, ids=ids)
+        ]
     _add_absent_subscriptions(rows, vertex_keys)
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
@@ -140,18 +144,10 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
 def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
     """Vertex keys and hash fields of all caps of these shows, and of every limit."""
     return [
-        _cap_row(kind, row) for kind in _WITH_CAPS for row in store.caps_of_shows(connection, kind, show_ids, imported)
-    ]
-
-
-def _rows_of(
-    connection: Connection, wanted: Mapping[VertexKind, Sequence[tuple[str, ...]]], imported: Mapping[str, str]
-) -> list[CapRow]:
-    return [
         _cap_row(kind, row)
-        for kind in _WITH_CAPS
-        if kind in wanted
-        for row in store.caps_by_id(connection, kind, wanted[kind], imported)
+        for kind in VertexKind
+        if kind is not VertexKind.LAYER
+        for row in store.fetch_caps(connection, kind, imported, show_ids=show_ids)
     ]
 
 

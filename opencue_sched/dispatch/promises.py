@@ -139,7 +139,7 @@ class _Duty:
         store.write_debts(self.connection, debts, self.facilities)
         gone = store.end_holds(self.connection, ended)
         store.renew_holds(self.connection, renewed)
-        there = store.grant_holds(self.connection, granted.items())
+        there = store.grant_holds(self.connection, granted)
         return PromiseReport(
             granted={host_id: hold for host_id, hold in granted.items() if host_id in there},
             ended=gone,

@@ -104,26 +104,24 @@ def has_release_trigger(connection: Connection) -> bool:
     return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
 
 
-def caps_by_id(
-    connection: Connection, kind: str, ids: Collection[tuple[str, ...]], imported: Mapping[str, str]
+def fetch_caps(
+    connection: Connection,
+    kind: str,
+    imported: Mapping[str, str],
+    *,
+    ids: Collection[tuple[str, ...]] | None = None,
+    show_ids: Collection[str] = (),
 ) -> Sequence[Row[Any]]:
-    """Rows of ids and caps of these vertices of a kind; one that does not exist has no row.
+    """Rows of ids and caps of vertices of a kind: of these ``ids``, where one that does not exist has no row; or of all
+    in these shows, but of FINISHED jobs, and of every limit.
 
     ``imported``: the shows whose frames the ledger has, each with the version of its row then.
     """
-    wanted = {"first": [found[0] for found in ids], "second": [found[-1] for found in ids]}
-    return connection.execute(_BY_ID[kind], wanted | _imported(imported)).all()
-
-
-def caps_of_shows(
-    connection: Connection, kind: str, show_ids: Collection[str], imported: Mapping[str, str]
-) -> Sequence[Row[Any]]:
-    """The same of all vertices of a kind in these shows, but of FINISHED jobs, and of every limit."""
-    return connection.execute(_OF_SHOWS[kind], {"shows": list(show_ids)} | _imported(imported)).all()
-
-
-def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
-    return {"imported": list(imported), "versions": list(imported.values())}
+    wanted = {"imported": list(imported), "versions": list(imported.values())}
+    if ids is None:
+        return connection.execute(_OF_SHOWS[kind], {**wanted, "shows": list(show_ids)}).all()
+    pairs = {"first": [it[0] for it in ids], "second": [it[-1] for it in ids]}
+    return connection.execute(_BY_ID[kind], {**wanted, **pairs}).all()
 
 
 # The five accounting tables of OpenCue, brought to what the proc table says (managed shows, only rows that differ).

@@ -273,11 +273,10 @@ def renew_holds(connection: Connection, holds: Mapping[str, Hold]) -> None:
     connection.execute(_RENEW, {"hosts": hosts, "holds": _as_json(holds, hosts), "until": until})
 
 
-def grant_holds(connection: Connection, holds: Iterable[tuple[str, Hold]]) -> frozenset[str]:
+def grant_holds(connection: Connection, holds: Mapping[str, Hold]) -> frozenset[str]:
     """Hold these hosts, by id; the ids of those that nobody had locked, and nobody held. They stay locked."""
-    wanted = dict(holds)
-    locked = connection.execute(_LOCK_HOSTS, {"hosts": sorted(wanted)}).scalars().all()
-    return frozenset(connection.execute(_GRANT, {"holds": _as_json(wanted, locked)}).scalars())
+    locked = connection.execute(_LOCK_HOSTS, {"hosts": sorted(holds)}).scalars().all()
+    return frozenset(connection.execute(_GRANT, {"holds": _as_json(holds, locked)}).scalars())
 
 
 def _as_json(holds: Mapping[str, Hold], hosts: Iterable[str]) -> str:

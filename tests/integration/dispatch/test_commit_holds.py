@@ -124,9 +124,9 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
         booking.lock_frames(books, planned(farm, farm.narrow), facts)
         assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is None
         with farm.engine.begin() as grants:
-            assert store.grant_holds(grants, [(first, hold)]) == frozenset()
+            assert store.grant_holds(grants, {first: hold}) == frozenset()
     with farm.engine.begin() as grants:
-        assert store.grant_holds(grants, [(first, hold)]) == {first}
+        assert store.grant_holds(grants, {first: hold}) == {first}
         with farm.engine.begin() as books:
             with pytest.raises(OperationalError, match="lock timeout"):
                 booking.lock_hosts(books, [first], wait_seconds=0.01)
