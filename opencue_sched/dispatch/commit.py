@@ -60,6 +60,7 @@ _IDLE = 0.15
 _WHOLE = 0.95
 
 _RETRY_PAUSE_SECONDS = 0.02
+_PREFIX = "acct:"
 
 Lost = tuple[PlannedProc, BookingError]
 
@@ -280,7 +281,7 @@ class _Commit:
         # (b) Hosts, then caps, which stay as they are until COMMIT.
         hosts = self._lock_hosts(connection, {p.host.id for p in kept})
         self._next()
-        kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, kept))
+        kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, by_vertex(kept)))
         kept, without_host = fit_hosts(kept, hosts)
         lost += without_cap + without_host
         # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
@@ -390,6 +391,15 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
     return kept, lost
 
 
+def by_vertex(procs: Iterable[PlannedProc]) -> dict[str, list[PlannedProc]]:
+    """The procs under each vertex that has caps, by its kind and ids, as ``store.read_caps`` takes them."""
+    found: dict[str, list[PlannedProc]] = defaultdict(list)
+    for proc in procs:
+        for key in keys.capped(proc.vertices):
+            found[key.removeprefix(_PREFIX)].append(proc)
+    return found
+
+
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
@@ -402,14 +412,10 @@ def fit_caps(
     cap Redis knows higher than it is: it should load those again. A vertex without an entry in ``booked_under`` is not
     compared.
     """
-    by_vertex: dict[str, list[PlannedProc]] = defaultdict(list)
-    for proc in procs:
-        for key in keys.capped(proc.vertices):
-            by_vertex[key].append(proc)
     errors: dict[str, BookingError] = {}
     lowered = set()
-    for key, members in by_vertex.items():
-        row = now.get(key.removeprefix("acct:"))
+    for vertex, members in by_vertex(procs).items():
+        key, row = f"{_PREFIX}{vertex}", now.get(vertex)
         if row is not None and not row.steady:
             for proc in members:
                 errors[proc.proc_id] = CapChanging(f"another transaction is changing the cap of {key}")

@@ -95,21 +95,21 @@ _CAPS = text(
     WHERE NOT pg_try_advisory_xact_lock_shared(hashtextextended('opencue_sched_caps:' || name, 0))
        OR NOT pg_try_advisory_xact_lock_shared(
               hashtext('opencue_sched_caps:' || split_part(name, ':', 1)), hashtext(name) & 1023);
+    WITH wanted AS MATERIALIZED (
+        SELECT name, split_part(name, ':', 1) AS kind, split_part(name, ':', 2) AS id, split_part(name, ':', 3) AS alloc
+        FROM unnest(CAST(:vertices AS varchar[])) AS name
+    )
     SELECT vertex, cores, gpus, vertex <> ALL(changing.names) AS steady
     FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
-        SELECT concat_ws(':', 'sub', sub.pk_show, sub.pk_alloc) AS vertex,
-               CAST(sub.int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
-        FROM unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(pk_show, pk_alloc)
-        JOIN subscription sub ON sub.pk_show = wanted.pk_show AND sub.pk_alloc = wanted.pk_alloc
+        SELECT name AS vertex, CAST(int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
+        FROM wanted JOIN subscription ON kind = 'sub' AND pk_show = id AND pk_alloc = alloc
         UNION ALL
-        SELECT 'folder:' || pk_folder, int_max_cores, int_max_gpus
-        FROM folder_resource WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
+        SELECT name, int_max_cores, int_max_gpus FROM wanted JOIN folder_resource ON kind = 'folder' AND pk_folder = id
         UNION ALL
-        SELECT 'job:' || pk_job, int_max_cores, int_max_gpus
-        FROM job_resource WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
+        SELECT name, int_max_cores, int_max_gpus FROM wanted JOIN job_resource ON kind = 'job' AND pk_job = id
         UNION ALL
-        SELECT 'limit:' || pk_limit_record, COALESCE(int_max_value, 0), -1
-        FROM limit_record WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
+        SELECT name, COALESCE(int_max_value, 0), -1
+        FROM wanted JOIN limit_record ON kind = 'limit' AND pk_limit_record = id
     ) caps
     """
 )
@@ -219,31 +219,14 @@ def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[s
     return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": sorted(host_ids)})}
 
 
-def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, Row[Any]]:
-    """The caps of these procs' vertices as they are now, by vertex, kept from changing until the transaction ends, in
-    one message. One that no longer exists has no row.
+def read_caps(connection: Connection, vertices: Collection[str]) -> dict[str, Row[Any]]:
+    """The caps of vertices as they are now, kept from changing until the transaction ends, in one message. One that no
+    longer exists has no row.
 
     A vertex is its kind (sub, folder, job, limit) and ids, with colons between; ``cores`` are centicores, of a limit
     frames. ``steady``: it stays so until the transaction ends; otherwise another one is changing it.
     """
-    vertices = [proc.vertices for proc in procs]
-    subscriptions = sorted({(it.show_id, it.alloc_id) for it in vertices})
-    folders, jobs = sorted({it.folder_id for it in vertices}), sorted({it.job_id for it in vertices})
-    limits = sorted({limit for it in vertices for limit in it.limit_ids})
-    parameters = {
-        "vertices": [
-            *(f"sub:{show}:{alloc}" for show, alloc in subscriptions),
-            *(f"folder:{folder}" for folder in folders),
-            *(f"job:{job}" for job in jobs),
-            *(f"limit:{limit}" for limit in limits),
-        ],
-        "shows": [show for show, _ in subscriptions],
-        "allocs": [alloc for _, alloc in subscriptions],
-        "folders": folders,
-        "jobs": jobs,
-        "limits": limits,
-    }
-    return {row.vertex: row for row in connection.execute(_CAPS, parameters)}
+    return {row.vertex: row for row in connection.execute(_CAPS, {"vertices": sorted(vertices)})}
 
 
 def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting.keys import Booking, VertexCaps
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.commit import fit_caps
+from opencue_sched.dispatch.commit import by_vertex, fit_caps
 from opencue_sched.dispatch.failures import in_doubt
 from opencue_sched.domain.farm import PlannedProc, Reservation
 from opencue_sched.store.booking import read_caps
@@ -102,7 +102,7 @@ class Booker:
         self, connection: Connection, attempts: Sequence[Attempt], caps: Mapping[str, VertexCaps]
     ) -> Sequence[Attempt]:
         planned = [attempt.planned() for attempt in attempts]
-        kept, _, _ = fit_caps(planned, caps, read_caps(connection, planned))
+        kept, _, _ = fit_caps(planned, caps, read_caps(connection, by_vertex(planned)))
         ids = {proc.proc_id for proc in kept}
         return [a for a in attempts if a.booking.proc_id in ids and self._insert(connection, a)]
 

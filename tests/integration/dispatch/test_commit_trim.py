@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
+from opencue_sched.dispatch.commit import by_vertex
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
@@ -324,7 +325,7 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
 ) -> None:
     farm = CapFarm(engine, settings)
     with engine.begin() as booking:
-        assert all(row.steady for row in read_caps(booking, farm.procs).values())
+        assert all(row.steady for row in read_caps(booking, by_vertex(farm.procs)).values())
         with pytest.raises(OperationalError, match="lock timeout"), engine.begin() as other:
             other.execute(text("SET LOCAL lock_timeout = '20ms'"))
             other.execute(text(statement))
@@ -336,7 +337,7 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
 def test_a_commit_that_dies_after_it_read_the_caps_lets_them_change(engine: Engine, settings: Settings) -> None:
     farm = CapFarm(engine, settings)
     booking = engine.connect()
-    read_caps(booking, farm.procs)
+    read_caps(booking, by_vertex(farm.procs))
     pid = booking.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
     with engine.begin() as other:
         assert other.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
@@ -386,7 +387,7 @@ def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, setti
     """Cuebot's counters are in the same rows; and who lifts a cap puts it back in the same transaction."""
     farm = CapFarm(engine, settings)
     with engine.begin() as booking:
-        read_caps(booking, farm.procs)
+        read_caps(booking, by_vertex(farm.procs))
         with engine.begin() as other:
             other.execute(text("SET LOCAL lock_timeout = '20ms'"))
             for table in ("subscription", "folder_resource", "job_resource"):
@@ -396,4 +397,4 @@ def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, setti
             other.rollback()
         with engine.begin() as other:
             other.execute(text("UPDATE job_resource SET int_cores = int_cores + 100"))
-            assert all(row.steady for row in read_caps(booking, farm.procs).values())
+            assert all(row.steady for row in read_caps(booking, by_vertex(farm.procs)).values())
