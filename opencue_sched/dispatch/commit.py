@@ -292,7 +292,7 @@ class _Commit:
         except SQLAlchemyError as error:
             if not waited_too_long(error):
                 raise
-            self._next(3)
+            self._next(2)
             store.take_back_writes(connection)
             free = store.lock_free_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
             busy = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")

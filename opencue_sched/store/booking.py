@@ -122,8 +122,13 @@ _COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
 _LOCK_STATS = text(f"{_COUNTERS_OF_LAYERS}; {_COUNTERS_OF_JOBS}")
-_LOCK_FREE_LAYER_STATS = text(f"{_COUNTERS_OF_LAYERS} SKIP LOCKED")
-_LOCK_FREE_JOB_STATS = text(f"{_COUNTERS_OF_JOBS} SKIP LOCKED")
+_LOCK_FREE_STATS = text(
+    f"""
+    WITH layers AS MATERIALIZED ({_COUNTERS_OF_LAYERS} SKIP LOCKED),
+    jobs AS MATERIALIZED ({_COUNTERS_OF_JOBS} SKIP LOCKED)
+    SELECT pk_layer FROM layers UNION ALL SELECT pk_job FROM jobs
+    """  # noqa: S608 - only our own constants
+)
 _BACK = text("ROLLBACK TO SAVEPOINT opencue_sched_unwritten")
 
 _INSERT_PROCS = text(
@@ -239,9 +244,8 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
     """The same for the counters nobody else has locked: ids of their layers and jobs."""
-    layers = connection.execute(_LOCK_FREE_LAYER_STATS, {"layers": list(layer_ids)}).scalars().all()
-    jobs = connection.execute(_LOCK_FREE_JOB_STATS, {"jobs": list(job_ids)}).scalars().all()
-    return frozenset((*layers, *jobs))
+    parameters = {"layers": list(layer_ids), "jobs": list(job_ids)}
+    return frozenset(connection.execute(_LOCK_FREE_STATS, parameters).scalars())
 
 
 def take_back_writes(connection: Connection) -> None:
