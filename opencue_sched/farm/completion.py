@@ -38,7 +38,6 @@ from opencue_sched.farm.model import (
 )
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, frame_memory, procs, release
-from opencue_sched.store.frame_memory import OutOfMemory
 from opencue_sched.store.procs import DeletedProc
 from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
@@ -211,11 +210,7 @@ def _adapt_memory(
     for frame in stopped.values():
         if frame.state == FrameState.SUCCEEDED and frame.max_rss_kb > 0:
             peaks[frame.layer_id] = max(peaks.get(frame.layer_id, 0), frame.max_rss_kb)
-    failed = [
-        OutOfMemory(run.frame_id, run.layer_id, run.memory_reserved_kb)
-        for ending in endings
-        if (run := ending.run).frame_id in stopped and ending.memory_failure and ending.releases
-    ]
+    failed = [it.run for it in endings if it.run.frame_id in stopped and it.memory_failure and it.releases]
     starved = {it.layer_id for it in failed}
     release.lower_layer_memory(connection, {layer: rss for layer, rss in peaks.items() if layer not in starved})
     if failed:

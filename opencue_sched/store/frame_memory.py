@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
+
+from opencue_sched.store.procs import Run
 
 MEMORY_INCREASE_KB = 2_097_152
 """How much more memory is asked for after a memory failure when the service does not say."""
@@ -107,14 +108,6 @@ _FORGET = text(
 )
 
 
-class OutOfMemory(NamedTuple):
-    """A frame that died for want of memory, and what it had reserved."""
-
-    frame_id: str
-    layer_id: str
-    reserved_kb: int
-
-
 def largest_hosts(connection: Connection, layer_ids: Collection[str]) -> dict[str, int]:
     """The memory of the largest host that each layer's frames could ever run on; no entry where there is none."""
     rows = connection.execute(_LARGEST_HOSTS, {"layers": list(layer_ids)})
@@ -122,7 +115,7 @@ def largest_hosts(connection: Connection, layer_ids: Collection[str]) -> dict[st
 
 
 def ask_for_more(
-    connection: Connection, failed: Sequence[OutOfMemory], *, frames_to_raise: int
+    connection: Connection, failed: Sequence[Run], *, frames_to_raise: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """After memory failures: each frame asks for what it had and the service's increase (2 GB where it says nothing).
 
@@ -130,7 +123,7 @@ def ask_for_more(
     optimized; of a show that is not managed by us one frame is enough, as nobody else reads what frames ask for.
     Returns what each frame, and each layer with so many frames, asks for now.
     """
-    rows = [{"frame": it.frame_id, "layer": it.layer_id, "reserved": it.reserved_kb} for it in failed]
+    rows = [{"frame": it.frame_id, "layer": it.layer_id, "reserved": it.memory_reserved_kb} for it in failed]
     parameters = {"rows": json.dumps(rows), "increase": MEMORY_INCREASE_KB}
     frames = {row.pk_frame: row.memory_kb for row in connection.execute(_AFTER_FAILURES, parameters)}
     raising = {"layers": list({it.layer_id for it in failed}), "frames": frames_to_raise}
