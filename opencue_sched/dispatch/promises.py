@@ -26,7 +26,7 @@ from opencue_sched.domain.cluster import Verdict, normalise_tag
 from opencue_sched.domain.farm import Hold, Host, Layer
 from opencue_sched.domain.frames import Rules, smallest_need
 from opencue_sched.errors import FencedOff
-from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
+from opencue_sched.placement.planner import policy_for
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, RunningFrame
 from opencue_sched.settings import Settings
@@ -95,7 +95,8 @@ def keep_promises(
             store.write_debts(connection, {}, facilities)
             report = PromiseReport(ended=store.end_holds(connection, held))
         else:
-            report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
+            rules = policy_for(settings.queue).rules
+            report = _Duty(connection, settings, facts, in_use, facilities, rules, begun.now).run(held)
     for host_id, hold in report.granted.items():
         expected = None if hold.free_at is None else round(hold.free_at - begun.now)
         log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
@@ -113,12 +114,8 @@ class _Duty:
     facts: SchemaFacts
     in_use: CoresInUse
     facilities: Sequence[str] | None
+    rules: Rules
     now: float
-    rules: Rules = field(init=False)
-
-    def __post_init__(self) -> None:
-        queue = self.settings.queue
-        self.rules = Rules(queue.memory_stranded_threshold // 1024, mem_reserved_min_kb=MEM_RESERVED_MIN_KB)
 
     def run(self, held: frozenset[str]) -> PromiseReport:
         block_seconds = self.settings.queue.reservation_block_time
