@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from opencue_sched.accounting import caps, keys
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
@@ -67,15 +67,15 @@ def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World, monk
     late = make_ledger(world.engine, world.store.client, owner="late")
     kept: list[Any] = []
     monkeypatch.setattr(late, "write_caps", lambda *read: kept.append(read) or (0, 0))
-    read = caps._rows_of
+    read = store.fetch_caps
 
-    def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(caps, "_rows_of", read)
+    def interrupted(*args: Any, **wanted: Any) -> Any:
+        monkeypatch.setattr(store, "fetch_caps", read)
         load_caps(world.engine, late, [key])
         world.sql("UPDATE job_resource SET int_max_cores = 500")
-        return read(*args)
+        return read(*args, **wanted)
 
-    monkeypatch.setattr(caps, "_rows_of", interrupted)
+    monkeypatch.setattr(store, "fetch_caps", interrupted)
     load_caps(world.engine, world.ledger, [key])
     written = fields(world, key)["int_max_cores"]
     world.ledger.write_caps(*kept[0])
