@@ -1,12 +1,11 @@
-"""Reading a file that a person wrote - a job file, a settings file - without the surprises of YAML, in bounded time.
+"""Reading a file that a person wrote - a job file, a settings file - without the surprises of YAML.
 
 YAML 1.1 turns ``shot: 0010`` into 8, ``name: no`` into false, ``1:30`` into 90 and ``2026-01-01`` into a date, and of a
-key that is given twice it quietly keeps the second. Here numbers are plain numbers, only true and false are flags,
-everything else is text, and a key given twice is an error.
+key that is given twice it quietly keeps the second. Here numbers are plain numbers of at most 18 digits, only true and
+false are flags, everything else is text, and a key given twice is an error.
 
-A file has at most 2 MiB and 100,000 values, also with each alias written out, and is nested at most 32 deep; PyYAML
-reads some 15,000 values in a second. Control characters (but tab and line breaks), halves of surrogate
-pairs and numbers of more than 18 digits are refused by the path of their field.
+A file has at most 2 MiB and 100,000 values, also with each alias written out, and is nested at most 32 deep. Control
+characters (but tab and line breaks) and halves of surrogate pairs are refused by the path of their field.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Hashable, Iterator
+from itertools import islice
 from typing import IO, Any
 
 import yaml
@@ -27,11 +26,12 @@ MOST_BYTES = 2 * 1024**2
 MOST_VALUES = 100_000
 MOST_DEPTH = 32
 _MOST_PROBLEMS = 50
-_MOST_NUMBER = 10**18
 _ODD_IN_A_KEY = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _ODD_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
-_NUMBER = r"-?(?:0|[1-9][0-9]*)"
+_NUMBER = r"-?(?:0|[1-9][0-9]{0,17})"
+_CUT_OFF = re.compile(r"[ \t]+(#[A-Za-z][A-Za-z0-9_]*#)")
+_BLOCKS = ("|", ">")
 
 
 class InvalidFile(InvalidInput):
@@ -43,50 +43,47 @@ class InvalidFile(InvalidInput):
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with the scalars of YAML 1.2's core, no more."""
+    """A safe loader with the tags and scalars of YAML 1.2's core, no more."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
+    yaml_constructors = {  # noqa: RUF012 - PyYAML's own name
+        tag: yaml.SafeLoader.yaml_constructors[tag]
+        for tag in (None, *(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
+    }
 
-    composed = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.composed += 1
-        if self.composed > MOST_VALUES:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"more than {MOST_VALUES:,} values", mark)
-        return super().compose_node(parent, index)
+    def construct_scalar(self, node: Any) -> Any:
+        # A # after a space begins a comment in any YAML: ``command: render #IFRAME# --out x`` would be ``render``.
+        mark = node.end_mark
+        cut_off = isinstance(node, yaml.ScalarNode) and node.style not in _BLOCKS
+        if cut_off and (comment := _CUT_OFF.match(mark.buffer, mark.pointer)):
+            raise InvalidFile(
+                f"line {mark.line + 1}: {comment[1]} and what follows is a comment here; put the text in quotes"
+            )
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {str(key)[:60]!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"key {key.value[:60]!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return mapping
 
 
-_SCALARS = {
-    "bool": (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)\Z"), "tTfF"),
-    "int": (re.compile(rf"^{_NUMBER}\Z"), "-0123456789"),
-    "float": (re.compile(rf"^{_NUMBER}\.[0-9]+(?:[eE][-+]?[0-9]+)?\Z"), "-0123456789"),
-    "null": (re.compile(r"^(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
-}
-for _name, (_pattern, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+for _kind, _pattern, _first in (
+    ("bool", "(?:true|True|TRUE|false|False|FALSE)", "tTfF"),
+    ("int", _NUMBER, "-0123456789"),
+    ("float", rf"{_NUMBER}\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
+    ("null", "(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^{_pattern}\Z"), list(_first))
 
 
 def read_text(stream: IO[bytes]) -> str:
     """The text of an open file, of which no more is read than it may have. Raises InvalidFile."""
-    return as_text(stream.read(MOST_BYTES + 1))
-
-
-def as_text(content: bytes) -> str:
-    """The text of a file's content. Raises InvalidFile."""
+    content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise InvalidFile(f"has more than {MOST_BYTES // 1024**2} MiB")
     try:
@@ -95,17 +92,12 @@ def as_text(content: bytes) -> str:
         raise InvalidFile(f"not UTF-8 text (byte {error.start + 1})") from error
 
 
-def read_yaml(text: str, check: Callable[[yaml.Node, str], Iterator[str]] | None = None) -> Any:
-    """What YAML text says. ``check`` finds more problems in the nodes of the text. Raises InvalidFile."""
+def read_yaml(text: str) -> Any:
+    """What YAML text says. Raises InvalidFile."""
     try:
         loader = _Loader(text)
         try:
-            root = loader.get_single_node()
-            if root is None:
-                return None
-            _size(root, {}, 0)
-            _refuse(chain(_node_problems(root), check(root, text) if check else ()))
-            return _checked(loader.construct_document(root))
+            return _checked(loader.get_single_data())
         finally:
             loader.dispose()
     except yaml.reader.ReaderError as error:
@@ -117,14 +109,19 @@ def read_yaml(text: str, check: Callable[[yaml.Node, str], Iterator[str]] | None
         raise InvalidFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
     except RecursionError as error:
         raise InvalidFile(f"not YAML: nested more than {MOST_DEPTH} deep") from error
-    except (ValueError, OverflowError) as error:  # an escape in a text in quotes that stands for no character
+    except (ValueError, OverflowError, KeyError) as error:  # an escape without a character, a text with a wrong tag
         raise InvalidFile(f"not YAML: {str(error)[:200]}") from error
 
 
 def read_json(text: str) -> Any:
     """What JSON text says. Raises JSONDecodeError for what is none, InvalidFile for what is not to be read."""
     try:
-        data = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_int)
+        # A number of more digits than are read is a text, as in YAML.
+        data = json.loads(
+            text,
+            object_pairs_hook=_without_repeats,
+            parse_int=lambda digits: int(digits) if len(digits.lstrip("-")) <= 18 else digits,
+        )
     except RecursionError as error:
         raise InvalidFile(f"not JSON: nested more than {MOST_DEPTH} deep") from error
     return _checked(data)
@@ -141,89 +138,13 @@ def read_toml(text: str) -> Any:
 
 
 def _checked(data: Any) -> Any:
-    _refuse(_value_problems(data))
+    if found := tuple(islice(_problems(data), _MOST_PROBLEMS)):
+        raise InvalidFile(*found)
     return data
 
 
-def _refuse(problems: Iterable[str]) -> None:
-    if found := tuple(islice(problems, _MOST_PROBLEMS)):
-        raise InvalidFile(*found)
-
-
-def _int(digits: str) -> int:
-    """A number of JSON; one of more digits than are read is as large as the first that is refused."""
-    return int(digits) if len(digits) <= 19 else _MOST_NUMBER
-
-
-def _size(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
-    """Characters and nodes that ``node`` has with each alias written out, and how deep it is nested. An alias shares a
-    node, so a few lines may stand for gigabytes: each node is counted once, and InvalidFile ends the count early."""
-    size, height = known.get(id(node), (0, 0))
-    if not size:
-        size = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        if depth < MOST_DEPTH:
-            for child in _children(node):
-                child_size, child_height = _size(child, known, depth + 1)
-                size, height = size + child_size, max(height, child_height + 1)
-        elif not isinstance(node, yaml.ScalarNode):
-            height = 1
-        known[id(node)] = size, height
-    if depth + height > MOST_DEPTH:
-        raise InvalidFile(f"line {node.start_mark.line + 1}: nested more than {MOST_DEPTH} deep")
-    if size > MOST_BYTES:
-        raise InvalidFile(
-            f"line {node.start_mark.line + 1}: has more than {MOST_BYTES // 1024**2} MiB with its aliases written out"
-        )
-    return size, height
-
-
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
-
-
-def walk(root: yaml.Node) -> Iterator[tuple[str, yaml.Node, bool]]:
-    """Every node with its path, and whether it is a key; each once, however many aliases lead to it."""
-    seen: set[int] = set()
-    nodes = [("", root, False)]
-    while nodes:
-        path, node, is_key = nodes.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield path, node, is_key
-        below: list[tuple[str, yaml.Node, bool]] = []
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name = str(key.value)[:60] if isinstance(key, yaml.ScalarNode) else "?"
-                at = f"{path}.{name}" if path else name
-                below += [(at, key, True), (at, value, False)]
-        elif isinstance(node, yaml.SequenceNode):
-            below = [(f"{path}[{position}]", entry, False) for position, entry in enumerate(node.value)]
-        nodes += reversed(below)
-
-
-def _node_problems(root: yaml.Node) -> Iterator[str]:
-    """Tags that are not read here, and texts that are not what their tag says: PyYAML stumbles over both."""
-    for path, node, _ in walk(root):
-        where = f"line {node.start_mark.line + 1}: {path}: " if path else f"line {node.start_mark.line + 1}: "
-        kind = node.tag.removeprefix(_TAG)
-        if isinstance(node, yaml.ScalarNode):
-            if kind != "str" and kind not in _SCALARS:
-                yield f"{where}the tag {node.tag[:60]} is not read here"
-            elif kind in _SCALARS and not _SCALARS[kind][0].match(node.value):
-                yield f"{where}{node.value[:40]!r} is not what its tag !!{kind} says"
-            elif kind == "int" and len(node.value) > 19:
-                yield f"{where}a number of more than 18 digits"
-        elif kind != ("map" if isinstance(node, yaml.MappingNode) else "seq"):
-            yield f"{where}the tag {node.tag[:60]} is not read here"
-
-
-def _value_problems(data: object) -> Iterator[str]:
-    """Where there are characters and numbers that are not to be read, and mappings and lists nested too deeply."""
+def _problems(data: object) -> Iterator[str]:
+    """Characters and numbers that are not to be read, and too many or too deeply nested values."""
     values: list[tuple[str, object, int]] = [("", data, 0)]
     read = 0
     while values:
@@ -236,7 +157,8 @@ def _value_problems(data: object) -> Iterator[str]:
         below: list[tuple[str, object, int]] = []
         if isinstance(value, dict | list) and depth >= MOST_DEPTH:
             yield f"{path[:200]}: nested more than {MOST_DEPTH} deep"
-        elif isinstance(value, dict):
+            return
+        if isinstance(value, dict):
             for key, entry in value.items():
                 name = ascii(key)[1:-1][:60] if isinstance(key, str) else str(key)[:60]
                 below.append((f"{path}.{name}" if path else name, entry, depth + 1))
@@ -248,8 +170,6 @@ def _value_problems(data: object) -> Iterator[str]:
             yield f"{at}has the character U+{ord(odd[0]):04X}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{at}is no finite number"
-        elif isinstance(value, int) and abs(value) >= _MOST_NUMBER:
-            yield f"{at}a number of more than 18 digits"
         values += reversed(below)
 
 

@@ -184,13 +184,13 @@ its chunk, in rendering order."""
 TOKENS: tuple[str, ...] = tuple(_WORDS)
 
 _KNOWN_TOKEN = re.compile("|".join(TOKENS))
-TOKEN = re.compile(r"#[A-Za-z][A-Za-z0-9_]*#")
+_TOKEN = re.compile(r"#[A-Za-z][A-Za-z0-9_]*#")
 """What looks like a token, whether it is one or not."""
 
 
 def unknown_tokens(command: str) -> tuple[str, ...]:
     """What looks like a token but is none, each once, in order: ``#FRAMES#``, ``#frame#``."""
-    return tuple(dict.fromkeys(TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
+    return tuple(dict.fromkeys(_TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
 
 
 def command_line(planned: PlannedProc) -> str:

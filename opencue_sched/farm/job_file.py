@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -39,9 +38,9 @@ from opencue_sched.domain.farm import (
     frame_name,
     near,
 )
-from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKEN, TOKENS, FrameRange, unknown_tokens
+from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.errors import InvalidInput
-from opencue_sched.text_file import InvalidFile, as_text, read_json, read_text, read_yaml, walk
+from opencue_sched.text_file import InvalidFile, read_json, read_text, read_yaml
 
 MAX_LAYERS = 2000
 """Layers a job may have, as in OpenCue."""
@@ -55,8 +54,6 @@ _VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
 _ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\t\r\n]*\Z")
 _LONGEST = 500
 """Characters of a path, and of what is said of it: a value may have millions."""
-_CUT_OFF = re.compile(rf"[ \t]+({TOKEN.pattern})")
-_BLOCKS = ("|", ">")
 _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of keys", "missing": "is missing"}
 
 
@@ -444,29 +441,13 @@ def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, JobDepend
 # The text of a file.
 
 
-def read_job_file(content: bytes | IO[bytes], *, default_user: str | None = None) -> JobSpec:
-    """The job in a file, open or already read, as text_file.py reads it. Raises InvalidFile."""
-    text = as_text(content) if isinstance(content, bytes) else read_text(content)
-    return JobSpec.parse(_data(text), default_user=default_user)
+def read_job_file(stream: IO[bytes], *, default_user: str | None = None) -> JobSpec:
+    """The job in an open file, as text_file.py reads it. Raises InvalidFile."""
+    return JobSpec.parse(_data(read_text(stream)), default_user=default_user)
 
 
 def _data(text: str) -> Any:
     if text.lstrip().startswith("{"):
         with suppress(json.JSONDecodeError):  # YAML's own {flow: mapping} begins with a brace as well
             return read_json(text)
-    return read_yaml(text, _cut_off)
-
-
-def _cut_off(root: yaml.Node, text: str) -> Iterator[str]:
-    """A problem for each value that a comment beginning like a token cuts off.
-
-    A ``#`` after a space begins a comment in any YAML, so ``command: render #IFRAME# --out x`` would be ``render``.
-    """
-    for path, node, is_key in walk(root):
-        if is_key or not isinstance(node, yaml.ScalarNode) or node.style in _BLOCKS:
-            continue
-        if comment := _CUT_OFF.match(text, node.end_mark.index):
-            yield (
-                f"line {node.end_mark.line + 1}: {path}: {comment[1]} and what follows is a comment here; put the text "
-                "in quotes"
-            )
+    return read_yaml(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_the_guide_names_the_tokens_and_its_example_can_be_read() -> None:
     assert {token for token in TOKENS if f"`{token}`" not in GUIDE} == set()
     example = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert example is not None
-    assert read_job_file(example[1].encode(), default_user="alice").frame_count == 49
+    assert read_job_file(io.BytesIO(example[1].encode()), default_user="alice").frame_count == 49
 
 
 @pytest.mark.parametrize(

