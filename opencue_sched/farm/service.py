@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -35,9 +35,8 @@ from opencue_sched.store.engine import make_engine
 
 _log = structlog.get_logger(__name__)
 
-MOST_HOSTS = 20_000
-MOST_BYTES = 32 * 1024 * 1024
-"""As they were sent. In memory a report can take forty times as much."""
+MOST_HOSTS = 5_000
+"""Reports of this many hosts may wait: some 10 KB each as they were sent, and in memory up to forty times as much."""
 REPORT_THREADS = 8
 
 
@@ -49,11 +48,6 @@ class HostMail:
     boot: report_pb2.BootReport | None = None
     status: report_pb2.HostReport | None = None
     received_at: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Bytes of both reports as they were sent."""
-        return sum(report.ByteSize() for report in (self.boot, self.status) if report is not None)
 
 
 class HostInbox:
@@ -67,21 +61,15 @@ class HostInbox:
         self._threads = ThreadPoolExecutor(REPORT_THREADS, thread_name_prefix="host-reports")
         self._lock = threading.Lock()
         self._mail: dict[str, HostMail] = {}
-        self._bytes = 0
         self._in_turn: set[str] = set()
 
-    def put(self, host_name: str, **reports: report_pb2.BootReport | report_pb2.HostReport) -> bool:
+    def put(self, host_name: str, **reports: Any) -> bool:
         """Keep a host's ``boot`` or ``status`` report until it is served, in place of an older one; False when too many
-        hosts or bytes wait, or when the inbox is closed."""
+        hosts wait, or when the inbox is closed."""
+        if "status" in reports:
+            reports["received_at"] = time.monotonic()
         with self._lock:
-            old = self._mail.get(host_name)
-            mail = replace(old or HostMail(host_name), **reports)
-            if "status" in reports:
-                mail = replace(mail, received_at=time.monotonic())
-            more = mail.size - (old.size if old is not None else 0)
-            if old is None and len(self._mail) >= MOST_HOSTS:
-                return False
-            if more > 0 and self._bytes + more > MOST_BYTES:
+            if host_name not in self._mail and len(self._mail) >= MOST_HOSTS:
                 return False
             if host_name not in self._in_turn:
                 try:
@@ -89,8 +77,7 @@ class HostInbox:
                 except RuntimeError:  # closed
                     return False
                 self._in_turn.add(host_name)
-            self._bytes += more
-            self._mail[host_name] = mail
+            self._mail[host_name] = replace(self._mail.get(host_name) or HostMail(host_name), **reports)
             return True
 
     def close(self) -> None:
@@ -106,7 +93,6 @@ class HostInbox:
     def _take_turn(self, host_name: str) -> None:
         with self._lock:
             mail = self._mail.pop(host_name)
-            self._bytes -= mail.size
         try:
             self._serve(mail)
         finally:
@@ -118,66 +104,30 @@ class HostInbox:
                     self._in_turn.discard(host_name)
 
 
-# What the report service answers to calls that only a Cuebot serves.
-#
-# Where there is no Cuebot, ``cueadmin``, CueGUI and everything else on pycue may still be pointed at the report
-# service's port: it is the port they know. Each call of an OpenCue service that is not served ends as UNIMPLEMENTED,
-# with the command of ours that lists and changes the same things where there is one.
-
-_COMMANDS: Mapping[str, str] = {
-    "cue.CueInterface": "top",
-    "depend.DependInterface": "job depends",
-    "facility.AllocationInterface": "alloc",
-    "facility.FacilityInterface": "alloc",
-    "host.HostInterface": "host",
-    "host.ProcInterface": "proc",
-    "job.FrameInterface": "job",
-    "job.GroupInterface": "folder",
-    "job.JobInterface": "job",
-    "job.LayerInterface": "layer",
-    "limit.LimitInterface": "limit",
-    "show.ShowInterface": "show",
-    "subscription.SubscriptionInterface": "subscription",
-}
-"""By service of a Cuebot, the command of ours for its things, where there is one."""
-
-
-def refusal(method: str) -> str | None:
-    """The text for a call of ``method`` (/service/method); None when it is of a stranger's service: the names of a
-    Cuebot's all end alike."""
-    service = method.lstrip("/").partition("/")[0]
-    if service.startswith("rqd."):
-        return f"{service} is served by the RQD of each host, and this is the service that RQDs report to"
-    if not service.endswith("Interface"):
-        return None
-    remedy = "no opencue-sched command does this; it needs a Cuebot"
-    if command := _COMMANDS.get(service):
-        remedy = f"run: opencue-sched {command} --help (docs/cueadmin.md has the command for each of cueadmin's)"
-    return f"{service} is a Cuebot's, and this is opencue-sched's report service, which serves RQDs alone; {remedy}"
-
-
 class NotServed(grpc.GenericRpcHandler):
-    """Refuses every call of OpenCue's that the handlers before it do not serve.
+    """Refuses every call that the handlers before it do not serve, with a remedy.
 
-    One is answered, with zeros: pycue asks for a Cuebot's own figures to see whether anybody is there, and when that is
-    refused it says that no connection could be established, and nothing of the reason.
+    Where there is no Cuebot, ``cueadmin``, CueGUI and everything else on pycue may still be pointed at this port: it is
+    the port they know. One call of theirs is answered, with zeros: pycue asks for a Cuebot's own figures to see whether
+    anybody is there, and when that is refused it says that no connection could be established, and nothing of the
+    reason.
     """
 
     def service(self, handler_call_details: Any) -> Any:
-        """gRPC's hook: the handler of one call, or None for a call of a stranger's service."""
-        if handler_call_details.method == "/cue.CueInterface/GetSystemStats":
+        """gRPC's hook: the handler of one call."""
+        called = handler_call_details.method.strip("/").replace("/", ".")
+        if called == "cue.CueInterface.GetSystemStats":
             return grpc.unary_unary_rpc_method_handler(
                 lambda _request, _context: cue_pb2.CueGetSystemStatsResponse(),
                 response_serializer=cue_pb2.CueGetSystemStatsResponse.SerializeToString,
             )
-        text = refusal(handler_call_details.method)
-        if text is None:
-            return None
-
-        def refuse(_request: bytes, context: Any) -> None:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
-
-        return grpc.unary_unary_rpc_method_handler(refuse)
+        text = (
+            f"{called} is not served by opencue-sched's report service, which serves RQDs alone; see opencue-sched "
+            "--help (docs/cueadmin.md has the command for each of cueadmin's)"
+        )
+        return grpc.unary_unary_rpc_method_handler(
+            lambda _request, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+        )
 
 
 LARGEST_REPORT_BYTES = 1024 * 1024

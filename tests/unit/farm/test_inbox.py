@@ -11,7 +11,6 @@ from opencue_proto import report_pb2
 from opencue_sched.farm import service
 from opencue_sched.farm.service import HostInbox, HostMail
 from tests.polling import eventually
-from tests.unit.farm.test_hosts import render_host
 
 
 class Desk:
@@ -122,27 +121,6 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert desk.put_status("a", 1)
         assert not desk.put_status("b", 1)
         assert desk.put_status("a", 2)
-    finally:
-        desk.over()
-
-
-def test_the_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given room for two reports
-    monkeypatch.setattr(service, "MOST_BYTES", 2 * status(1).ByteSize())
-    desk = Desk()
-    try:
-        desk.put_status("first", 1)
-        eventually(lambda: len(desk.served) == 1)
-        assert desk.put_status("a", 1)
-        assert desk.put_status("b", 1)
-        # when there are more, then only one that takes the place of another is kept
-        assert not desk.put_status("c", 1)
-        assert not desk.inbox.put("a", boot=report_pb2.BootReport(host=render_host()))
-        assert desk.put_status("a", 2)
-        # and what is served makes room
-        assert desk.next().boot is None
-        assert desk.put_status("c", 1)
-        assert not desk.put_status("d", 1)
     finally:
         desk.over()
 
