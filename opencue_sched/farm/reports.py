@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from time import monotonic
@@ -16,7 +14,6 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
-from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
@@ -100,21 +97,15 @@ class ReportedHost:
 
 
 def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
-    """Refuse (InvalidInput) a report that cannot be told by its host's name or is larger than any host's, before it is
-    kept and read."""
-    name = report.host.name
-    if not name.strip():
-        raise InvalidInput("host.name: a report needs the name of its host")
-    if "\0" in name:
-        raise InvalidInput(f"host.name: {name[:_SHOWN]!r} has a NUL in it")
-    if len(name) > LONGEST_FULL_NAME:
-        raise InvalidInput(f"host.name: {name[:_SHOWN]!r} and more, {len(name)} characters")
+    """Refuse (InvalidInput) a report whose host has no name, or that is larger than any host's, before it is kept and
+    read."""
+    _checked_name(report.host.name.strip())
     for which, values, most in (
         ("tags", report.host.tags, MOST_TAGS),
         ("frames", getattr(report, "frames", ()), MOST_FRAMES),
     ):
         if len(values) > most:
-            raise InvalidInput(f"host {name}: {len(values)} {which}, {most} are possible")
+            raise InvalidInput(f"host {report.host.name}: {len(values)} {which}, {most} are possible")
 
 
 def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bool = False) -> None:
@@ -214,7 +205,7 @@ def next_lock_state(current: LockState, *, nimby_locked: bool) -> LockState:
 def _checked_name(full_name: str) -> str:
     """The short name."""
     shown = f"host name {full_name[:_SHOWN]!r}"
-    if not full_name or not full_name.isprintable() or any(letter.isspace() for letter in full_name):
+    if not full_name or not full_name.isprintable() or " " in full_name:
         raise InvalidInput(f"{shown}: a host needs a name without spaces")
     name = short_name(full_name)
     if not name:
@@ -235,7 +226,6 @@ SETTLED_SECONDS = 4.0
 """A frame or proc unchanged for this long is what it was when the report was made: a report older than that (it had to
 queue) is not used for verification, and hosts report every five seconds at most."""
 
-_KILLS_IN_A_WINDOW, _KILL_WINDOW_SECONDS = 3, 180.0
 _LARGEST_KB = 2**62
 
 
@@ -301,28 +291,6 @@ def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
     }
 
 
-class KillThrottle:
-    """At most three kills of one frame on one host in three minutes. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._tries: dict[tuple[str, str], list[float]] = {}
-
-    def allows(self, host_name: str, frame_id: str) -> bool:
-        """Whether a kill may be sent now; if so it is counted."""
-        key, now = (host_name, frame_id), self._clock()
-        since = now - _KILL_WINDOW_SECONDS
-        with self._lock:
-            recent = [at for at in self._tries.pop(key, ()) if at > since]
-            allowed = len(recent) < _KILLS_IN_A_WINDOW
-            self._tries[key] = [*recent, now] if allowed else recent
-            # In the order in which they were last asked for: those at the front are forgotten.
-            while self._tries[oldest := next(iter(self._tries))][-1] <= since:
-                del self._tries[oldest]
-            return allowed
-
-
 def _settled(age: float, reason: str) -> tuple[OrphanCheck, str]:
     return OrphanCheck.KILL if age >= SETTLED_SECONDS else OrphanCheck.WAIT, reason
 
@@ -337,61 +305,21 @@ OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 LONGEST_SETUP_SECONDS = 120.0
 """RQD lists a frame once its log is open, which takes ten seconds when the directory does not answer."""
 
-KILL_THREADS = 8
-
-
-class KillPool:
-    """Threads in which processes are ended, so that no host report waits for an RQD. Thread-safe.
-
-    A host has one job at a time; what a job leaves undone is found again by the next report of its host.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(KILL_THREADS, thread_name_prefix="kills")
-        self._lock = threading.Lock()
-        self._hosts: set[str] = set()
-
-    def submit(self, host_id: str, work: Callable[[], None]) -> bool:
-        """Have ``work`` done for a host without being waited for; False when that host's last is not over."""
-        with self._lock:
-            if host_id in self._hosts:
-                return False
-            self._threads.submit(self._run, host_id, work)
-            self._hosts.add(host_id)
-            return True
-
-    def close(self) -> None:
-        """Drop what waits; what is under way ends by itself (rqd.timeout)."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, host_id: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            (_log.warning if is_trouble(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
-        finally:
-            with self._lock:
-                self._hosts.discard(host_id)
-
 
 @dataclass
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
-    Whatever waits for an RQD is done in the ``background`` (`KillPool.submit`). ``facility`` is that of hosts that
-    report none.
+    Whatever waits for an RQD is done in the ``background``, where a host has one job at a time; what a job leaves
+    undone is found again by the next report. ``facility`` is that of hosts that report none.
     """
 
     releaser: Releaser
     _: KW_ONLY
     killer: RqdKiller
-    background: Callable[[str, Callable[[], None]], bool]
+    background: Callable[[str, Callable[[], None]], object]
     facility: str | None = None
-    _throttle: KillThrottle = field(init=False)
     _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self._throttle = KillThrottle(self.releaser.clock)
 
     def boot(self, report: report_pb2.BootReport) -> None:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
@@ -409,7 +337,7 @@ class HostReports:
         if age <= OLDEST_FOR_VERIFICATION_SECONDS:
             missing = self._missing(report, row)
             if kills or missing:
-                self.background(row.id, lambda: self._end(host.name, kills, missing, fresh_until))
+                self.background(host.name, lambda: self._end(host.name, kills, missing, fresh_until))
         self._reconcile(row.id, host.name)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
@@ -523,9 +451,6 @@ class HostReports:
         if grown:
             self.releaser.count("reservation_grown", len(grown))
             self.releaser.publish_hosts([host_id])
-        if len(grown) < len(growing):
-            short = {proc: kb for proc, kb in growing.items() if proc not in grown}
-            _log.info("memory_over_reservation", host=host.name, procs=short)
 
     def _end(
         self,
@@ -542,7 +467,11 @@ class HostReports:
         does not keep the others.
         """
         for frame_id, reason in kills:
-            if monotonic() > fresh_until or not self._kill(host_name, frame_id, reason):
+            if monotonic() > fresh_until:
+                break
+            _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
+            self.releaser.count("process_killed")
+            if not self.killer.ask(host_name, frame_id, reason):
                 break
         gone: list[LostRun] = []
         for run in random.sample(missing, len(missing)):
@@ -556,15 +485,6 @@ class HostReports:
                 gone.append(run)
         ended = self.releaser.end_lost(gone)
         self.releaser.count("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
-
-    def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
-        """False: RQD could not be asked."""
-        if not self._throttle.allows(host_name, frame_id):
-            self.releaser.count("kill_throttled")
-            return True
-        _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
-        self.releaser.count("process_killed")
-        return self.killer.ask(host_name, frame_id, reason)
 
     def _missing(self, report: report_pb2.HostReport, row: HostRow) -> list[LostRun]:
         """The runs of this host that neither this report has named nor the one before, which came at ``row.pinged_at``.

@@ -29,7 +29,7 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.farm.model import CompletedFrame, CountEvent
-from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, KillPool, check_bounds, check_frame
+from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_bounds, check_frame
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 
@@ -42,16 +42,18 @@ REPORT_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class HostMail:
-    """What one host has sent since it was last served. ``received_at`` is of the status report, in monotonic time."""
+    """What is to be done about one host. ``received_at`` is of the status report, in monotonic time. ``kills``: end
+    processes of the host."""
 
     host_name: str
     boot: report_pb2.BootReport | None = None
     status: report_pb2.HostReport | None = None
     received_at: float = 0.0
+    kills: Callable[[], None] | None = None
 
 
 class HostInbox:
-    """Boot and status reports that wait to be handled by ``serve``: one slot each per host, the latest status wins.
+    """Mail that waits to be handled by ``serve``: one slot of each kind per host, the latest wins.
 
     Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait.
     """
@@ -63,11 +65,13 @@ class HostInbox:
         self._mail: dict[str, HostMail] = {}
         self._in_turn: set[str] = set()
 
-    def put(self, host_name: str, **reports: Any) -> bool:
-        """Keep a host's ``boot`` or ``status`` report until it is served, in place of an older one; False when too many
-        hosts wait, or when the inbox is closed."""
-        if "status" in reports:
-            reports["received_at"] = time.monotonic()
+    def put(self, host_name: str, **mail: Any) -> bool:
+        """Keep a host's ``boot`` or ``status`` report, or ``kills``, until it is served, in place of an older one.
+
+        False: too many hosts wait, or the inbox is closed.
+        """
+        if "status" in mail:
+            mail["received_at"] = time.monotonic()
         with self._lock:
             if host_name not in self._mail and len(self._mail) >= MOST_HOSTS:
                 return False
@@ -77,7 +81,7 @@ class HostInbox:
                 except RuntimeError:  # closed
                     return False
                 self._in_turn.add(host_name)
-            self._mail[host_name] = replace(self._mail.get(host_name) or HostMail(host_name), **reports)
+            self._mail[host_name] = replace(self._mail.get(host_name) or HostMail(host_name), **mail)
             return True
 
     def close(self) -> None:
@@ -165,11 +169,12 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         releaser = Releaser(engine, self._settings, ledger, changes, count)
         self.completions = CompletionBatcher(releaser.complete, count=count)
         self.inbox = HostInbox(self._serve)
-        self._kills = KillPool()
+        # Of its own, so that no report waits for an RQD that does not answer.
+        self._kills = HostInbox(self._serve)
         self._reports = HostReports(
             releaser,
             killer=killer,
-            background=self._kills.submit,
+            background=lambda host_name, kills: self._kills.put(host_name, kills=kills),
             facility=settings.scheduler.facility,
         )
         self._server: grpc.Server | None = None
@@ -222,6 +227,8 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             if mail.status is not None:
                 self._reports.status(mail.status, age=time.monotonic() - mail.received_at)
                 self.count("host_report")
+            if mail.kills is not None:
+                mail.kills()
         except InvalidInput as refusal:
             self.log_refusal(mail.host_name, str(refusal))
         except Exception as error:

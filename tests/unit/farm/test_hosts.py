@@ -112,8 +112,8 @@ def test_a_running_frame_that_cannot_be_is_refused_by_field(frame: dict[str, obj
 @pytest.mark.parametrize(
     ("report", "named"),
     [
-        (report_pb2.HostReport(host=render_host(name=" ")), "name of its host"),
-        (report_pb2.HostReport(host=render_host(name="a\0b")), "'a.x00b' has a NUL"),
+        (report_pb2.HostReport(host=render_host(name=" ")), "needs a name"),
+        (report_pb2.HostReport(host=render_host(name="a\0b")), "'a.x00b': a host needs a name without spaces"),
         (report_pb2.BootReport(host=render_host(name="n" * 7_000_000)), "7000000 characters"),
         (report_pb2.BootReport(host=render_host(tags=[str(number) for number in range(600_000)])), "600000 tags"),
         (report_pb2.HostReport(host=render_host(), frames=[report_pb2.RunningFrameInfo()] * 5_001), "5001 frames"),

@@ -1,16 +1,14 @@
-"""Who owns a reported process, time limits, and the memories between reports."""
+"""Who owns a reported process, and time limits."""
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.farm.reports import KillThrottle, OrphanCheck, overdue, usage, verify
+from opencue_sched.farm.reports import OrphanCheck, overdue, usage, verify
 from opencue_sched.store.procs import Run
 from tests.unit.farm.test_endings import RUN as OWNED
 
@@ -53,30 +51,3 @@ def test_time_limits() -> None:
 def test_numbers_rqd_could_not_tell_become_zero() -> None:
     used = usage(OWNED, report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", rss=-1, llu_time=-5))
     assert (used["rss_kb"], used["llu_time"], used["layer_id"]) == (0, 0, "l1")
-
-
-def test_a_process_is_asked_to_end_three_times_in_three_minutes() -> None:
-    now = [0.0]
-    throttle = KillThrottle(lambda: now[0])
-    assert [throttle.allows("h1", "f1") for _ in range(4)] == [True, True, True, False]
-    assert throttle.allows("h1", "f2")
-    now[0] = 179.0
-    assert not throttle.allows("h1", "f1")
-    now[0] = 181.0
-    assert throttle.allows("h1", "f1")
-
-
-def test_kills_of_many_hosts_are_counted_side_by_side() -> None:
-    # given kills of ten thousand frames
-    throttle = KillThrottle(lambda: 0.0)
-    for number in range(10_000):
-        throttle.allows("host", str(number))
-
-    # when the reports of several hosts are handled at once, then none fails
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            assert all(threads.map(lambda number: throttle.allows("another", str(number)), range(100)))
-    finally:
-        sys.setswitchinterval(before)
