@@ -58,7 +58,7 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
         channels = RqdChannels(settings.rqd)
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
         try:
-            yield JobControl(Releaser(engine, settings.release, ledger, changes, asked_for=True), killer), alive
+            yield JobControl(Releaser(engine, settings.release, ledger, changes), killer), alive
         finally:
             channels.close()
 

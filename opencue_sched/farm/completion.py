@@ -168,7 +168,6 @@ def _foreseen(
 def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: frozenset[str]) -> Sequence[DeletedProc]:
     deleted = procs.delete_procs(connection, proc_ids)
     procs.restore_hosts(connection, deleted)
-    procs.decrement_local_accounts(connection, [proc for proc in deleted if proc.local])
     unmanaged = [proc for proc in deleted if not proc.local and proc.show_id not in managed]
     procs.decrement_accounts(connection, unmanaged)
     return deleted
@@ -227,10 +226,7 @@ RUNS_PER_TRANSACTION = 50
 
 @dataclass(frozen=True, slots=True)
 class Releaser:
-    """Ends runs, then releases their bookings in the ledger and publishes the changed hosts, once the end is committed.
-
-    ``asked_for``: by a person, so nothing to warn of.
-    """
+    """Ends runs; once that is committed, releases their bookings in the ledger and publishes the changed hosts."""
 
     engine: Engine
     settings: Release = field(default_factory=Release)
@@ -238,7 +234,6 @@ class Releaser:
     changes: HostChanges | None = None
     count: CountEvent = count_nothing
     clock: Callable[[], float] = time.time
-    asked_for: bool = False
 
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
@@ -266,8 +261,7 @@ class Releaser:
                     _log_refused("lost_run_refused", request, answer)
                     continue
                 outcomes.append(answer)
-                already_over = answer.verdict is RunVerdict.STALE
-                (_log.debug if already_over else _log.info if self.asked_for else _log.warning)(
+                _log.info(
                     "lost_run_ended",
                     proc=request.proc_id,
                     frame=request.frame_id,
@@ -354,19 +348,13 @@ class NotAccepting(SchedulerError):
     """The service is stopping, or too many completions wait for the database."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    report: CompletedFrame
-    done: Future[RunOutcome] = field(default_factory=Future)
-
-
 class CompletionBatcher:
     """One thread that applies completions in the order they arrive. ``submit`` is thread-safe."""
 
     def __init__(self, apply: Apply, *, count: CountEvent = count_nothing) -> None:
         self._apply = apply
         self._count = count
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[tuple[CompletedFrame, Future[RunOutcome]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._give_up = threading.Event()
@@ -385,12 +373,11 @@ class CompletionBatcher:
         self._give_up.set()
         self._thread.join(timeout=_LONGEST_BATCH_RETRY_SECONDS)
         with self._wake:
-            left, self._queue = list(self._queue), deque()
-        for waiting in left:
-            waiting.done.set_exception(NotAccepting("the report service stopped"))
-        if left:
-            _log.error("completions_abandoned", procs=[waiting.report.proc_id for waiting in left])
-        return len(left)
+            for _, done in self._queue:
+                done.set_exception(NotAccepting("the report service stopped"))
+            if self._queue:
+                _log.error("completions_abandoned", procs=[report.proc_id for report, _ in self._queue])
+            return len(self._queue)
 
     @property
     def running(self) -> bool:
@@ -411,17 +398,17 @@ class CompletionBatcher:
             if len(self._queue) >= MOST_WAITING:
                 self._count("completion_queue_full")
                 raise NotAccepting(f"{len(self._queue)} completions wait for the database already")
-            waiting = _Waiting(report)
-            self._queue.append(waiting)
+            done: Future[RunOutcome] = Future()
+            self._queue.append((report, done))
             self._wake.notify()
-            return waiting.done
+            return done
 
     def _run(self) -> None:
         retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
         while not self._give_up.is_set() and (batch := self._next(together)):
             answers: Sequence[RunOutcome | Exception]
             try:
-                answers = self._apply([waiting.report for waiting in batch])
+                answers = self._apply([report for report, _ in batch])
             except Exception as error:
                 if is_trouble(error):
                     self._count("completion_retry")
@@ -433,24 +420,21 @@ class CompletionBatcher:
                     with self._wake:
                         self._queue.rotate(-len(batch))
                     continue
-                _log.exception("completions_failed", procs=[waiting.report.proc_id for waiting in batch])
+                _log.exception("completions_failed", procs=[report.proc_id for report, _ in batch])
                 answers = [error] * len(batch)
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
-            for waiting, answer in zip(batch, answers, strict=True):
-                self._finish(waiting, answer)
+            with self._wake:
+                for (_, done), answer in zip(batch, answers, strict=True):
+                    self._queue.popleft()
+                    if done.done():  # stop() has given it up
+                        continue
+                    if isinstance(answer, Exception):
+                        done.set_exception(answer)
+                    else:
+                        done.set_result(answer)
 
-    def _next(self, together: int) -> list[_Waiting]:
+    def _next(self, together: int) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
         """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._stopping)
             return list(itertools.islice(self._queue, together))
-
-    def _finish(self, waiting: _Waiting, answer: RunOutcome | Exception) -> None:
-        with self._wake:
-            if waiting not in self._queue:  # stop() has given it up
-                return
-            self._queue.remove(waiting)
-        if isinstance(answer, Exception):
-            waiting.done.set_exception(answer)
-        else:
-            waiting.done.set_result(answer)

@@ -118,36 +118,13 @@ def _decrement(table: str, owner: str) -> TextClause:
     )
 
 
-_LAYERS = _decrement("layer_resource", "owner.pk_layer = deleted.layer_id")
 # In the order Cuebot writes them.
 _ACCOUNTS = (
     _decrement("subscription", "owner.pk_show = deleted.show_id AND owner.pk_alloc = deleted.alloc_id"),
-    _LAYERS,
+    _decrement("layer_resource", "owner.pk_layer = deleted.layer_id"),
     _decrement("job_resource", "owner.pk_job = deleted.job_id"),
     _decrement("folder_resource", "owner.pk_folder = job.pk_folder"),
     _decrement("point", "owner.pk_dept = job.pk_dept AND owner.pk_show = job.pk_show"),
-)
-_LOCAL_ACCOUNTS = (
-    _LAYERS,
-    text(
-        f"""
-        UPDATE job_resource SET int_local_cores = greatest(0, int_local_cores - less.cores),
-               int_local_gpus = greatest(0, int_local_gpus - less.gpus)
-          FROM (SELECT job_id, sum(centicores) AS cores, sum(gpus) AS gpus FROM {_DELETED} GROUP BY 1) less
-         WHERE job_resource.pk_job = less.job_id
-        """  # noqa: S608
-    ),
-    text(
-        f"""
-        UPDATE host_local
-           SET int_cores_idle = int_cores_idle + back.cores, int_mem_idle = int_mem_idle + back.memory,
-               int_gpus_idle = int_gpus_idle + back.gpus, int_gpu_mem_idle = int_gpu_mem_idle + back.gpu_memory
-          FROM (SELECT job_id, host_id, sum(centicores) AS cores, sum(memory_kb) AS memory, sum(gpus) AS gpus,
-                       sum(gpu_memory_kb) AS gpu_memory
-                  FROM {_DELETED} GROUP BY 1, 2) back
-         WHERE host_local.pk_job = back.job_id AND host_local.pk_host = back.host_id
-        """  # noqa: S608
-    ),
 )
 
 
@@ -240,16 +217,7 @@ def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
 
 def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Lower the five accounting tables for procs of unmanaged shows, as Cuebot does for its own."""
-    _with_deleted(connection, _ACCOUNTS, procs)
-
-
-def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
-    """Give back what locally dispatched procs held: layer_resource, the job's local columns and host_local."""
-    _with_deleted(connection, _LOCAL_ACCOUNTS, procs)
-
-
-def _with_deleted(connection: Connection, statements: Sequence[TextClause], procs: Sequence[DeletedProc]) -> None:
-    for statement in statements if procs else ():
+    for statement in _ACCOUNTS if procs else ():
         connection.execute(statement, {"procs": _as_json(procs)})
 
 

@@ -193,28 +193,16 @@ def test_locks_are_taken_in_one_order_before_anything_is_written(engine: Engine,
     assert max(locks) < min(written)
 
 
-def test_a_local_proc_gives_back_what_its_artist_lent_and_is_none_of_the_ledgers(
+def test_a_local_proc_is_in_no_accounting_table_and_none_of_the_ledgers(
     engine: Engine, view: FarmView, ledger: RecordedLedger
 ) -> None:
-    # given a frame that Cuebot dispatched onto an artist's own machine, which lends 8 cores to the job
+    # given a frame that Cuebot dispatched onto an artist's own machine
     run = start(view)
     view.run_sql("UPDATE proc SET b_local = true")
-    view.run_sql("UPDATE job_resource SET int_local_cores = 300")
-    view.run_sql("UPDATE layer_resource SET int_cores = 300")
     view.run_sql("UPDATE subscription SET int_burst = 10000, int_cores = 300")
-    view.run_sql(
-        "INSERT INTO host_local (pk_host_local, pk_job, pk_host, str_type, int_cores_max, int_cores_idle, int_mem_max,"
-        " int_mem_idle) VALUES ('l', :job, :host, 'JOB', 800, 600, 8388608, 6291456)",
-        job=run.job.id,
-        host=run.host.id,
-    )
 
     complete_frame(engine, run.report(), ledger=ledger)
 
-    lent = view.one("SELECT int_cores_idle, int_mem_idle FROM host_local")
-    assert (lent.int_cores_idle, lent.int_mem_idle) == (800, 8_388_608)
-    assert view.one("SELECT int_local_cores FROM job_resource").int_local_cores == 100
-    assert view.one("SELECT int_cores FROM layer_resource").int_cores == 100
     subscription = "SELECT int_cores FROM subscription WHERE pk_show = :show"
     assert view.one(subscription, show=run.job.show.id).int_cores == 300
     assert ledger.released == []

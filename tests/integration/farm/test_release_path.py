@@ -282,7 +282,7 @@ def test_frames_whose_completions_come_before_the_confirmation_were_stopped_all_
     assert sorted(killed.changed) == sorted(job.frames)
     assert killed.deferred == ()
     ended = [entry for entry in logs if entry["event"] == "lost_run_ended"]
-    assert {(entry["verdict"], entry["log_level"]) for entry in ended} == {("stale", "debug")}
+    assert {(entry["verdict"], entry["log_level"]) for entry in ended} == {("stale", "info")}
     site.view.assert_consistent()
 
 
