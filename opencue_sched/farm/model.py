@@ -201,7 +201,8 @@ def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
         return FrameState.WAITING
     if run.autoeat:
         return FrameState.EATEN
-    if _timed_out(report, run, now):
+    too_long = report.run_time > NO_RETRY_RUN_TIME_SECONDS
+    if too_long or overdue(run, report.run_time / 60, report.llu_time, now=now):
         return FrameState.DEAD
     return FrameState.WAITING if retries_left or is_memory_failure(report) else FrameState.DEAD
 
@@ -217,14 +218,17 @@ def is_memory_failure(report: CompletedFrame) -> bool:
     )
 
 
-def _timed_out(report: CompletedFrame, run: Run, now: float) -> bool:
-    if run.timeout_llu_minutes > 0 and report.llu_time > 0:
-        minutes_silent = int(now - report.llu_time) // 60
-        if minutes_silent > run.timeout_llu_minutes - 1:
-            return True
-    if run.timeout_minutes > 0 and report.run_time > run.timeout_minutes * 60:
-        return True
-    return report.run_time > NO_RETRY_RUN_TIME_SECONDS
+def overdue(run: Run, minutes: float, llu_time: int, *, now: float) -> str:
+    """Why a frame that has run for so many minutes is over its layer's time limits; empty when it is not.
+
+    ``llu_time``, when its log last grew (0: unknown), and ``now`` are epoch seconds.
+    """
+    if 0 < run.timeout_minutes < minutes:
+        return f"it has run for {minutes:.0f} minutes of {run.timeout_minutes}"
+    silent = int(now - llu_time) // 60
+    if llu_time > 0 and 0 < run.timeout_llu_minutes <= silent:
+        return f"its log has not grown for {silent} minutes of {run.timeout_llu_minutes}"
+    return ""
 
 
 def satisfying_states(settings: Release) -> frozenset[FrameState]:

@@ -18,7 +18,7 @@ from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import LostRun, RunVerdict, short_name
+from opencue_sched.farm.model import LostRun, RunVerdict, overdue, short_name
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock
 from opencue_sched.store.procs import Run, read_runs
@@ -252,21 +252,6 @@ def verify(run: Run, proc_id: str, host_id: str) -> tuple[OrphanCheck, str]:
     return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state}")
 
 
-def overdue(run: Run, reported: report_pb2.RunningFrameInfo, *, now: float) -> str:
-    """Why a running frame has to be killed for its layer's time limits; empty when it has not.
-
-    ``now`` is epoch seconds; RQD reports start_time in milliseconds and llu_time in seconds.
-    """
-    minutes = (now - reported.start_time / 1000) / 60
-    if run.timeout_minutes > 0 and reported.start_time > 0 and minutes > run.timeout_minutes:
-        return f"it has run for {minutes:.0f} minutes of {run.timeout_minutes}"
-    if run.timeout_llu_minutes > 0 and reported.llu_time > 0:
-        silent = int(now - reported.llu_time) // 60
-        if silent > run.timeout_llu_minutes - 1:
-            return f"its log has not grown for {silent} minutes of {run.timeout_llu_minutes}"
-    return ""
-
-
 def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
     """What `reports.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown. Negative
     numbers, which RQD reports while it cannot tell, become zero."""
@@ -423,7 +408,9 @@ class HostReports:
             check, reason = verify(row, frame.resource_id, host_id)
             if check is OrphanCheck.OWNED:
                 owned.append((frame, row))
-                reason = overdue(row, frame, now=now)
+                # RQD reports start_time in milliseconds.
+                minutes = (now - frame.start_time / 1000) / 60 if frame.start_time > 0 else 0
+                reason = overdue(row, minutes, frame.llu_time, now=now)
             elif check is OrphanCheck.KILL:
                 self.releaser.count("unowned_process")
             if reason and check is not OrphanCheck.WAIT:

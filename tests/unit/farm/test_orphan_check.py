@@ -8,7 +8,8 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.farm.reports import OrphanCheck, overdue, usage, verify
+from opencue_sched.farm.model import overdue
+from opencue_sched.farm.reports import OrphanCheck, usage, verify
 from opencue_sched.store.procs import Run
 from tests.unit.farm.test_endings import RUN as OWNED
 
@@ -39,13 +40,12 @@ def test_orphan_check(run: Run, check: OrphanCheck) -> None:
 def test_time_limits() -> None:
     now = 1_000_000.0
     limited = replace(OWNED, timeout_minutes=10, timeout_llu_minutes=5)
-    young = report_pb2.RunningFrameInfo(start_time=int((now - 60) * 1000), llu_time=int(now - 60))
-    assert overdue(limited, young, now=now) == ""
-    old = report_pb2.RunningFrameInfo(start_time=int((now - 660) * 1000), llu_time=int(now))
-    assert "11 minutes of 10" in overdue(limited, old, now=now)
-    silent = report_pb2.RunningFrameInfo(start_time=int((now - 400) * 1000), llu_time=int(now - 320))
-    assert "5 minutes of 5" in overdue(limited, silent, now=now)
-    assert overdue(OWNED, old, now=now) == ""
+    assert overdue(limited, 1.0, int(now - 60), now=now) == ""
+    assert overdue(limited, 10.0, int(now - 299), now=now) == ""
+    assert "11 minutes of 10" in overdue(limited, 11.0, int(now), now=now)
+    assert "5 minutes of 5" in overdue(limited, 7.0, int(now - 320), now=now)
+    assert overdue(limited, 1.0, 0, now=now) == ""
+    assert overdue(OWNED, 11.0, int(now), now=now) == ""
 
 
 def test_numbers_rqd_could_not_tell_become_zero() -> None:
