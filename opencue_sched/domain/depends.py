@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 
 from opencue_sched.domain.frames import FrameRange
 
@@ -76,27 +76,30 @@ def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tu
     return (previous_frame if kind is DependType.PREVIOUS_FRAME else frame_by_frame)(waiting, on)
 
 
-def waiting_circle(edges: Sequence[tuple[str, str, DependType]]) -> tuple[str, ...]:
+def waiting_circle(
+    layers: Mapping[str, ChunkedRange], edges: Sequence[tuple[str, str, Collection[tuple[int, int]] | None]]
+) -> tuple[str, ...]:
     """Layers that would wait for one another for ever, first and last the same; empty when there are none.
 
-    An edge is a layer, the layer of the same job it waits for, and how. A circle is harmless only when it goes from
-    frame to frame throughout and passes through the previous frame (a simulation step that needs the step before).
+    An edge is a layer, the layer of the same job it waits for, and the pairs of their frames; None: all wait for all.
     """
-    all_edges: dict[str, set[str]] = defaultdict(set)
-    same_time: dict[str, set[str]] = defaultdict(set)
-    for waiting, on, kind in edges:
-        all_edges[waiting].add(on)
-        if kind is not DependType.PREVIOUS_FRAME:
-            same_time[waiting].add(on)
+    # All frames of a layer wait for its start, and its end for all of them: so n frames that wait for n make 2n edges.
+    start, end = "start", "end"
+    graph: TopologicalSorter[tuple[str, int | str]] = TopologicalSorter()
+    for waiting, on, pairs in edges:
+        if pairs is None:
+            graph.add((waiting, start), (on, end))
+        for frame, needed in pairs or ():
+            graph.add((waiting, frame), (on, needed))
+    for name in dict.fromkeys(name for waiting, on, _ in edges for name in (waiting, on)):
+        graph.add((name, end), *((name, number) for number in layers[name].numbers))
+        for number in layers[name].numbers:
+            graph.add((name, number), (name, start))
     try:
-        TopologicalSorter(all_edges).prepare()  # quick for thousands of layers, and mostly all there is to do
-    except CycleError:
-        for waiting, on, kind in edges:
-            # Where a whole layer waits, every circle is harmful; from frame to frame, one without previous frames.
-            if kind is not DependType.PREVIOUS_FRAME:
-                path = _path(same_time if kind is DependType.FRAME_BY_FRAME else all_edges, on, waiting)
-                if path:
-                    return (waiting, *path)
+        graph.prepare()
+    except CycleError as error:
+        circle = tuple(name for name, _ in groupby(name for name, _ in reversed(error.args[1])))
+        return circle if len(circle) > 1 else circle * 2
     return ()
 
 
@@ -104,17 +107,3 @@ def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:
     """Rendered number -> number of the frame that renders it."""
     numbers, size = layer.frames.numbers, layer.chunk_size
     return {rendered: numbers[position - position % size] for position, rendered in enumerate(numbers)}
-
-
-def _path(edges: dict[str, set[str]], start: str, goal: str) -> tuple[str, ...]:
-    """A shortest path along the edges, both ends included; empty when there is none."""
-    paths: dict[str, tuple[str, ...]] = {start: (start,)}
-    queue = [start]
-    for layer in queue:
-        if layer == goal:
-            return paths[layer]
-        for following in sorted(edges.get(layer, ())):
-            if following not in paths:
-                paths[following] = (*paths[layer], following)
-                queue.append(following)
-    return ()

@@ -341,21 +341,13 @@ class JobSpec(_Keys):
         return spec
 
 
-_MODELS: Mapping[tuple[str, ...], type[_Keys]] = {
-    (): JobSpec,
-    ("depends",): JobDepend,
-    ("layers",): LayerSpec,
-    ("layers", "depends"): LayerDepend,
-}
-"""By the keys on the path to them."""
-
-
 def _problem(error: Any) -> str:
     """``layers[0].range: problem`` of a problem that pydantic found."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"] if part != "[key]")
     said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
-        said += near(str(error["loc"][-1]), _MODELS[error["loc"][:-1:2]].model_fields)
+        key = str(error["loc"][-1])
+        said += near(key, {*JobSpec.model_fields, *LayerSpec.model_fields, *LayerDepend.model_fields} - {key})
     return f"{path.lstrip('.')[:_LONGEST] or 'job file'}: {said[:_LONGEST]}"
 
 
@@ -377,6 +369,7 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
             yield f"layers: {times} layers are called {name!r}; a layer's name must be unique in its job"
     if spec.frame_count > MAX_FRAMES:
         yield f"layers: the job has {spec.frame_count} frames; {MAX_FRAMES} is the most it may have"
+        return
     if len(spec.full_name) > farm.JOB_NAME_WIDTH:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
     if 0 < (spec.max_cores or 0) < (spec.min_cores or 0):
@@ -409,7 +402,7 @@ def _layer_problems(layer: LayerSpec) -> Iterator[str]:
 def _depend_problems(spec: JobSpec) -> Iterator[str]:
     """Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end."""
     by_name = {layer.name: layer for layer in spec.layers}
-    edges: list[tuple[str, str, DependType]] = []
+    edges: list[tuple[str, str, tuple[tuple[int, int], ...] | None]] = []
     for path, layer, depend in depends_of(spec):
         if layer is None or depend.job is not None:
             if depend.job is not None and depend.job.lower() == spec.full_name:
@@ -422,10 +415,11 @@ def _depend_problems(spec: JobSpec) -> Iterator[str]:
             continue
         if depend.frame is not None and depend.frame not in on.frames.numbers:
             yield f"{path}: {depend.frame} is not the number of a frame of layer {on.name!r} ({on.range.text})"
-        if depend.kind.composite and frame_pairs(depend.kind, layer.frames, on.frames) == ():
+        pairs = frame_pairs(depend.kind, layer.frames, on.frames) if depend.kind.composite else None
+        if pairs == ():
             yield f"{path}: layers {layer.name!r} and {on.name!r} have no frame in common"
-        edges.append((layer.name, on.name, depend.kind))
-    if circle := waiting_circle(edges):
+        edges.append((layer.name, on.name, pairs))
+    if circle := waiting_circle({name: layer.frames for name, layer in by_name.items()}, edges):
         yield f"layers: wait for one another for ever: {' -> '.join(circle)}"
 
 

@@ -10,6 +10,7 @@ from opencue_sched.domain.depends import (
     ChunkedRange,
     DependType,
     frame_by_frame,
+    frame_pairs,
     previous_frame,
     waiting_circle,
 )
@@ -72,6 +73,13 @@ def test_previous_frame_follows_the_order_of_the_range() -> None:
 LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, DependType.PREVIOUS_FRAME
 
 
+def circle_of(edges: list[tuple[str, str, DependType]]) -> tuple[str, ...]:
+    """That of layers of three frames each."""
+    layers = {name: frames("1-3") for waiting, on, _ in edges for name in (waiting, on)}
+    pairs = {kind: frame_pairs(kind, frames("1-3"), frames("1-3")) for kind in (FRAME, PREVIOUS)}
+    return waiting_circle(layers, [(waiting, on, pairs.get(kind)) for waiting, on, kind in edges])
+
+
 @pytest.mark.parametrize(
     ("edges", "circle"),
     [
@@ -80,20 +88,27 @@ LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, D
         ([("a", "b", LAYER), ("b", "a", LAYER)], ("a", "b", "a")),
         ([("a", "b", FRAME), ("b", "c", LAYER), ("c", "a", FRAME)], ("a", "b", "c", "a")),
         ([("a", "a", LAYER)], ("a", "a")),
+        ([("a", "a", FRAME)], ("a", "a")),
         ([("a", "a", PREVIOUS)], ()),
         ([("a", "b", PREVIOUS), ("b", "a", FRAME)], ()),
-        ([("a", "b", PREVIOUS), ("b", "a", LAYER)], ("b", "a", "b")),
+        ([("a", "b", PREVIOUS), ("b", "a", LAYER)], ("a", "b", "a")),
         ([("a", "b", PREVIOUS), ("b", "a", PREVIOUS)], ()),
     ],
 )
 def test_circles(edges: list[tuple[str, str, DependType]], circle: tuple[str, ...]) -> None:
-    assert waiting_circle(edges) == circle
+    assert circle_of(edges) == circle
+
+
+def test_frames_that_wait_crosswise_are_a_circle() -> None:
+    layers = {"a": frames("1-2"), "b": frames("1-2")}
+    assert waiting_circle(layers, [("a", "b", [(1, 2)]), ("b", "a", [(2, 1)])]) == ("a", "b", "a")
+    assert waiting_circle(layers, [("a", "b", [(1, 2)]), ("b", "a", [(1, 2)])]) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60))
 def test_layers_that_only_wait_for_earlier_ones_never_make_a_circle(numbers: list[tuple[int, int]]) -> None:
     edges = [(f"l{max(pair)}", f"l{min(pair)}", LAYER) for pair in numbers if pair[0] != pair[1]]
-    assert waiting_circle(edges) == ()
+    assert circle_of(edges) == ()
 
 
 def test_only_groups_of_frame_depends_are_composite() -> None:
