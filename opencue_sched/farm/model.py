@@ -126,7 +126,7 @@ def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> End
     """The ending that a report, or a request for a lost run, asks for. ``now`` is epoch seconds."""
     if isinstance(request, LostRun):
         verdict = _judge_lost(request, run)
-        stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status, keep_checkpoint=False)
+        stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status)
         memory_failure = False
     else:
         verdict = _judge_completed(request, run)

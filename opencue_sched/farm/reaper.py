@@ -225,8 +225,8 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
 # Heals what a crash can leave between the end of a frame and what follows from it.
 #
 # Our own completions do all of it in one transaction and leave nothing. A Cuebot does it in several, a person in psql
-# in none: dependencies whose target is over stay active, frames wait for dependencies that are gone, jobs whose frames
-# are all over stay PENDING, and frames stay in CHECKPOINT when nobody copies their checkpoint.
+# in none: dependencies whose target is over stay active, frames wait for dependencies that are gone, and jobs whose
+# frames are all over stay PENDING.
 
 RECOVERED_PER_CALL = 500
 """Most rows of each kind healed by one pass."""
@@ -242,11 +242,10 @@ class Recovery:
     depends: int = 0
     freed_frames: int = 0
     finished_jobs: int = 0
-    checkpoints: int = 0
 
 
 def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> Recovery:
-    """One bounded pass over jobs, dependencies, frames and checkpoints, a transaction each. Safe at any time, anywhere.
+    """One bounded pass over jobs, dependencies and frames, a transaction each. Safe at any time, anywhere.
 
     Of a dependency it is the job that waits which has to be in ``scope``.
     """
@@ -264,16 +263,15 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     finished = heal(Stuck.JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
     # After the jobs, for the dependencies on jobs that were finished just now.
     met = heal(Stuck.DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
-    freed = heal(Stuck.FRAMES, _of_frames, depends.free_stuck_frames)
-    checkpoints = heal(Stuck.CHECKPOINTS, _of_frames, depends.drop_checkpoints)
-    recovery = Recovery(met.depends, met.freed_frames + freed, len(finished), checkpoints)
+    freed = heal(
+        Stuck.FRAMES,
+        lambda connection, found: release.counters_of(release.read_frames(connection, found)),
+        depends.free_stuck_frames,
+    )
+    recovery = Recovery(met.depends, met.freed_frames + freed, len(finished))
     if recovery != Recovery():
         _log.warning("stuck_work_recovered", **asdict(recovery))
     return recovery
-
-
-def _of_frames(connection: Connection, frame_ids: Sequence[str]) -> Counters:
-    return release.counters_of(release.read_frames(connection, frame_ids))
 
 
 # Writing down the frame history that newer OpenCue databases queue, where no Cuebot does it.

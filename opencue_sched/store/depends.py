@@ -141,13 +141,6 @@ _FREE_STUCK_FRAMES = text(
     RETURNING pk_frame
     """
 )
-_DROP_CHECKPOINTS = text(
-    """
-    UPDATE frame SET str_state = 'WAITING', str_checkpoint_state = 'DISABLED', ts_updated = current_timestamp,
-                     int_version = coalesce(int_version, 0) + 1
-     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'CHECKPOINT'
-    """
-)
 
 
 class Stuck(Enum):
@@ -159,8 +152,6 @@ class Stuck(Enum):
     """Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
     FRAMES = auto()
     """DEPEND frames of pending jobs that no active dependency holds."""
-    CHECKPOINTS = auto()
-    """Frames in CHECKPOINT for 300 s: nobody copies theirs."""
 
 
 _STUCK = {
@@ -215,15 +206,6 @@ _STUCK = {
                               AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
            AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
                               AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
-         LIMIT :limit
-        """  # noqa: S608
-    ),
-    Stuck.CHECKPOINTS: text(
-        f"""
-        SELECT pk_frame FROM frame
-         WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds'
-           AND {job_in_scope("frame.pk_job")}
-           AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
          LIMIT :limit
         """  # noqa: S608
     ),
@@ -330,8 +312,3 @@ def find_stuck(
 def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
     """Set the dependency count of DEPEND frames to zero; returns how many became bookable."""
     return len(connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).all())
-
-
-def drop_checkpoints(connection: Connection, frame_ids: Collection[str]) -> int:
-    """CHECKPOINT to WAITING, without checkpoint; returns how many."""
-    return connection.execute(_DROP_CHECKPOINTS, {"frames": list(frame_ids)}).rowcount

@@ -20,7 +20,7 @@ _STOP_FRAMES = text(
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
            ts_stopped = stop.at,
            int_mem_max_used = coalesce(stop.max_rss_kb, frame.int_mem_max_used),
-           str_checkpoint_state = CASE WHEN stop.keep_checkpoint THEN frame.str_checkpoint_state ELSE 'DISABLED' END,
+           str_checkpoint_state = 'DISABLED',
            int_version = coalesce(frame.int_version, 0) + 1,
            int_total_past_core_time = least(:most, frame.int_total_past_core_time
              + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_cores / 100), 0)),
@@ -29,7 +29,7 @@ _STOP_FRAMES = text(
       FROM (SELECT *, current_timestamp + lag_seconds * interval '1 second' AS at
               FROM json_to_recordset(CAST(:rows AS json))
                      AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint,
-                            lag_seconds int, keep_checkpoint boolean)) stop
+                            lag_seconds int)) stop
      WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
     RETURNING frame.pk_frame AS id, frame.pk_layer AS layer_id, frame.pk_job AS job_id, frame.str_state AS state,
@@ -184,8 +184,8 @@ class FrameStop:
     """How a run ends. ``version`` is frame.int_version as just read.
 
     ``max_rss_kb`` None leaves the peak memory alone. ``lag_seconds`` is how far ahead ts_stopped is stamped: 1 for an
-    end RQD reported (as Cuebot does), else 0. ``keep_checkpoint`` False switches checkpointing off, so that a run that
-    was lost goes to WAITING and not to CHECKPOINT.
+    end RQD reported (as Cuebot does), else 0. Checkpointing is switched off, so that the frame goes to WAITING and not
+    to CHECKPOINT: only a Cuebot has checkpoints copied.
     """
 
     frame_id: str
@@ -194,7 +194,6 @@ class FrameStop:
     exit_status: int
     max_rss_kb: int | None = None
     lag_seconds: int = 0
-    keep_checkpoint: bool = True
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:

@@ -298,23 +298,6 @@ def test_recovery_takes_an_eaten_layer_for_done_only_if_the_farm_says_so(
     assert set(view.states(second.layers[0].frames)) == {freed}
 
 
-def test_recovery_gives_up_checkpoints_that_nobody_copies(
-    engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
-) -> None:
-    # given frames at their checkpoint, one for six minutes and one for four
-    first, _, _ = farm_of_two
-    old, young = first.layers[0].frames
-    view.run_sql(
-        "UPDATE frame SET str_state = 'CHECKPOINT', str_checkpoint_state = 'COPYING', ts_updated = now() -"
-        " CASE WHEN pk_frame = :old THEN interval '6 minutes' ELSE interval '4 minutes' END WHERE pk_layer = :layer",
-        old=old,
-        layer=first.layers[0].id,
-    )
-    assert recover_depends(engine, Release()).checkpoints == 1
-    assert view.states([old, young]) == ["WAITING", "CHECKPOINT"]
-    assert view.frame(old).str_checkpoint_state == "DISABLED"
-
-
 def test_recovery_frees_frames_whose_count_nobody_stands_for(
     engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
 ) -> None:

@@ -48,7 +48,7 @@ def start(settings: Settings) -> Iterator[Callable[..., Runtime]]:
 @dataclass(frozen=True)
 class Mess:
     """A silent host, a proc of five minutes ago without a frame, a job whose frames are over, one that waits for it and
-    one with a frame at its checkpoint and one that runs on no proc."""
+    one with a frame that runs on no proc."""
 
     host_id: str
     over: JobIds
@@ -70,12 +70,11 @@ def mess(farm: Farm, *, managed: bool = True, facility: str = "local") -> Mess:
     over, waits, stuck = (farm.job([LayerSpec(frames=2)], **place) for _ in range(3))
     (proc,) = farm.run([farm.job(**place).frames[0]], host)
     farm.job_on_job(waits, over)
-    named = {"proc": proc, "over": over.id, "copies": stuck.frames[0], "orphan": stuck.frames[1]}
+    named = {"proc": proc, "over": over.id, "orphan": stuck.frames[1]}
     for sql in (
         "UPDATE proc SET pk_frame = NULL, ts_ping = now() - interval '5 minutes' WHERE pk_proc = :proc",
         "UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_job = :over",
         "UPDATE job SET ts_started = now() - interval '5 minutes' WHERE pk_job = :over",
-        "UPDATE frame SET str_state = 'CHECKPOINT', ts_updated = now() - interval '6 minutes' WHERE pk_frame = :copies",
         "UPDATE frame SET str_state = 'RUNNING', ts_updated = now() - interval '6 minutes' WHERE pk_frame = :orphan",
     ):
         farm.connection.execute(text(sql), named)

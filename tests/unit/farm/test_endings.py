@@ -128,7 +128,6 @@ def test_a_lost_run_is_ended_only_as_it_was_seen(
     assert (ending.verdict, ending.stop is not None, ending.releases) == (verdict, stops, releases)
     if ending.stop is not None:
         assert (ending.stop.version, ending.stop.exit_status, ending.stop.lag_seconds) == (4, 301, 0)
-        assert not ending.stop.keep_checkpoint
 
 
 def test_an_exit_status_is_brought_to_what_every_table_can_hold() -> None:
