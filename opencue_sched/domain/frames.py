@@ -75,11 +75,10 @@ class FrameRange:
 
     def frame_numbers(self, chunk_size: int) -> tuple[int, ...]:
         """The numbers of the frames a layer with this range has: the first of every chunk."""
-        return self.numbers[:: _checked_chunk_size(chunk_size)]
+        return self.numbers[::chunk_size]
 
     def chunk(self, number: int, chunk_size: int) -> list[int]:
         """The numbers the frame ``number`` renders: itself and those after it in the range, ``chunk_size`` at most."""
-        _checked_chunk_size(chunk_size)
         start = self._positions.get(number)
         if start is None:
             raise InvalidInput(f"frame {number} is not in the frame range {self.text}")
@@ -114,12 +113,6 @@ def frame_spec(numbers: Iterable[int]) -> str:
             end = start
         start = end + 1
     return ",".join(pieces)
-
-
-def _checked_chunk_size(chunk_size: int) -> int:
-    if chunk_size < 1:
-        raise InvalidInput(f"a chunk size of {chunk_size} is not possible; write 1 or more")
-    return chunk_size
 
 
 def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:

@@ -341,7 +341,7 @@ MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | Exception]]
-"""Answers each report; raises an error that `is_trouble` knows when it applied none."""
+"""Answers each report; raises an error when it applied none."""
 
 
 class NotAccepting(SchedulerError):
@@ -406,22 +406,18 @@ class CompletionBatcher:
     def _run(self) -> None:
         retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
         while not self._give_up.is_set() and (batch := self._next(together)):
-            answers: Sequence[RunOutcome | Exception]
             try:
                 answers = self._apply([report for report, _ in batch])
             except Exception as error:
-                if is_trouble(error):
-                    self._count("completion_retry")
-                    _log.warning("completions_kept", waiting=self.waiting, error=describe(error))
-                    self._give_up.wait(retry_after)
-                    # One at a time until it works again, in case it is one report that makes the statement time out;
-                    # then it does not hold up the others.
-                    retry_after, together = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS), 1
-                    with self._wake:
-                        self._queue.rotate(-len(batch))
-                    continue
-                _log.exception("completions_failed", procs=[report.proc_id for report, _ in batch])
-                answers = [error] * len(batch)
+                self._count("completion_retry")
+                _log.warning("completions_kept", waiting=self.waiting, error=describe(error))
+                self._give_up.wait(retry_after)
+                # One at a time until it works again, in case it is one report that makes the statement time out; then
+                # it does not hold up the others.
+                retry_after, together = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS), 1
+                with self._wake:
+                    self._queue.rotate(-len(batch))
+                continue
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
             with self._wake:
                 for (_, done), answer in zip(batch, answers, strict=True):

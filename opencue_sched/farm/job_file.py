@@ -35,7 +35,6 @@ from opencue_sched.domain.farm import (
     MEMORY_FLOOR_KB,
     UNLIMITED,
     booked_cores,
-    frame_name,
     near,
 )
 from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
@@ -49,7 +48,6 @@ MAX_FRAMES = 100_000
 
 _SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT])(?:i?B)?\s*$", re.IGNORECASE)
 _KB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
-_MOST_KB = 2**40
 _VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
 _ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\t\r\n]*\Z")
 _LONGEST = 500
@@ -251,10 +249,10 @@ class LayerSpec(_Keys):
     chunk: Annotated[int, Field(ge=1, le=INT_MAX)] = 1
     cores: _Centicores = CENTICORES_PER_CORE
     max_cores: Annotated[_Centicores, Field(ge=0)] = 0
-    threadable: bool | None = None
-    memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=_MOST_KB)] = 4 * 1024**2
+    threadable: bool = True
+    memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=farm.MOST_KB)] = 4 * 1024**2
     gpus: _Count = 0
-    gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=_MOST_KB)] = 0
+    gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=farm.MOST_KB)] = 0
     tags: Annotated[
         list[Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
         Field(min_length=1),
@@ -280,7 +278,7 @@ class LayerSpec(_Keys):
     @property
     def threads(self) -> bool:
         """``layer.b_threadable``. As in Cuebot, less than one core does not thread."""
-        return not 0 < self.cores < CENTICORES_PER_CORE if self.threadable is None else self.threadable
+        return self.threadable and not 0 < self.cores < CENTICORES_PER_CORE
 
     @property
     def least_cores(self) -> int:
@@ -372,10 +370,6 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         return
     if len(spec.full_name) > farm.JOB_NAME_WIDTH:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
-    if 0 < (spec.max_cores or 0) < (spec.min_cores or 0):
-        yield "max_cores: is less than min_cores"
-    if 0 < (spec.max_gpus or 0) < (spec.min_gpus or 0):
-        yield "max_gpus: is less than min_gpus"
     for position, layer in enumerate(spec.layers):
         for problem in _layer_problems(layer):
             yield f"layers[{position}].{problem}"
@@ -383,14 +377,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
 
 
 def _layer_problems(layer: LayerSpec) -> Iterator[str]:
-    numbers = layer.range.numbers
-    width = max(len(frame_name(number, layer.name)) for number in (min(numbers), max(numbers)))
-    if width > farm.FRAME_NAME_WIDTH:
-        yield f"name: makes frame names of {width} characters; OpenCue stores {farm.FRAME_NAME_WIDTH} at most"
     if 0 < layer.max_cores < layer.cores:
         yield "max_cores: is less than cores"
-    if layer.threads and 0 < layer.cores < CENTICORES_PER_CORE:
-        yield "threadable: a layer of less than one core cannot thread"
     for key, joined, most in (
         ("tags", join_tags(layer.tags), farm.LAYER_TAGS_WIDTH),
         ("services", ",".join(layer.services), farm.LAYER_SERVICES_WIDTH),
@@ -405,8 +393,6 @@ def _depend_problems(spec: JobSpec) -> Iterator[str]:
     edges: list[tuple[str, str, tuple[tuple[int, int], ...] | None]] = []
     for path, layer, depend in depends_of(spec):
         if layer is None or depend.job is not None:
-            if depend.job is not None and depend.job.lower() == spec.full_name:
-                yield f"{path}: names this job; leave 'job' out to depend on a layer of it"
             continue
         name = depend.layer or ""
         on = by_name.get(name)

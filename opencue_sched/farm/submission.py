@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.dispatch.failures import describe
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, JobState, frame_name, near
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, frame_name, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.job_file import JobDepend, JobSpec, LayerSpec, depends_of
@@ -36,8 +36,6 @@ log = structlog.get_logger(__name__)
 
 STATEMENT_SECONDS = 600.0
 """Time one statement may take: the frames of the largest job in one."""
-
-_LEAST_JOB_CENTICORES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings, *, paused: bool) 
         "full_name": spec.full_name,
         "log_dir": spec.log_dir or _log_dir(spec, show.name, job_id, settings),
         "paused": paused or spec.paused or show.paused,
-        "min_cores": max(_LEAST_JOB_CENTICORES, _first(spec.min_cores, folder.min_cores, show.min_cores)),
+        "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.min_cores, show.min_cores)),
         "max_cores": _first(spec.max_cores, folder.max_cores, show.max_cores),
         # The schema's default of show.int_default_min_gpus is 100, meant as centicores; no job asks for 100 GPUs.
         "min_gpus": _first(spec.min_gpus, folder.min_gpus, 0),
@@ -193,10 +191,7 @@ def _first(of_job: int | None, of_folder: int, of_show: int) -> int:
 def _log_dir(spec: JobSpec, show: str, job_id: str, settings: Settings) -> str:
     """``<root>/<show>/<shot>/logs/<job>--<id>``, as in OpenCue (facts E)."""
     root = settings.log_root.get(spec.os or DEFAULT_OS, settings.log_root[DEFAULT_OS])
-    log_dir = f"{root.rstrip('/')}/{show}/{spec.shot}/logs/{spec.full_name}--{job_id}"
-    if len(log_dir) > LOG_DIR_WIDTH:
-        raise InvalidFile(f"log_dir: the default one has {len(log_dir)} characters; {LOG_DIR_WIDTH} is the most")
-    return log_dir
+    return f"{root.rstrip('/')}/{show}/{spec.shot}/logs/{spec.full_name}--{job_id}"
 
 
 def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:

@@ -124,14 +124,6 @@ def test_a_frame_that_is_not_in_the_range_has_no_chunk() -> None:
         FrameRange.parse("1-10").chunk(11, 1)
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_chunk_size_below_one_is_refused(size: int) -> None:
-    with pytest.raises(InvalidInput, match="chunk size"):
-        FrameRange.parse("1-10").chunk(1, size)
-    with pytest.raises(InvalidInput, match="chunk size"):
-        FrameRange.parse("1-10").frame_numbers(size)
-
-
 @pytest.mark.parametrize(
     ("numbers", "spec"),
     [

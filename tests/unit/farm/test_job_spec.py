@@ -185,9 +185,8 @@ def test_every_problem_is_reported_at_once_by_field() -> None:
 
 def test_everything_that_does_not_go_together_is_reported_at_once() -> None:
     layers = [layer(cores=4, max_cores=2), layer(), layer(name="comp", depends=["rendr"])]
-    assert problems(job(min_cores=4, max_cores=3, layers=layers)) == (
+    assert problems(job(layers=layers)) == (
         "layers: 2 layers are called 'render'; a layer's name must be unique in its job",
-        "max_cores: is less than min_cores",
         "layers[0].max_cores: is less than cores",
         "layers[2].depends[0]: the job has no layer 'rendr'; did you mean 'render'?",
     )
@@ -223,9 +222,7 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"paused": 1}, "paused: Input should be a valid boolean"),
         ({"log_dir": "logs"}, "log_dir: 'logs' is not an absolute path; RQD writes there from any directory"),
         ({"max_cores": 0.5}, "max_cores: is less than one core, so no frame could ever run; 0 or -1 is unlimited"),
-        ({"min_cores": 4, "max_cores": 2}, "max_cores: is less than min_cores"),
         ({"min_cores": -1}, "min_cores: Input should be greater than or equal to 0"),
-        ({"min_gpus": 4, "max_gpus": 2}, "max_gpus: is less than min_gpus"),
         ({"env": ["A=b"]}, "env: Input should be a valid dictionary"),
         ({"env": {"A": None}}, "env.A: Input should be a valid string"),
         ({"env": {"A": True}}, "env.A: Input should be a valid string"),
@@ -240,10 +237,6 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"depends": [{"layer": "render"}]}, "depends[0]: names no job"),
         ({"depends": [{"job": "other", "frame": 3}]}, "depends[0]: a frame needs the layer it belongs to"),
         ({"depends": [{"job": "other", "type": "layer"}]}, "depends[0].type: unknown key"),
-        (
-            {"depends": ["demo-sh010-alice_test"]},
-            "depends[0]: names this job; leave 'job' out to depend on a layer of it",
-        ),
     ],
 )
 def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
@@ -262,7 +255,7 @@ def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
             {"range": "1-2000000000"},
             "layers[0].range: frame range '1-2000000000': '1-2000000000' makes more than 1000000 frames",
         ),
-        ({"name": "n" * 252}, "layers[0].name: makes frame names of 257 characters; OpenCue stores 256 at most"),
+        ({"name": "n" * 245}, "layers[0].name: String should have at most 244 characters"),
         ({"chunk": 0}, "layers[0].chunk: Input should be greater than or equal to 1"),
         ({"chunk": True}, "layers[0].chunk: Input should be a valid integer"),
         ({"type": "rendr"}, "layers[0].type: Input should be 'RENDER', 'PRE' or 'UTIL'"),
@@ -275,9 +268,8 @@ def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
         ({"cores": 10**400}, f"layers[0].cores: {10**400} is not a number of cores"),
         ({"max_cores": -1}, "layers[0].max_cores: Input should be greater than or equal to 0"),
         ({"cores": 4, "max_cores": 2}, "layers[0].max_cores: is less than cores"),
-        ({"cores": 0.5, "threadable": True}, "layers[0].threadable: a layer of less than one core cannot thread"),
         ({"memory": 2048}, "layers[0].memory: Input should be greater than or equal to 262144"),
-        ({"memory": "2048TiB"}, "layers[0].memory: Input should be less than or equal to 1099511627776"),
+        ({"memory": "2097152TiB"}, "layers[0].memory: Input should be less than or equal to 1125899906842624"),
         ({"memory": "-2GiB"}, "layers[0].memory: '-2GiB' is not a size; write 512MiB, 2GiB or a number of KB"),
         ({"gpus": -1}, "layers[0].gpus: Input should be greater than or equal to 0"),
         ({"tags": []}, "layers[0].tags: List should have at least 1 item after validation, not 0"),
