@@ -1,7 +1,7 @@
 """One typed, documented, frozen tree of settings.
 
 Read from the environment (``OPENCUE_SCHED_`` and ``__`` between levels: ``OPENCUE_SCHED_QUEUE__METRICS_PORT=9091``) and
-from the YAML or TOML file named by ``OPENCUE_SCHED_CONFIG``; the environment wins. Keys and defaults are those of the
+from the YAML file named by ``OPENCUE_SCHED_CONFIG``; the environment wins. Keys and defaults are those of the
 scheduler and accounting references; durations take ``30``, ``"30s"``, ``"2m"``, ``"3h"`` (seconds when bare) and sizes
 ``"2GiB"`` (bytes when bare). In the environment a list is ``a,b`` or JSON, and a mapping is JSON.
 """
@@ -458,12 +458,11 @@ def settings_file() -> Path | None:
 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Its sections. Raises WrongConfiguration."""
-    from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml  # imports yaml, for a file alone
+    from opencue_sched.text_file import InvalidFile, read_text, read_yaml  # imports yaml, for a file alone
 
     try:
         with path.open("rb") as file:
-            text = read_text(file)
-        data = read_toml(text) if path.suffix == ".toml" else read_yaml(text)
+            data = read_yaml(read_text(file))
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {said}"

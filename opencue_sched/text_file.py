@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import IO, Any
@@ -125,16 +124,6 @@ def read_json(text: str) -> Any:
     except RecursionError as error:
         raise InvalidFile(f"not JSON: nested more than {MOST_DEPTH} deep") from error
     return _checked(data)
-
-
-def read_toml(text: str) -> Any:
-    """What TOML text says. Raises InvalidFile."""
-    try:
-        return _checked(tomllib.loads(text))
-    except ValueError as error:  # also of a number with too many digits
-        raise InvalidFile(f"not TOML: {str(error)[:200]}") from error
-    except RecursionError as error:
-        raise InvalidFile(f"not TOML: nested more than {MOST_DEPTH} deep") from error
 
 
 def _checked(data: Any) -> Any:
