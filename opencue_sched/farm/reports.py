@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from enum import StrEnum
 from time import monotonic
 from typing import Any
 
@@ -226,30 +225,18 @@ SETTLED_SECONDS = 4.0
 """A frame or proc unchanged for this long is what it was when the report was made: a report older than that (it had to
 queue) is not used for verification, and hosts report every five seconds at most."""
 
-_LARGEST_KB = 2**62
 
-
-class OrphanCheck(StrEnum):
-    """What is to be done with a reported process: it is OWNED by its proc, an orphan to KILL, or has to WAIT."""
-
-    OWNED = "owned"
-    KILL = "kill"
-    WAIT = "wait"
-
-
-def verify(run: Run, proc_id: str, host_id: str) -> tuple[OrphanCheck, str]:
-    """Judge one reported process of a host; with why it is not owned, for the kill message and the log."""
+def unowned(run: Run, proc_id: str, host_id: str) -> tuple[str, float]:
+    """Why no proc owns a reported process of a host, empty when one does, and for how many seconds that has been so."""
     if run.proc_id and run.frame_id and run.proc_frame_id == run.frame_id:
-        if run.job_state == JobState.FINISHED:
-            return OrphanCheck.KILL, "its job is finished"
-        return OrphanCheck.OWNED, ""
+        return ("its job is finished" if run.job_state == JobState.FINISHED else ""), math.inf
     if run.owner_proc_id and run.owner_host_id == host_id:
-        return _settled(run.owner_age, f"proc {run.owner_proc_id} has the frame on this host, not {proc_id}")
+        return f"proc {run.owner_proc_id} has the frame on this host, not {proc_id}", run.owner_age
     if run.owner_proc_id:
-        return OrphanCheck.KILL, f"proc {run.owner_proc_id} has the frame on another host"
+        return f"proc {run.owner_proc_id} has the frame on another host", math.inf
     if not run.frame_state:
-        return OrphanCheck.KILL, "its frame does not exist"
-    return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state}")
+        return "its frame does not exist", math.inf
+    return f"no proc has its frame, which is {run.frame_state}", run.frame_age
 
 
 def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
@@ -271,13 +258,9 @@ def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
         "frame_id": reported.frame_id,
         "layer_id": run.layer_id,
         "job_id": run.job_id,
-        **{name: max(0, min(value, _LARGEST_KB)) for name, value in numbers.items()},
+        **{name: max(0, value) for name, value in numbers.items()},
         "llu_time": max(0, min(reported.llu_time, _LATEST_EPOCH)),
     }
-
-
-def _settled(age: float, reason: str) -> tuple[OrphanCheck, str]:
-    return OrphanCheck.KILL if age >= SETTLED_SECONDS else OrphanCheck.WAIT, reason
 
 
 RECONCILE_SECONDS = 600.0
@@ -405,15 +388,17 @@ class HostReports:
             rows = read_runs(connection, [(it.resource_id, it.frame_id) for it in report.frames])
         now = self.releaser.clock()
         for frame, row in zip(report.frames, rows, strict=True):
-            check, reason = verify(row, frame.resource_id, host_id)
-            if check is OrphanCheck.OWNED:
+            reason, age = unowned(row, frame.resource_id, host_id)
+            if not reason:
                 owned.append((frame, row))
                 # RQD reports start_time in milliseconds.
                 minutes = (now - frame.start_time / 1000) / 60 if frame.start_time > 0 else 0
                 reason = overdue(row, minutes, frame.llu_time, now=now)
-            elif check is OrphanCheck.KILL:
+            elif age < SETTLED_SECONDS:
+                continue
+            else:
                 self.releaser.count("unowned_process")
-            if reason and check is not OrphanCheck.WAIT:
+            if reason:
                 kills.append((frame.frame_id, reason))
         return owned, kills
 
