@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import IO, Any
@@ -163,9 +164,7 @@ def _problems(data: object) -> Iterator[str]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidFile(f"key {repeated[:60]!r} is given twice")
-    return mapping
+    key, times = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+    if times > 1:
+        raise InvalidFile(f"key {key[:60]!r} is given twice")
+    return dict(pairs)

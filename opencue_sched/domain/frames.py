@@ -41,8 +41,7 @@ from opencue_sched.errors import InvalidInput
 MAX_NUMBERS = 1_000_000
 """Numbers one range may have. Ten times the frames OpenCue allows a job, since a chunk makes one frame of many."""
 
-_LONGEST = 11
-_PIECE = re.compile(r"^(-?[0-9]+)(?:-(-?[0-9]+)(?:([xy:])(-?[0-9]+))?)?$")
+_PIECE = re.compile(r"^(-?[0-9]{1,10})(?:-(-?[0-9]{1,10})(?:([xy:])(-?[0-9]{1,10}))?)?$")
 _FORMS = "write n, a-b, a-bxs, a-bys or a-b:s"
 
 
@@ -121,17 +120,14 @@ def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
     match = _PIECE.match(piece)
     if match is None:
         raise _unreadable(text, piece, f"does not parse; {_FORMS}")
-    digits = [part for part in match.group(1, 2, 4) if part is not None]
-    if any(len(part) > _LONGEST or not -INT_MAX - 1 <= int(part) <= INT_MAX for part in digits):
-        raise _unreadable(text, piece, "has a number that is too large")
-    start, end = int(digits[0]), int(digits[min(1, len(digits) - 1)])
+    start = int(match[1])
+    end = int(match[2] or start)
     direction = 1 if end >= start else -1
-    kind, step = match.group(3), int(digits[2]) if len(digits) == 3 else direction
-    if step == 0:
-        raise _unreadable(text, piece, "has a step of 0")
-    if step * direction < 0:
-        way, sign = ("up", "positive") if direction > 0 else ("down", "negative")
-        raise _unreadable(text, piece, f"counts {way}, so its step must be {sign}")
+    kind, step = match[3], int(match[4] or direction)
+    if max(abs(start), abs(end), abs(step)) > INT_MAX:
+        raise _unreadable(text, piece, "has a number that is too large")
+    if step * direction <= 0:
+        raise _unreadable(text, piece, f"has the step {step}, which does not lead from {start} to {end}")
 
     def every(step: int) -> range:
         return range(start, end + direction, step)

@@ -311,14 +311,9 @@ def _log_refused(event: str, request: Request, error: Exception, **fields: objec
 
 
 def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
-    if outcome.state is not None:
-        log, event = _log.debug, "frame_completed"
-    elif report.exit_status == 0 and outcome.verdict is not RunVerdict.STALE:
-        log, event = _log.warning, "successful_result_discarded"
-    else:
-        log, event = _log.info, "completion_ignored"
-    log(
-        event,
+    applied = outcome.state is not None
+    (_log.debug if applied else _log.info)(
+        "frame_completed" if applied else "completion_ignored",
         proc=report.proc_id,
         frame=report.frame_id,
         name=report.name,
