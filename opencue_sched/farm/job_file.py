@@ -150,19 +150,14 @@ _WORDS = BeforeValidator(_words)
 _ONCE = AfterValidator(_once)
 _JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
 _LayerName = Annotated[str, Field(max_length=farm.LAYER_NAME_WIDTH), _AS_TEXT, _NAME]
+_Tag = Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]
+_Limit = Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]
 _Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
-_Environment = dict[
-    Annotated[
-        str, StringConstraints(strip_whitespace=False, max_length=farm.ENVIRONMENT_WIDTH), AfterValidator(_variable)
-    ],
-    Annotated[
-        str,
-        StringConstraints(strip_whitespace=False, min_length=0, max_length=farm.ENVIRONMENT_WIDTH),
-        BeforeValidator(_number_as_text),
-    ],
-]
+_RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=farm.ENVIRONMENT_WIDTH)
+_Variable = Annotated[str, _RAW, AfterValidator(_variable)]
+_Environment = dict[_Variable, Annotated[str, _RAW, BeforeValidator(_number_as_text)]]
 
 
 class _Keys(BaseModel):
@@ -253,18 +248,9 @@ class LayerSpec(_Keys):
     memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=farm.MOST_KB)] = 4 * 1024**2
     gpus: _Count = 0
     gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=farm.MOST_KB)] = 0
-    tags: Annotated[
-        list[Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
-        Field(min_length=1),
-        _WORDS,
-        _ONCE,
-    ] = ["general"]
+    tags: Annotated[list[_Tag], Field(min_length=1), _WORDS, _ONCE] = ["general"]
     services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE] = ["default"]
-    limits: Annotated[
-        list[Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]],
-        _WORDS,
-        _ONCE,
-    ] = []
+    limits: Annotated[list[_Limit], _WORDS, _ONCE] = []
     timeout: _Count = 0
     timeout_llu: _Count = 0
     env: _Environment = {}

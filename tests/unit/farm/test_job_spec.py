@@ -230,7 +230,7 @@ def test_a_layer_that_is_no_mapping() -> None:
             ({"env": {name: "c"}}, f"env.{name}: is not the name of a variable; it has no spaces and no '='")
             for name in ("A=B", "MY VAR", " A", "A\n")
         ),
-        ({"env": {"": "c"}}, "env.: String should have at least 1 character"),
+        ({"env": {"": "c"}}, "env.: is not the name of a variable; it has no spaces and no '='"),
         ({"env": {7: "c"}}, "env[7]: Input should be a valid string"),
         ({"env": {"CUE_THREADS": "4"}}, "env.CUE_THREADS: is set by the scheduler; use another name"),
         ({"env": {"A": "x" * 2049}}, "env.A: String should have at most 2048 characters"),
