@@ -28,7 +28,7 @@ from opencue_sched.dispatch.failures import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict, satisfying_states
+from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.depends import Stuck
@@ -38,11 +38,11 @@ from opencue_sched.store.schema import Drained, drain_frame_history
 
 _log = structlog.get_logger(__name__)
 
-BATCH = 400
-"""Most runs that are read and ended at once."""
+MOST_RUNS = 2000
+"""Most runs that one reap ends, which takes a few seconds after the last kill; the rest is for the next, at random."""
 
 REAP_SECONDS = 30.0
-"""No kill is begun and no batch is read after this long. The last kill takes ``rqd.timeout`` more."""
+"""No kill is begun after this long. The last kill takes ``rqd.timeout`` more."""
 
 LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
@@ -74,17 +74,6 @@ class ReaperReport:
     frames_dead: int = 0
     deferred: int = 0
 
-    def with_batch(self, outcomes: Sequence[RunOutcome], runs: int) -> ReaperReport:
-        """This and a batch of so many runs, of which these were asked to end."""
-        ended = [outcome for outcome in outcomes if outcome.verdict in _ENDED]
-        return ReaperReport(
-            self.hosts_down,
-            self.procs_released + sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
-            self.frames_waiting + sum(outcome.state is FrameState.WAITING for outcome in ended),
-            self.frames_dead + sum(outcome.state is FrameState.DEAD for outcome in ended),
-            self.deferred + runs - len(ended),
-        )
-
 
 _ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)
 _STATUSES: Mapping[str, ExitStatus] = {
@@ -108,42 +97,37 @@ class Reaper:
     scope: UpkeepScope = EVERYTHING
     stopping: Callable[[], bool] = lambda: False
     _until: float = field(default=0.0, init=False)
-    _tried: set[str] = field(default_factory=set, init=False)
-    _out_of_reach: set[str] = field(default_factory=set, init=False)
 
     def run_once(self) -> ReaperReport:
-        """Mark silent hosts DOWN, then end what is lost, batch by batch, within the time of a reap."""
+        """Mark silent hosts DOWN, then end what is lost, within the time of a reap."""
         self._until = monotonic() + REAP_SECONDS
-        self._tried, self._out_of_reach = set(), set()
-        report = ReaperReport(tuple(self._mark_hosts_down()))
-        more = True
-        while more:
-            lost = self._next_batch()
-            fates = self._kill(lost)
-            requests = [request for run in lost if (request := _request(run, fates)) is not None]
-            alive = sum(fate is Fate.RUNNING for fate in fates.values())
-            report = report.with_batch(self.releaser.end_lost(requests), len(lost) - alive)
-            more = len(lost) == BATCH and self._goes_on()
-        return report
-
-    def _goes_on(self) -> bool:
-        return monotonic() < self._until and not self.stopping()
-
-    def _next_batch(self) -> list[LostRow]:
+        hosts_down = self._mark_hosts_down()
         with self.releaser.engine.connect() as connection:
             lost = procs.lost_runs(
                 connection,
                 self.scope,
-                limit=BATCH,
-                but=self._tried,
+                limit=MOST_RUNS,
                 silent=ORPHAN_SECONDS,
                 frameless=FRAMELESS_SECONDS,
                 unnamed=UNNAMED_SECONDS,
                 grace=self.releaser.settings.lost_completion_grace,
             )
-        self._tried.update(run.proc_id or run.frame_id for run in lost)
         # Procs first: they hold cores, frames without one do not.
-        return sorted(lost, key=lambda run: run.why == Why.NO_PROC)
+        lost = sorted(lost, key=lambda run: run.why == Why.NO_PROC)
+        fates = self._kill(lost)
+        requests = [request for run in lost if (request := _request(run, fates)) is not None]
+        alive = sum(fate is Fate.RUNNING for fate in fates.values())
+        ended = [outcome for outcome in self.releaser.end_lost(requests) if outcome.verdict in _ENDED]
+        return ReaperReport(
+            tuple(hosts_down),
+            sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
+            sum(outcome.state is FrameState.WAITING for outcome in ended),
+            sum(outcome.state is FrameState.DEAD for outcome in ended),
+            len(lost) - alive - len(ended),
+        )
+
+    def _goes_on(self) -> bool:
+        return monotonic() < self._until and not self.stopping()
 
     def _mark_hosts_down(self) -> list[str]:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
@@ -171,16 +155,14 @@ class Reaper:
         if not hosts:
             return fates
         with ThreadPoolExecutor(min(_KILL_THREADS, len(hosts)), thread_name_prefix="reaper") as threads:
-            for host_name, part in zip(hosts, threads.map(self._kill_on, hosts, hosts.values()), strict=True):
+            for part in threads.map(self._kill_on, hosts, hosts.values()):
                 fates |= part
-                if Fate.UNREACHABLE in part.values():
-                    self._out_of_reach.add(host_name)
         return fates
 
     def _kill_on(self, host_name: str, runs: Sequence[LostRow]) -> dict[str, Fate]:
         fates: dict[str, Fate] = {}
-        reachable = host_name not in self._out_of_reach
-        if reachable and runs[0].host_state == HardwareState.DOWN and self._goes_on():
+        reachable = True
+        if runs[0].host_state == HardwareState.DOWN and self._goes_on():
             reachable = self.killer.answers(host_name, LOOK_SECONDS)
         for run in runs:
             if not reachable:

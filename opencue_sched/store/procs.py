@@ -314,7 +314,6 @@ _LOST_RUNS = text(
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second')
             OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL AND {_UNNAMED}
                 AND proc.ts_dispatched < current_timestamp - CAST(:grace AS float8) * interval '1 second'))
-       AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
      UNION ALL
     SELECT '', frame.pk_frame, coalesce(frame.str_host, ''), coalesce(host_stat.str_state, 'DOWN'), NULL,
            CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), false, 'no_proc'
@@ -324,7 +323,6 @@ _LOST_RUNS = text(
      WHERE frame.str_state = 'RUNNING' AND {job_in_scope("frame.pk_job")}
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
-       AND frame.pk_frame <> ALL (CAST(:but AS varchar[]))
     ) lost ORDER BY random() LIMIT :limit
     """  # noqa: S608
 )
@@ -362,12 +360,9 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
     return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **scope.parameters()})]
 
 
-def lost_runs(
-    connection: Connection, scope: UpkeepScope, *, limit: int, but: Collection[str], **seconds: float
-) -> Sequence[LostRow]:
+def lost_runs(connection: Connection, scope: UpkeepScope, *, limit: int, **seconds: float) -> Sequence[LostRow]:
     """Procs on DOWN hosts, of finished jobs, for so many seconds ``silent``, or ``frameless`` and silent, or, beside a
     Cuebot, dispatched ``grace`` seconds ago or more and last named ``unnamed`` seconds before the host's last report;
-    and frames RUNNING without a proc. At most ``limit`` of them, at random, and none of the proc and frame ids ``but``.
+    and frames RUNNING without a proc. At most ``limit`` of them, at random.
     """
-    wanted = {**seconds, "limit": limit, "but": list(but), **scope.parameters()}
-    return connection.execute(_LOST_RUNS, wanted).all()
+    return connection.execute(_LOST_RUNS, {**seconds, "limit": limit, **scope.parameters()}).all()

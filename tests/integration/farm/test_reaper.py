@@ -334,14 +334,13 @@ def on_hosts(view: FarmView, state: str, *, hosts: int, frames: int) -> None:
 
 
 def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many_frames_it_has(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
-    monkeypatch.setattr(module, "BATCH", 5)
     # given three dead hosts, in the database too, with four frames each
     on_hosts(view, "DOWN", hosts=3, frames=4)
     killer.fate = Fate.UNREACHABLE
 
-    # when they are reaped in several batches
+    # when they are reaped
     report = Reaper(Releaser(engine, Release()), killer=killer).run_once()
 
     # then all frames wait, and no host cost more than one short look
@@ -375,9 +374,8 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
 
 
 def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_reached(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
-    monkeypatch.setattr(module, "BATCH", 2)
     on_hosts(view, "UP", hosts=2, frames=3)
     killer.fate = Fate.UNREACHABLE
     report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
@@ -386,22 +384,19 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
 
 
-def test_a_reap_goes_on_until_nothing_is_left(
+def test_what_is_too_much_for_one_reap_is_for_the_next(
     engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(module, "MOST_RUNS", 2)
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     reaping = Reaper(Releaser(engine, Release()), killer=killer)
-    assert [reaping.run_once().procs_released for _ in range(2)] == [5, 0]
+    assert [reaping.run_once().procs_released for _ in range(4)] == [2, 2, 1, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
 
 
-def test_what_cannot_be_ended_is_tried_once_a_reap(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BATCH", 2)
+def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     on_hosts(view, "UP", hosts=1, frames=5)
     killer.fate = Fate.UNCONFIRMED
     report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
