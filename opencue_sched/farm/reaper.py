@@ -260,39 +260,25 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
 #
 # The queue grows with every frame that starts or ends; an event that cannot be written must not keep those behind it.
 
-HISTORY_ROWS_PER_CALL = 1000
-"""Events of one transaction."""
-
-HISTORY_SECONDS = 15.0
-"""No batch is begun after this long."""
+HISTORY_EVENTS = 10_000
+"""Most events of one call and transaction: what 150 frames started and ended a second leave until the next reap."""
 
 
 def drain_history(engine: Engine) -> Drained:
-    """Drain the queue, batch by batch, to its end or for HISTORY_SECONDS. A failure is logged, and ends it."""
-    until = monotonic() + HISTORY_SECONDS
-    report = Drained()
-    while True:
-        try:
-            drained = _drain(engine)
-        except SQLAlchemyError as error:
-            _log.error("frame_history_not_drained", error=describe(error), drained=report.events)
-            return report
-        report = Drained(report.events + drained.events, report.skipped + drained.skipped)
-        if drained.events < HISTORY_ROWS_PER_CALL or monotonic() >= until:
-            return report
-
-
-def _drain(engine: Engine) -> Drained:
-    """One batch at once or, if the database refuses it, event by event."""
+    """Drain the queue, all at once or, if the database refuses it, event by event. A failure is logged."""
     try:
+        try:
+            with engine.begin() as connection:
+                return drain_frame_history(connection, events=HISTORY_EVENTS)
+        except DBAPIError as error:
+            if is_trouble(error):
+                raise
+            _log.warning("frame_history_batch_refused", error=describe(error))
         with engine.begin() as connection:
-            return drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL)
-    except DBAPIError as error:
-        if is_trouble(error):
-            raise
-        _log.warning("frame_history_batch_refused", error=describe(error))
-    with engine.begin() as connection:
-        drained = drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL, one_by_one=True)
+            drained = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=True)
+    except SQLAlchemyError as error:
+        _log.error("frame_history_not_drained", error=describe(error))
+        return Drained()
     for detail in drained.refused:
         _log.error("frame_history_event_skipped", detail=detail)
     return drained

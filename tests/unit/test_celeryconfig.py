@@ -19,7 +19,7 @@ import celeryconfig
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType, common_queue, consumed_queues
-from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
+from opencue_sched.farm.reaper import REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS
 from opencue_sched.worker.runtime import REAP_LEASE_SECONDS
@@ -174,7 +174,7 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_load
 
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
-    begun = REAP_SECONDS + Rqd().timeout + HISTORY_SECONDS
+    begun = REAP_SECONDS + Rqd().timeout
     longest = begun + 2 * STATEMENT_SECONDS
     assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
     assert begun < REAP_LEASE_SECONDS

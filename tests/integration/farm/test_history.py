@@ -37,8 +37,7 @@ END $$
 
 
 @pytest.fixture
-def queue(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("opencue_sched.farm.reaper.HISTORY_ROWS_PER_CALL", 10)
+def queue(engine: Engine) -> Engine:
     with engine.begin() as connection:
         connection.execute(text(_QUEUE))
     return engine
@@ -60,9 +59,10 @@ def count(engine: Engine, table: str) -> int:
         return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608
 
 
-def test_the_queue_is_drained_to_its_end_however_long_it_is(queue: Engine) -> None:
+def test_the_queue_is_drained_so_many_events_at_a_time(queue: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "HISTORY_EVENTS", 20)
     enqueue(queue, *[0] * 25)
-    assert drain_history(queue) == Drained(events=25)
+    assert [drain_history(queue) for _ in range(3)] == [Drained(events=20), Drained(events=5), Drained()]
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
 
 
@@ -70,12 +70,12 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
     # given an event that cannot be written, the 14th of 25
     enqueue(queue, *[0] * 13, 100_000, *[0] * 11)
 
-    # when the queue is drained in batches
+    # when the queue is drained
     with capture_logs() as logs:
         report = drain_history(queue)
 
     # then all the others are written, and one can read which it was
-    assert report == Drained(events=25, skipped=1)
+    assert (report.events, report.skipped) == (25, 1)
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 24)
     (skipped,) = [entry for entry in logs if entry["event"] == "frame_history_event_skipped"]
     assert "event 14 of frame f14" in skipped["detail"]
@@ -86,14 +86,6 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
         assert connection.connection.dbapi_connection.notices == []
 
 
-def test_it_begins_no_batch_when_its_time_is_over(queue: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    enqueue(queue, *[0] * 50)
-    seconds = iter([0.0, 5.0, 10.0, 15.0])
-    monkeypatch.setattr(reaper, "monotonic", lambda: next(seconds))
-    assert drain_history(queue).events == 30
-    assert count(queue, "frame_history_queue") == 20
-
-
 def test_while_somebody_else_drains_it_does_nothing(queue: Engine) -> None:
     enqueue(queue, 0)
     with queue.begin() as connection:
@@ -102,8 +94,8 @@ def test_while_somebody_else_drains_it_does_nothing(queue: Engine) -> None:
     assert drain_history(queue) == Drained(events=1)
 
 
-def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queue: Engine) -> None:
-    # given a queue whose rows beyond the first batch cannot even be deleted
+def test_a_drain_that_fails_in_both_ways_is_logged(queue: Engine) -> None:
+    # given a queue with rows that cannot even be deleted
     enqueue(queue, *[0] * 15)
     with queue.begin() as connection:
         connection.execute(
@@ -116,6 +108,6 @@ def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queu
         )
     with capture_logs() as logs:
         report = drain_history(queue)
-    assert report == Drained(events=10)
+    assert report == Drained()
     (failed,) = [entry for entry in logs if entry["event"] == "frame_history_not_drained"]
     assert "row 11 stays" in failed["error"]
