@@ -31,7 +31,6 @@ from opencue_sched.farm.model import (
     RunOutcome,
     RunsEnded,
     RunVerdict,
-    count_nothing,
     ending_of,
     out_of_retries,
     satisfying_states,
@@ -232,7 +231,7 @@ class Releaser:
     settings: Release = field(default_factory=Release)
     ledger: Ledger | None = None
     changes: HostChanges | None = None
-    count: CountEvent = count_nothing
+    count: CountEvent = lambda *_: None
     clock: Callable[[], float] = time.time
 
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
@@ -346,7 +345,7 @@ class NotAccepting(SchedulerError):
 class CompletionBatcher:
     """One thread that applies completions in the order they arrive. ``submit`` is thread-safe."""
 
-    def __init__(self, apply: Apply, *, count: CountEvent = count_nothing) -> None:
+    def __init__(self, apply: Apply, *, count: CountEvent = lambda *_: None) -> None:
         self._apply = apply
         self._count = count
         self._queue: deque[tuple[CompletedFrame, Future[RunOutcome]]] = deque()

@@ -249,7 +249,3 @@ def _same_host(one: str, other: str) -> bool:
 
 CountEvent = Callable[..., object]
 """Counts an event by its name, once or so many times: ``metrics.record_event``."""
-
-
-def count_nothing(event: str, amount: int = 1) -> None:
-    """Of events whose counts nobody reads."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -178,7 +179,9 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             facility=settings.scheduler.facility,
         )
         self._server: grpc.Server | None = None
-        self._refusals: dict[str, float] = {}
+        self._warn = lru_cache(maxsize=10_000)(
+            lambda host_name, reason, _period: _log.warning("report_refused", host=host_name, reason=reason)
+        )
         self.port = 0
 
     def start(self) -> None:
@@ -244,15 +247,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def log_refusal(self, host_name: str, message: str) -> None:
         """Count a refusal. A host that reports nonsense does so every few seconds: it is logged every ten minutes."""
         self.count("report_refused")
-        now = time.monotonic()
-        host_name = host_name[:LONGEST_FULL_NAME]
-        key = f"{host_name} {message}"
-        if now - self._refusals.get(key, -_REPEAT_REFUSAL_SECONDS) < _REPEAT_REFUSAL_SECONDS:
-            return
-        if len(self._refusals) > 10_000:
-            self._refusals.clear()
-        self._refusals[key] = now
-        _log.warning("report_refused", host=host_name, reason=message)
+        self._warn(host_name[:LONGEST_FULL_NAME], message, time.monotonic() // _REPEAT_REFUSAL_SECONDS)
 
     # The calls of RQD
 

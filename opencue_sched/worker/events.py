@@ -35,7 +35,7 @@ from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import NotReady, SchedulerError
-from opencue_sched.farm.model import CountEvent, count_nothing
+from opencue_sched.farm.model import CountEvent
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.shows import shows_under
@@ -74,7 +74,7 @@ class NotificationListener(PeriodicThread):
         handlers: Mapping[str, Callable[..., object]],
         *,
         on_reconnect: Callable[[], object] = bool,
-        count: CountEvent = count_nothing,
+        count: CountEvent = lambda *_: None,
     ) -> None:
         super().__init__(
             "notifications",
