@@ -17,9 +17,7 @@ from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Engine, Row
-from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.dispatch.failures import describe
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, frame_name, near
@@ -90,11 +88,8 @@ def submit_job(
                 transaction.rollback()
         if not dry_run:
             log.info("job_submitted", job=submitted.job_id, name=submitted.name, frames=submitted.frames)
-            # After the commit: nobody waits for locks meanwhile, and the job is in whatever becomes of the notes.
-            try:
-                notes = unserved(connection, submitted.job_id, settings)
-            except SQLAlchemyError as error:
-                notes = [f"whether the farm can serve it is not known: {describe(error)}"]
+            # After the commit: nobody waits for locks meanwhile.
+            notes = unserved(connection, submitted.job_id, settings)
     return replace(submitted, notes=(*submitted.notes, *notes))
 
 
