@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -45,35 +45,24 @@ class ChunkedRange:
         """The frames' own numbers, in order."""
         return self.frames.frame_numbers(self.chunk_size)
 
-    @property
-    def is_one_chunk(self) -> bool:
-        return self.chunk_size > 1 and len(self.numbers) == 1
-
-
-def frame_by_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
-    """Which frame waits for which: pairs of frame numbers (waiting, waited for).
-
-    A frame waits for every frame that renders a number which it renders too; if there is none, it waits for nothing.
-    None when one side is a single chunk of several frames: then, as in OpenCue, the whole layer waits for the layer.
-    """
-    if waiting.is_one_chunk or on.is_one_chunk:
-        return None
-    renders = _frame_that_renders(on)
-    waits = _frame_that_renders(waiting)
-    return tuple(dict.fromkeys((frame, renders[number]) for number, frame in waits.items() if number in renders))
-
-
-def previous_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...]:
-    """Pairs (waiting, waited for): every frame waits for the frame that renders the number before it in its range."""
-    renders = _frame_that_renders(on)
-    last_of_chunks = waiting.frames.numbers[waiting.chunk_size - 1 :: waiting.chunk_size]
-    followed = zip(waiting.numbers[1:], last_of_chunks, strict=False)
-    return tuple((frame, renders[before]) for frame, before in followed if before in renders)
-
 
 def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
-    """The pairs of a composite dependency; empty when no frame would wait, None when the layers wait as a whole."""
-    return (previous_frame if kind is DependType.PREVIOUS_FRAME else frame_by_frame)(waiting, on)
+    """Which frame waits for which in a composite dependency: pairs of frame numbers (waiting, waited for).
+
+    FRAME_BY_FRAME: a frame waits for every frame that renders a number which it renders too; if there is none, it waits
+    for nothing. None when one side is a single chunk of several frames: then, as in OpenCue, the whole layer waits for
+    the layer. PREVIOUS_FRAME: a frame waits for the one that renders the number before it in its range.
+    """
+    renders = _frame_that_renders(on)
+    needs: Iterable[tuple[int, int]]
+    if kind is DependType.PREVIOUS_FRAME:
+        last_of_chunks = waiting.frames.numbers[waiting.chunk_size - 1 :: waiting.chunk_size]
+        needs = zip(waiting.numbers[1:], last_of_chunks, strict=False)
+    elif any(layer.chunk_size > 1 and len(layer.numbers) == 1 for layer in (waiting, on)):
+        return None
+    else:
+        needs = ((frame, number) for number, frame in _frame_that_renders(waiting).items())
+    return tuple(dict.fromkeys((frame, renders[number]) for frame, number in needs if number in renders))
 
 
 def waiting_circle(

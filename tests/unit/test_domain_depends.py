@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from opencue_sched.domain.depends import (
     ChunkedRange,
     DependType,
-    frame_by_frame,
     frame_pairs,
-    previous_frame,
     waiting_circle,
 )
 from opencue_sched.domain.frames import FrameRange
+
+LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, DependType.PREVIOUS_FRAME
 
 
 def frames(text: str, chunk_size: int = 1) -> ChunkedRange:
@@ -22,29 +22,29 @@ def frames(text: str, chunk_size: int = 1) -> ChunkedRange:
 
 
 def test_frame_by_frame_pairs_equal_numbers() -> None:
-    assert frame_by_frame(frames("1-3"), frames("1-3")) == ((1, 1), (2, 2), (3, 3))
+    assert frame_pairs(FRAME, frames("1-3"), frames("1-3")) == ((1, 1), (2, 2), (3, 3))
 
 
 def test_a_frame_without_a_counterpart_waits_for_nothing() -> None:
-    assert frame_by_frame(frames("1-3"), frames("2-9")) == ((2, 2), (3, 3))
-    assert frame_by_frame(frames("1-3"), frames("7-9")) == ()
+    assert frame_pairs(FRAME, frames("1-3"), frames("2-9")) == ((2, 2), (3, 3))
+    assert frame_pairs(FRAME, frames("1-3"), frames("7-9")) == ()
 
 
 def test_a_chunk_waits_for_every_frame_it_needs() -> None:
-    assert frame_by_frame(frames("1-4", 2), frames("1-4")) == ((1, 1), (1, 2), (3, 3), (3, 4))
+    assert frame_pairs(FRAME, frames("1-4", 2), frames("1-4")) == ((1, 1), (1, 2), (3, 3), (3, 4))
 
 
 def test_a_frame_waits_for_the_chunk_it_is_rendered_in() -> None:
-    assert frame_by_frame(frames("1-4"), frames("1-4", 3)) == ((1, 1), (2, 1), (3, 1), (4, 4))
+    assert frame_pairs(FRAME, frames("1-4"), frames("1-4", 3)) == ((1, 1), (2, 1), (3, 1), (4, 4))
 
 
 def test_chunks_that_overlap_in_part_are_all_waited_for() -> None:
-    assert frame_by_frame(frames("1-6", 3), frames("1-6", 2)) == ((1, 1), (1, 3), (4, 3), (4, 5))
+    assert frame_pairs(FRAME, frames("1-6", 3), frames("1-6", 2)) == ((1, 1), (1, 3), (4, 3), (4, 5))
 
 
 @pytest.mark.parametrize("sides", [(frames("1-9", 100), frames("1-9")), (frames("1-9"), frames("1-9", 9))])
 def test_a_layer_in_one_chunk_waits_as_a_whole(sides: tuple[ChunkedRange, ChunkedRange]) -> None:
-    assert frame_by_frame(*sides) is None
+    assert frame_pairs(FRAME, *sides) is None
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 30), st.integers(1, 6))
@@ -52,7 +52,7 @@ def test_every_number_is_rendered_before_the_frame_that_needs_it(
     own: int, chunk: int, other: int, on_chunk: int
 ) -> None:
     waiting, on = frames(f"1-{own}", chunk), frames(f"1-{other}", on_chunk)
-    pairs = frame_by_frame(waiting, on)
+    pairs = frame_pairs(FRAME, waiting, on)
     if pairs is None:
         return
     for number in waiting.numbers:
@@ -64,13 +64,10 @@ def test_every_number_is_rendered_before_the_frame_that_needs_it(
 
 def test_previous_frame_follows_the_order_of_the_range() -> None:
     sim = frames("1-4")
-    assert previous_frame(sim, sim) == ((2, 1), (3, 2), (4, 3))
-    assert previous_frame(frames("4-1"), sim) == ((3, 4), (2, 3), (1, 2))
-    assert previous_frame(frames("1-6", 2), frames("1-6", 2)) == ((3, 1), (5, 3))
-    assert previous_frame(frames("1-3"), frames("10-12")) == ()
-
-
-LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, DependType.PREVIOUS_FRAME
+    assert frame_pairs(PREVIOUS, sim, sim) == ((2, 1), (3, 2), (4, 3))
+    assert frame_pairs(PREVIOUS, frames("4-1"), sim) == ((3, 4), (2, 3), (1, 2))
+    assert frame_pairs(PREVIOUS, frames("1-6", 2), frames("1-6", 2)) == ((3, 1), (5, 3))
+    assert frame_pairs(PREVIOUS, frames("1-3"), frames("10-12")) == ()
 
 
 def circle_of(edges: list[tuple[str, str, DependType]]) -> tuple[str, ...]:
