@@ -61,19 +61,14 @@ def normalise_tags(text: str | None) -> frozenset[str]:
 
 
 def join_tags(tags: Iterable[str]) -> str:
-    """Tags for ``layer.str_tags``, in the order given (sets: sorted), joined as Cuebot joins them.
-
-    The spaces around the bar matter: Cuebot's own host queries use the column as a regular expression that skips them.
-    """
-    ordered = sorted(tags) if isinstance(tags, (set, frozenset)) else tags
-    return " | ".join(dict.fromkeys(tag for tag in map(normalise_tag, ordered) if tag))
+    """Tags for ``layer.str_tags``, as Cuebot joins them: its own host queries use the column as a regular expression
+    that skips the spaces around the bar."""
+    return " | ".join(tags)
 
 
 def chunk_tags(tags: Iterable[str], size: int) -> list[tuple[str, ...]]:
     """Tags in chunks of ``size``, sorted, so that the same tags always give the same chunks (facts C)."""
-    if size < 1:
-        raise ValueError(f"a chunk of {size} tags is not possible")
-    ordered: Sequence[str] = sorted(set(tags))
+    ordered = sorted(set(tags))
     return [tuple(ordered[start : start + size]) for start in range(0, len(ordered), size)]
 
 
