@@ -12,7 +12,7 @@ from opencue_sched.domain.frames import FrameRange
 
 
 class DependType(StrEnum):
-    """``depend.str_type``: who waits, and for whom."""
+    """``depend.str_type``: who waits, and for whom. OpenCue has more, which a job file cannot ask for."""
 
     JOB_ON_JOB = "JOB_ON_JOB"
     JOB_ON_LAYER = "JOB_ON_LAYER"
@@ -20,12 +20,9 @@ class DependType(StrEnum):
     LAYER_ON_JOB = "LAYER_ON_JOB"
     LAYER_ON_LAYER = "LAYER_ON_LAYER"
     LAYER_ON_FRAME = "LAYER_ON_FRAME"
-    FRAME_ON_JOB = "FRAME_ON_JOB"
-    FRAME_ON_LAYER = "FRAME_ON_LAYER"
     FRAME_ON_FRAME = "FRAME_ON_FRAME"
     FRAME_BY_FRAME = "FRAME_BY_FRAME"
     PREVIOUS_FRAME = "PREVIOUS_FRAME"
-    LAYER_ON_SIM_FRAME = "LAYER_ON_SIM_FRAME"
 
     @property
     def composite(self) -> bool:

@@ -88,24 +88,14 @@ def duration_text(seconds: float) -> str:
     return f"{hours}h {minutes}m" if hours else f"{minutes}m"
 
 
-# Names, and the widths of the columns that hold them (facts A).
+# Names, and the widths of the columns that hold them (facts A); those that only a job file fills stand there.
 
 SHOW_NAME_WIDTH = 512
 FACILITY_NAME_WIDTH = 36
-DEPT_NAME_WIDTH = 36
 FOLDER_NAME_WIDTH = 36
 JOB_NAME_WIDTH = 255
-SHOT_NAME_WIDTH = 64
-USER_NAME_WIDTH = 32
-JOB_OS_WIDTH = 12
-LOG_DIR_WIDTH = 4000
-LAYER_NAME_WIDTH = 244
-"""What the width of frame.str_name leaves for the layer in the name of a frame of any number."""
 LAYER_RANGE_WIDTH = 4000
 LAYER_TAGS_WIDTH = 4000
-LAYER_SERVICES_WIDTH = 128
-COMMAND_WIDTH = 4000
-ENVIRONMENT_WIDTH = 2048
 LIMIT_NAME_WIDTH = 255
 HOST_TAG_WIDTH = 45
 

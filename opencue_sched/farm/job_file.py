@@ -55,7 +55,8 @@ _LONGEST = 500
 _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of keys", "missing": "is missing"}
 
 
-# What the values of keys may be. Numbers are numbers and texts are texts, but a whole number may stand for a text.
+# What the values of keys may be. Numbers are numbers and texts are texts, but a whole number may stand for a text. The
+# lengths are the widths of OpenCue's columns (facts A).
 
 
 def _text(value: Any) -> Any:
@@ -149,13 +150,14 @@ _NAME = AfterValidator(_name)
 _WORDS = BeforeValidator(_words)
 _ONCE = AfterValidator(_once)
 _JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
-_LayerName = Annotated[str, Field(max_length=farm.LAYER_NAME_WIDTH), _AS_TEXT, _NAME]
+# With the number before it, it makes the name of a frame, which may have 256 characters.
+_LayerName = Annotated[str, Field(max_length=244), _AS_TEXT, _NAME]
 _Tag = Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]
 _Limit = Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]
 _Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
-_RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=farm.ENVIRONMENT_WIDTH)
+_RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=2048)
 _Variable = Annotated[str, _RAW, AfterValidator(_variable)]
 _Environment = dict[_Variable, Annotated[str, _RAW, BeforeValidator(_number_as_text)]]
 
@@ -236,7 +238,7 @@ class LayerSpec(_Keys):
     """One layer. Cores are centicores with OpenCue's meaning of 0 and negative values; times are minutes."""
 
     name: _LayerName
-    command: Annotated[str, Field(max_length=farm.COMMAND_WIDTH), _AS_TEXT, AfterValidator(_command)]
+    command: Annotated[str, Field(max_length=4000), _AS_TEXT, AfterValidator(_command)]
     range: Annotated[FrameRange, PlainValidator(_range), PlainSerializer(lambda frames: frames.text)]
     type: Annotated[
         Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda it: it.upper() if isinstance(it, str) else it)
@@ -276,8 +278,8 @@ class JobSpec(_Keys):
     """A job file. None: what the show, folder or facility says. Cores are centicores; an unlimited cap is -1."""
 
     show: Annotated[str, Field(max_length=farm.SHOW_NAME_WIDTH), _AS_TEXT, _NAME]
-    shot: Annotated[str, Field(max_length=farm.SHOT_NAME_WIDTH), _AS_TEXT, _NAME]
-    user: Annotated[str, Field(max_length=farm.USER_NAME_WIDTH), _AS_TEXT, _NAME]
+    shot: Annotated[str, Field(max_length=64), _AS_TEXT, _NAME]
+    user: Annotated[str, Field(max_length=32), _AS_TEXT, _NAME]
     name: _JobName
     layers: Annotated[list[LayerSpec], Field(min_length=1, max_length=MAX_LAYERS)]
     depends: Annotated[list[JobDepend], BeforeValidator(_listed)] = []
@@ -287,12 +289,12 @@ class JobSpec(_Keys):
     priority: _Int = 1
     facility: Annotated[str, Field(max_length=farm.FACILITY_NAME_WIDTH), _AS_TEXT] | None = None
     folder: Annotated[str, Field(max_length=farm.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
-    dept: Annotated[str, Field(max_length=farm.DEPT_NAME_WIDTH), _AS_TEXT] | None = None
-    os: Annotated[str, Field(max_length=farm.JOB_OS_WIDTH), _AS_TEXT, _NAME] | None = None
+    dept: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
+    os: Annotated[str, Field(max_length=12), _AS_TEXT, _NAME] | None = None
     paused: bool = False
     max_retries: Annotated[int, Field(ge=0, le=2**15 - 1)] = 3
     autoeat: bool = False
-    log_dir: Annotated[str, Field(max_length=farm.LOG_DIR_WIDTH), _AS_TEXT, AfterValidator(_absolute)] | None = None
+    log_dir: Annotated[str, Field(max_length=4000), _AS_TEXT, AfterValidator(_absolute)] | None = None
     min_cores: Annotated[_Centicores, Field(ge=0)] | None = None
     max_cores: Annotated[_Centicores, AfterValidator(_core_cap)] | None = None
     min_gpus: _Count | None = None
@@ -367,7 +369,7 @@ def _layer_problems(layer: LayerSpec) -> Iterator[str]:
         yield "max_cores: is less than cores"
     for key, joined, most in (
         ("tags", join_tags(layer.tags), farm.LAYER_TAGS_WIDTH),
-        ("services", ",".join(layer.services), farm.LAYER_SERVICES_WIDTH),
+        ("services", ",".join(layer.services), 128),
     ):
         if len(joined) > most:
             yield f"{key}: need {len(joined)} characters; {most} is the most OpenCue stores"
