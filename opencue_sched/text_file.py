@@ -136,13 +136,14 @@ def _checked(data: Any) -> Any:
 def _problems(data: object) -> Iterator[str]:
     """Characters and numbers that are not to be read, and too many or too deeply nested values."""
     values: list[tuple[str, object, int]] = [("", data, 0)]
-    read = 0
+    read = size = 0
     while values:
         path, value, depth = values.pop()
         at = f"{path}: " if path else ""
         read += 1
-        if read > MOST_VALUES:
-            yield f"has more than {MOST_VALUES:,} values"
+        size += len(value) if isinstance(value, str) else 0
+        if read > MOST_VALUES or size > MOST_BYTES:
+            yield f"has more than {MOST_VALUES:,} values or {MOST_BYTES // 1024**2} MiB, with each alias written out"
             return
         below: list[tuple[str, object, int]] = []
         if isinstance(value, dict | list) and depth >= MOST_DEPTH:

@@ -112,8 +112,9 @@ def test_an_odd_job_file_is_refused_by_its_field(text, words):
 def test_a_job_file_of_more_values_than_are_read_in_bounded_time_is_refused(monkeypatch):
     monkeypatch.setattr("opencue_sched.text_file.MOST_VALUES", 1000)
     assert read_job_file(io.BytesIO(JOB.encode()))
-    assert refused("show: [" + "a," * 1000 + "]") == ("has more than 1,000 values",)
-    assert refused('{"depends": [' + "1," * 1000 + "1]}") == ("has more than 1,000 values",)
+    words = "has more than 1,000 values or 2 MiB, with each alias written out"
+    assert refused("show: [" + "a," * 1000 + "]") == (words,)
+    assert refused('{"depends": [' + "1," * 1000 + "1]}") == (words,)
 
 
 def bomb(levels: int, width: int) -> str:
@@ -129,6 +130,11 @@ def test_an_alias_bomb_is_refused_before_it_is_written_out(tmp_path, monkeypatch
     assert any(re.search(words, problem) for problem in refused(f"{text}\n{job(memory=f'*x{levels}')}"))
     with pytest.raises(WrongConfiguration, match=rf"settings\.yaml: .*({words})"):
         settings_of(text, tmp_path / "settings.yaml", monkeypatch)
+
+
+def test_aliases_of_a_long_text_are_counted_as_they_would_be_written_out():
+    text = f"x: &x {'a' * 1024**2}\n{job(memory='[' + '*x,' * 100_000 + ']')}"
+    assert refused(text) == ("has more than 100,000 values or 2 MiB, with each alias written out",)
 
 
 def test_an_alias_that_stands_for_little_is_read():
