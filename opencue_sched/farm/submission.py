@@ -7,7 +7,6 @@ end, as Cuebot does (facts B); the database's own trigger then wakes the schedul
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections import defaultdict
@@ -417,7 +416,7 @@ class _Depends:
         self._layers = layers
         self._over = over
         self._begun = begun
-        self._signatures: set[str] = set()
+        self._known: set[tuple[object, ...]] = set()
 
     def add(self, layer: _NewLayer | None, depend: JobDepend, on: _On) -> bool:
         """Frames of the layer, or of the whole job, wait. Whether that is met already."""
@@ -460,10 +459,9 @@ class _Depends:
     ) -> str | None:
         """Id of the new row, of a layer and frame that wait for a job, layer and frame; None when there is one for the
         same pair already."""
-        signature = _signature(kind, self._job_id, on[0], er[1] or er[0] or "", on[2] or on[1] or "")
-        if signature in self._signatures:
+        if (kind, er, on) in self._known:
             return None
-        self._signatures.add(signature)
+        self._known.add((kind, er, on))
         depend_id = _new_id()
         self.rows.append(
             {
@@ -479,13 +477,6 @@ class _Depends:
                 "any_frame": any_frame,
                 "active": active,
                 "composite": kind.composite,
-                "signature": signature if active else depend_id,
             }
         )
         return depend_id
-
-
-def _signature(kind: DependType, *ids: str) -> str:
-    """The name of a pair, which ``depend.str_signature`` keeps unique: the same that Cuebot gives it."""
-    digest = hashlib.md5("".join((kind.value, *ids)).encode(), usedforsecurity=False).digest()
-    return str(uuid.UUID(bytes=digest, version=3))

@@ -87,11 +87,11 @@ _INSERT_DEPENDS = text(
                         pk_job_depend_on, pk_layer_depend_on, pk_frame_depend_on, str_type, str_target, b_any,
                         b_active, b_composite, str_signature, ts_satisfied)
     SELECT id, parent, :job, er_layer, er_frame, on_job, on_layer, on_frame, type, target, any_frame, active,
-           composite, signature, CASE WHEN NOT active THEN current_timestamp END
+           composite, id, CASE WHEN NOT active THEN current_timestamp END
       FROM json_to_recordset(CAST(:rows AS json))
            AS row(id varchar, parent varchar, er_layer varchar, er_frame varchar, on_job varchar, on_layer varchar,
                   on_frame varchar, type varchar, target varchar, any_frame boolean, active boolean,
-                  composite boolean, signature varchar)
+                  composite boolean)
     """
 )
 
