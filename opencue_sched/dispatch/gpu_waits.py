@@ -17,8 +17,7 @@ from sqlalchemy import Engine, Row
 
 from opencue_sched.dispatch.gather import CoresInUse, cores_left, subscriptions
 from opencue_sched.domain.cluster import Verdict, normalise_tags
-from opencue_sched.domain.frames import GpuDemand, Need, Search
-from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
+from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, GpuDemand, Need, Search
 from opencue_sched.store.pending import fetch_shares, fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 

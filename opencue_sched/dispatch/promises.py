@@ -194,7 +194,7 @@ class _Duty:
     ) -> tuple[dict[str, list[Candidate]], dict[str, tuple[RunningFrame, ...]]]:
         """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
-        wanted = [_candidacy(it.demand, self.rules) for it in asking]
+        wanted = [_candidacy(it.demand) for it in asking]
         found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
         hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
         runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
@@ -241,9 +241,9 @@ def _demand(kind: Row[Any], tags: frozenset[str], alloc_ids: frozenset[str]) -> 
     return Demand(layer, "", 0, kind.str_os or None, kind.pk_facility, alloc_ids)
 
 
-def _candidacy(demand: Demand, rules: Rules) -> dict[str, Any]:
+def _candidacy(demand: Demand) -> dict[str, Any]:
     """What store.fetch_candidates is asked for a layer."""
-    need = smallest_need(demand.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+    need = smallest_need(demand.layer)
     return {
         "layer_id": demand.layer.id,
         "facility_id": demand.facility_id,

@@ -256,18 +256,18 @@ def memory_limit(memory_kb: int, factor: float) -> int:
 # - Memory is compared and reserved in the KB of the database (facts D, trap a).
 # - Tags, caps of shows, folders and licences, and the host's state are checked elsewhere.
 
+MEM_RESERVED_MIN_KB = 250 * 1024
+"""A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
 VARIABLE_MODE_LEAST_CORES = 2
 """A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores (facts D)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the arithmetic depends on: ``queue.memory_stranded_threshold``, ``queue.selfish_services`` and the least
-    memory that a proc reserves; memory in KB."""
+    """What the arithmetic depends on: ``queue.memory_stranded_threshold`` in KB, and ``queue.selfish_services``."""
 
     memory_stranded_threshold_kb: int
     selfish_services: frozenset[str] = frozenset()
-    mem_reserved_min_kb: int = 0
 
 
 class Dimension(StrEnum):
@@ -356,7 +356,7 @@ def minimum_cores(layer: Layer | Search, host: Host) -> int:
     return (host.total_centicores + layer.cores_min_centicores) // CENTICORES_PER_CORE
 
 
-def smallest_need(layer: Layer, *, mem_reserved_min_kb: int = 0) -> Need:
+def smallest_need(layer: Layer) -> Need:
     """A lower bound of every reservation of the layer, for a search that does not know the host yet.
 
     A zero or negative minimum depends on the host, so it is bounded by one core and :func:`reserve` refuses the hosts
@@ -369,7 +369,7 @@ def smallest_need(layer: Layer, *, mem_reserved_min_kb: int = 0) -> Need:
         cores = _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
     return Need(
         cores=cores,
-        memory_kb=max(layer.memory_min_kb, mem_reserved_min_kb, 0),
+        memory_kb=max(layer.memory_min_kb, MEM_RESERVED_MIN_KB),
         gpus=max(layer.gpus_min, 0),
         gpu_memory_kb=max(layer.gpu_memory_min_kb, 0),
     )
@@ -390,7 +390,7 @@ def reserve(
         return Dimension.OS
     if host.thread_mode is ThreadMode.ALL and not layer.threadable:
         return Dimension.THREAD_MODE
-    need = smallest_need(layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+    need = smallest_need(layer)
     least = least_cores(layer, host)
     if least < 1 or least > host.idle_cores:
         return Dimension.CORES

@@ -71,10 +71,6 @@ class Policy:
         return self.strategy_by_show.get(show_name, self.strategy)
 
 
-MEM_RESERVED_MIN_KB = 250 * 1024
-"""A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
-
-
 def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Policy:
     """The policy the settings ask for, while this waits for GPUs."""
     chosen = ((queue.host_score == "convex", convex), (queue.locality, locality))
@@ -82,7 +78,6 @@ def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Poli
         rules=Rules(
             memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
             selfish_services=frozenset(queue.selfish_services),
-            mem_reserved_min_kb=MEM_RESERVED_MIN_KB,
         ),
         strategy=queue.host_booking_strategy,
         strategy_by_show=queue.host_booking_strategy_by_show,
@@ -404,7 +399,7 @@ class _Planner:
                         continue
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
                     for part in _parts(layer):
-                        need = smallest_need(part, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
+                        need = smallest_need(part)
                         search = Search.of(job, part, need, tags)
                         states.append(_LayerState(work.cluster, plan, job, part, need, search, len(part.frames)))
         return states

@@ -143,9 +143,9 @@ class TestThreadModes:
         assert cores_of(ask(layer(memory_min_kb=3 * GIB), host())) == 1
         assert cores_of(ask(layer(memory_min_kb=12 * GIB), host())) == 3
         assert cores_of(ask(layer(memory_min_kb=15 * GIB), host())) == 3
-        # The share of a core is rounded, not cut off: 3 KB here.
-        tiny = host(4, total_memory_kb=11, idle_memory_kb=11)
-        assert cores_of(ask(layer(memory_min_kb=8), tiny, rules=Rules(memory_stranded_threshold_kb=0))) == 2
+        # The share of a core is rounded, not cut off: 256,001 KB here.
+        small = host(4, total_memory_kb=1_024_003, idle_memory_kb=1_024_003)
+        assert cores_of(ask(layer(memory_min_kb=512_001), small, rules=Rules(memory_stranded_threshold_kb=0))) == 1
 
     def test_auto_never_gives_less_than_the_minimum(self) -> None:
         assert cores_of(ask(layer(cores_min_centicores=500), host())) == 5
@@ -262,7 +262,7 @@ class TestMemoryAndGpus:
         assert cores_of(ask(layer(memory_min_kb=4_194_304), host(8, 4, idle=8))) == 8
 
     def test_least_memory_a_proc_reserves(self) -> None:
-        answer = ask(layer(memory_min_kb=10), host(), rules=replace(RULES, mem_reserved_min_kb=256_000))
+        answer = ask(layer(memory_min_kb=10), host())
         assert isinstance(answer, Reservation)
         assert answer.memory_kb == 256_000
 
@@ -288,7 +288,7 @@ class TestMemoryAndGpus:
         nonsense = host(0, 0, idle_memory_kb=-1)
         assert refused(ask(layer(memory_min_kb=0), nonsense)) is Dimension.CORES
         no_memory = host(8, 0)
-        assert cores_of(ask(layer(memory_min_kb=0), no_memory, rules=Rules(memory_stranded_threshold_kb=-1))) == 1
+        assert refused(ask(layer(memory_min_kb=0), no_memory)) is Dimension.MEMORY
 
 
 class TestOs:
@@ -356,7 +356,6 @@ rules_values = st.builds(
     Rules,
     memory_stranded_threshold_kb=st.integers(0, 64 * GIB),
     selfish_services=st.sampled_from([frozenset(), frozenset({"selfish"})]),
-    mem_reserved_min_kb=st.integers(0, 2 * GIB),
 )
 remainders = st.just(UNCAPPED) | st.floats(1, 100) | st.floats(0, 100)
 
@@ -370,7 +369,7 @@ def test_a_reservation_fits_the_host_and_the_job_and_covers_the_need(
     after = a_host.less(answer)
     assert min(after.idle_centicores, after.idle_memory_kb, after.idle_gpus, after.idle_gpu_memory_kb) >= 0
     assert 1 <= answer.cores <= left
-    need = smallest_need(a_layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+    need = smallest_need(a_layer)
     assert answer.cores >= need.cores
     assert (answer.memory_kb, answer.gpus, answer.gpu_memory_kb) == (need.memory_kb, need.gpus, need.gpu_memory_kb)
     if a_layer.threadable and a_layer.cores_max_centicores > 0:

@@ -127,7 +127,7 @@ class Demand:
         answer = reserve(self.layer, host, rules, os_name=self.os_name, job_cores_left=math.inf)
         if not isinstance(answer, Reservation):
             return None
-        need = smallest_need(self.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+        need = smallest_need(self.layer)
         return replace(need, cores=least_cores(self.layer, host))
 
 

@@ -668,7 +668,7 @@ def test_the_settings_give_the_policy() -> None:
 
     policy = policy_for(queue)
 
-    assert policy.rules == Rules(GIB, frozenset({"arnold"}), 250 * 1024)
+    assert policy.rules == Rules(GIB, frozenset({"arnold"}))
     assert policy.strategy_of("preview") == HostBookingStrategy(core_saturation=False, memory_saturation=False)
     assert (policy.attempts_per_layer, policy.max_frames, policy.frames_per_layer) == (10, 1000, 20)
     assert policy.strategy_of("feature") == HostBookingStrategy()

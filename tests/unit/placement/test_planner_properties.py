@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
-from opencue_sched.domain.frames import Rules, reserve, smallest_need
+from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, Rules, reserve, smallest_need
 from opencue_sched.placement.planner import Plan, Policy, release_plan
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.frozen_pool import FrozenPool
@@ -111,7 +111,7 @@ def situations(draw: st.DrawFn) -> Situation:
     )
     own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(2, 6) | st.integers(0, 6))))
     policy = Policy(
-        Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"}), GIB // 4),
+        Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"})),
         strategy=draw(st.builds(HostBookingStrategy, core_saturation=st.booleans(), memory_saturation=st.booleans())),
         max_frames=draw(st.sampled_from([3, 1000])),
     )
@@ -236,9 +236,8 @@ def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     # when they are planned, then each frame reserves the larger of what it and its layer ask for, and no rule is broken
     planned = situation.plan()
     layers = {layer.id: layer for job in jobs for layer in job.layers}
-    least = situation.policy.rules.mem_reserved_min_kb
     for proc in planned.procs:
-        own = max(layers[proc.layer.id].memory_min_kb, proc.frame.memory_kb or 0, least)
+        own = max(layers[proc.layer.id].memory_min_kb, proc.frame.memory_kb or 0, MEM_RESERVED_MIN_KB)
         assert proc.reservation.memory_kb == own
     assert len({proc.frame.id for proc in planned.procs}) == len(planned.procs)
     no_cap_limit_or_host_is_passed(situation, planned)
