@@ -15,6 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import IO, Any
 
@@ -93,8 +94,11 @@ def read_text(stream: IO[bytes]) -> str:
 
 
 def read_yaml(text: str) -> Any:
-    """What YAML text says. Raises InvalidFile."""
+    """What YAML, or JSON, says. Raises InvalidFile."""
     try:
+        # PyYAML reads JSON as well, but slowly, and takes neither tabs nor surrogate pairs.
+        with suppress(json.JSONDecodeError):
+            return _checked(json.loads(text, object_pairs_hook=_without_repeats, parse_int=_int))
         loader = _Loader(text)
         try:
             return _checked(loader.get_single_data())
@@ -111,20 +115,6 @@ def read_yaml(text: str) -> Any:
         raise InvalidFile(f"not YAML: nested more than {MOST_DEPTH} deep") from error
     except (ValueError, OverflowError, KeyError) as error:  # an escape without a character, a text with a wrong tag
         raise InvalidFile(f"not YAML: {str(error)[:200]}") from error
-
-
-def read_json(text: str) -> Any:
-    """What JSON text says. Raises JSONDecodeError for what is none, InvalidFile for what is not to be read."""
-    try:
-        # A number of more digits than are read is a text, as in YAML.
-        data = json.loads(
-            text,
-            object_pairs_hook=_without_repeats,
-            parse_int=lambda digits: int(digits) if len(digits.lstrip("-")) <= 18 else digits,
-        )
-    except RecursionError as error:
-        raise InvalidFile(f"not JSON: nested more than {MOST_DEPTH} deep") from error
-    return _checked(data)
 
 
 def _checked(data: Any) -> Any:
@@ -162,6 +152,11 @@ def _problems(data: object) -> Iterator[str]:
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{at}is no finite number"
         values += reversed(below)
+
+
+def _int(digits: str) -> int | str:
+    """A number of JSON; one of more digits than are read is a text, as in YAML."""
+    return int(digits) if len(digits.lstrip("-")) <= 18 else digits
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

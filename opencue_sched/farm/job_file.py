@@ -6,11 +6,9 @@ empty counts as left out. Cores become centicores and sizes KB.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import IO, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -39,7 +37,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.errors import InvalidInput
-from opencue_sched.text_file import InvalidFile, read_json, read_text, read_yaml
+from opencue_sched.text_file import InvalidFile, read_text, read_yaml
 
 MAX_LAYERS = 2000
 """Layers a job may have, as in OpenCue."""
@@ -411,11 +409,4 @@ def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, JobDepend
 
 def read_job_file(stream: IO[bytes], *, default_user: str | None = None) -> JobSpec:
     """The job in an open file, as text_file.py reads it. Raises InvalidFile."""
-    return JobSpec.parse(_data(read_text(stream)), default_user=default_user)
-
-
-def _data(text: str) -> Any:
-    if text.lstrip().startswith("{"):
-        with suppress(json.JSONDecodeError):  # YAML's own {flow: mapping} begins with a brace as well
-            return read_json(text)
-    return read_yaml(text)
+    return JobSpec.parse(read_yaml(read_text(stream)), default_user=default_user)
