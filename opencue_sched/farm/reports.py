@@ -227,7 +227,8 @@ queue) is not used for verification, and hosts report every five seconds at most
 
 
 def unowned(run: Run, proc_id: str, host_id: str) -> tuple[str, float]:
-    """Why no proc owns a reported process of a host, empty when one does, and for how many seconds that has been so."""
+    """Why no proc owns a reported process of a host, empty when one does, and for how many seconds that has been so:
+    infinity where the process can be killed at once."""
     if run.proc_id and run.frame_id and run.proc_frame_id == run.frame_id:
         return ("its job is finished" if run.job_state == JobState.FINISHED else ""), math.inf
     if run.owner_proc_id and run.owner_host_id == host_id:
