@@ -124,7 +124,7 @@ def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
     end = int(match[2] or start)
     direction = 1 if end >= start else -1
     kind, step = match[3], int(match[4] or direction)
-    if max(abs(start), abs(end), abs(step)) > INT_MAX:
+    if not all(-INT_MAX - 1 <= number <= INT_MAX for number in (start, end, step)):
         raise _unreadable(text, piece, "has a number that is too large")
     if step * direction <= 0:
         raise _unreadable(text, piece, f"has the step {step}, which does not lead from {start} to {end}")
