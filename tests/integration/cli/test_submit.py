@@ -354,7 +354,10 @@ layers:
             "show: demo\nshot: #SHOT# is cut off\n",
             "line 2: #SHOT# and what follows is a comment here",
         ),
-        ("show: !!python/name:os.system\n", "line 1: show: the tag tag:yaml.org,2002:python/name:os.system"),
+        (
+            "show: !!python/name:os.system\n",
+            "line 1, column 7: not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name",
+        ),
     ],
 )
 def test_a_file_that_is_no_job_is_refused(cli: Cli, demo: Any, file: str, problem: str) -> None:
