@@ -3,27 +3,26 @@
 -- ARGV[5] ticket of the message that led here, or '': a ticket some claim answered already is stale
 -- ARGV[6] life in ms that a claim of the same owner gets instead of being taken again, or ''
 -- ARGV[7] a token nobody else knows, by which this claim is told from every other
--- For the next: ARGV[8] lowest priority rank wanted   ARGV[9] key that remembers what a call with this token took
+-- ARGV[8] for the next: key that remembers what a call with this token took
 -- Returns {1, uuid, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
 -- {0, 'stale'}; {0, 'none'} when no next one is ready.
 -- Invariants: at most one live claim a job; every claim has a higher fence than all before; a call that is made again
 -- because its answer was lost gets the same claim.
 --@include board
 local uuid, owner, life, token = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[7]
-local mine = uuid ~= '' and uuid or redis.call('GET', ARGV[9]) or ''
+local mine = uuid ~= '' and uuid or redis.call('GET', ARGV[8]) or ''
 local read = fields_now(mine, 'state', 'claim', 'fence', 'wake', 'name', 'details')
 if read[1] == 'claimed' and read[2] == token then
   -- Taken by this very call, whose answer was lost. A wake-up since then came before the work begins, so it is no news.
   return {1, mine, tonumber(read[3]), tonumber(read[4]), read[5], read[6]}
 end
 if uuid == '' then
-  local below = '(' .. format(rank(tonumber(ARGV[8]) + 1, 0))
   for _ = 1, PROMOTED_PER_CALL do
-    uuid = redis.call('ZRANGEBYSCORE', READY, '-inf', below, 'LIMIT', 0, 1)[1]
+    uuid = redis.call('ZRANGEBYSCORE', READY, '-inf', '+inf', 'LIMIT', 0, 1)[1]
     if not uuid then
       break
     elseif whole(uuid) then
-      redis.call('SET', ARGV[9], uuid, 'PX', CALLS_KEPT_MS)
+      redis.call('SET', ARGV[8], uuid, 'PX', CALLS_KEPT_MS)
       return take(uuid, owner, life, token)
     end
     forget(uuid)

@@ -131,26 +131,14 @@ class BoardScripts:
             check_fence(fence, answers)
         return answers
 
-    def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> Listing:
-        """The job as it was posted, or the one that has this key already."""
-        delay = max(0, round(delay_seconds * 1000))
-        call = self.keys.call(uuid)
-        there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, call)
-        return Listing(str(there), _mapping(fields))
-
     def claim_job(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None
     ) -> list[Any]:
-        """Claim one job: the answer of lua/board_claim.lua. ``again`` is the life that a claim of the same owner gets
-        instead of being made anew."""
+        """Claim one job, or the next of an empty ``uuid``: the answer of lua/board_claim.lua. ``again`` is the life
+        that a claim of the same owner gets instead of being made anew."""
         answered = "" if ticket is None else ticket
         anew = "" if again is None else life_ms(again)
-        return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token))
-
-    def claim_next(self, owner: str, token: str, *, life: float, lowest_rank: int) -> list[Any]:
-        """Claim the next job: the answer of lua/board_claim.lua."""
-        taken = self.keys.call(token)
-        return list(self.call("board_claim", "", owner, life_ms(life), "", "", token, lowest_rank, taken))
+        return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token, self.keys.call(token)))
 
     def end_call(
         self,
@@ -177,13 +165,13 @@ class BoardScripts:
     def job(self, uuid: str) -> Listing | None:
         """One job now; None when it is gone."""
         *_, fields, left = self.call("board_look", uuid)
-        return Listing(uuid, _mapping(fields), left_ms=float(left)) if fields else None
+        return Listing(uuid, field_map(fields), left_ms=float(left)) if fields else None
 
     def listings(self, which: Pages) -> Iterator[Listing]:
         """The jobs of one kind, highest priority and oldest first (the trash: oldest first), read in pages."""
         after = "-inf"
         while rows := self.call("board_page", which, after, PAGE):
-            yield from (Listing(str(uuid), _mapping(fields)) for uuid, _, fields in rows)
+            yield from (Listing(str(uuid), field_map(fields)) for uuid, _, fields in rows)
             after = str(rows[-1][1])
 
     def counts(self) -> Counts:
@@ -191,62 +179,50 @@ class BoardScripts:
         return Counts(*self.call("board_look", "")[:5])
 
 
-def _mapping(flat: Sequence[Any]) -> dict[str, str]:
+def field_map(flat: Sequence[Any]) -> dict[str, str]:
+    """A hash as a script answers it."""
     return {str(flat[i]): str(flat[i + 1]) for i in range(0, len(flat), 2)}
 
 
 # What happens on a board, from its Stream: POSTED, CLAIMED, READY, EXPIRED, REMOVED and TRASHED, each written in the
 # same call that made it true.
 
-RESYNC = "RESYNC"
 ANY = "*"
 _BLOCK_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
 
 class BoardEvent(NamedTuple):
-    """``kind`` RESYNC: events were lost (trimmed, or Redis was emptied); look at the board again."""
+    """What happened to which job."""
 
     kind: str
-    job: str = ""
-    name: str = ""
+    job: str
+    name: str
 
 
 class EventReader:
-    """Reads a board's events from now on."""
+    """Reads a board's events from now on; of one that falls 10,000 behind, the oldest are lost."""
 
     def __init__(self, client: redis.Redis, stream: str) -> None:
         self._client = client
         self._stream = stream
-        _, self._position = self._ends()
+        self._position = stream_end(client, stream)
 
     def read(self, seconds: float) -> list[BoardEvent]:
         """The events since the last call, waiting up to ``seconds`` for one. Raises RedisError."""
         time_out = self._client.get_connection_kwargs().get("socket_timeout") or math.inf
         block = max(1, round(1000 * min(seconds, _BLOCK_SECONDS, time_out / 2)))
-        oldest, newest = self._ends()
-        emptied, trimmed = newest < self._position, (0, 0) < self._position < oldest
-        if emptied or trimmed:
-            self._position = newest
-            return [BoardEvent(RESYNC)]
-        after = "{}-{}".format(*self._position)
-        answer = cast("list[Any]", self._client.xread({self._stream: after}, block=block, count=1000))
-        if not answer:
-            return []
-        entries = answer[0][1]
-        self._position = _numbers(entries[-1][0])
+        answer = cast("list[Any]", self._client.xread({self._stream: self._position}, block=block, count=1000))
+        entries = answer[0][1] if answer else []
+        if entries:
+            self._position = entries[-1][0]
         return [BoardEvent(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
 
-    def _ends(self) -> list[tuple[int, int]]:
-        """The ids of the oldest and the newest event; (0, 0) without one."""
-        oldest = cast("list[Any]", self._client.xrange(self._stream, count=1))
-        newest = cast("list[Any]", self._client.xrevrange(self._stream, count=1))
-        return [_numbers(entries[0][0]) if entries else (0, 0) for entries in (oldest, newest)]
 
-
-def _numbers(event_id: str) -> tuple[int, int]:
-    milliseconds, _, number = event_id.partition("-")
-    return int(milliseconds), int(number)
+def stream_end(client: redis.Redis, stream: str) -> str:
+    """The id of a stream's newest entry; that before any of one that has none."""
+    newest = cast("list[tuple[str, object]]", client.xrevrange(stream, count=1))
+    return newest[0][0] if newest else "0-0"
 
 
 Callback = Callable[[str, dict[str, Any]], None]
@@ -255,7 +231,7 @@ Callback = Callable[[str, dict[str, Any]], None]
 class Notifier:
     """Calls back, from a thread of its own, for events of the kinds registered. Callbacks must be quick.
 
-    After a loss callbacks of every kind get RESYNC once. The thread runs from the first registration on.
+    The thread runs from the first registration on.
     """
 
     def __init__(self, open_reader: Callable[[], EventReader]) -> None:
@@ -290,8 +266,7 @@ class Notifier:
     def _pass_on(self, reader: EventReader) -> float:
         for event in reader.read(_BLOCK_SECONDS / 2):
             with self._lock:
-                kinds = [*self._callbacks] if event.kind == RESYNC else [event.kind, ANY]
-                called = [callback for kind in kinds for callback in self._callbacks[kind]]
+                called = [*self._callbacks[event.kind], *self._callbacks[ANY]]
             for callback in called:
                 try:
                     callback(event.kind, {"job": event.job, "name": event.name})
@@ -321,7 +296,6 @@ _PAYLOAD = '{"v": 1, "details": {}, "book": null}'
 _BOOKINGS_KEPT = 1_000
 """More than a fleet commits while a pass reads and asks. One that asks later loses at its commit what others booked."""
 _BOOKINGS_KEPT_SECONDS = 60
-_BEGINNING = "0-0"
 
 
 class LayerPermits:
@@ -383,8 +357,7 @@ class LayerPermits:
 
     def log_end(self) -> str:
         """Where the log of bookings ends; call it before frames are read. One round trip."""
-        last = cast("list[tuple[str, object]]", self._client.xrevrange(self._log, count=1))
-        return last[0][0] if last else _BEGINNING
+        return stream_end(self._client, self._log)
 
     def booked_since(self, log_end: str) -> frozenset[str]:
         """The layers of which frames were booked since, so that frames read then may be booked by now; call it once the

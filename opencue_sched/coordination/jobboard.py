@@ -11,16 +11,17 @@ import json
 import time
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import structlog
+from pydantic import BaseModel
 from redis.exceptions import RedisError
 from redis.sentinel import SentinelConnectionPool
 
@@ -33,6 +34,7 @@ from opencue_sched.coordination.board import (
     Listing,
     Notifier,
     Update,
+    field_map,
     life_ms,
     new_token,
 )
@@ -77,7 +79,6 @@ class NotFound(BoardError):
     """There is no such job, or nobody has claimed it. Not a JobFailure."""
 
 
-PAYLOAD_VERSION = 1
 DOES_NOT_EXPIRE = -1.0
 NO_CLAIM = -2.0
 
@@ -117,26 +118,18 @@ class Entity:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _Payload(BaseModel):
+    """What is posted, as JSON."""
+
+    v: Literal[1] = 1
+    details: dict[str, Any]
+    book: LogBook | None = None
+
+
 def encode_payload(details: Mapping[str, Any], book: LogBook | None) -> str:
-    """What is posted: versioned JSON. Raises TypeError or ValueError for what JSON cannot hold."""
+    """What is posted. Raises TypeError or ValueError for what JSON cannot hold."""
     of_book = None if book is None else {"name": book.name, "uuid": book.uuid, "meta": dict(book.meta)}
-    return json.dumps({"v": PAYLOAD_VERSION, "details": dict(details), "book": of_book}, allow_nan=False)
-
-
-def decode_payload(text: str) -> tuple[dict[str, Any], LogBook | None]:
-    """Details and book of a payload. Raises UnreadableJob."""
-    try:
-        data = json.loads(text)
-        if data["v"] != PAYLOAD_VERSION:
-            raise UnreadableJob(f"payload version {data['v']!r}; this process reads version {PAYLOAD_VERSION}")
-        details, book = data["details"], data.get("book")
-        if not isinstance(details, dict):
-            raise UnreadableJob("details are no object")
-        return details, None if book is None else LogBook(book["name"], book["uuid"], book.get("meta") or {})
-    except UnreadableJob:
-        raise
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UnreadableJob(f"{type(error).__name__}: {error}") from error
+    return json.dumps({"v": 1, "details": dict(details), "book": of_book}, allow_nan=False)
 
 
 class Job:
@@ -150,13 +143,16 @@ class Job:
         self.board = board
         self.uuid = listing.uuid
         try:
-            self.details, self._book = decode_payload(fields["details"])
+            payload = _Payload.model_validate_json(fields["details"])
             self.name = fields["name"]
             self.sequence = int(fields["seq"])
             self.priority = list(JobPriority)[int(fields["prio"])]
             self.created_on = _moment(fields["created"])
         except KeyError as error:
             raise UnreadableJob(f"it has lost its {error}") from error
+        except ValueError as error:
+            raise UnreadableJob(str(error)) from error
+        self.details, self._book = payload.details, payload.book
         self.fence = int(fields.get("fence", "0"))
         self.token = fields.get("claim", "")
         self.owner_seen = fields.get("owner", "")
@@ -189,7 +185,7 @@ class Job:
     @property
     def state(self) -> JobState:
         """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
-        listing = self.board.scripts.job(self.uuid)
+        listing = self.board.job(self.uuid)
         return JobState.COMPLETE if listing is None else _STATES[listing.fields["state"]]
 
     @property
@@ -211,12 +207,12 @@ class Job:
 
     def _field(self, name: str) -> str:
         """A field of the job as it is now; '' for one that is not there."""
-        listing = self.board.scripts.job(self.uuid)
+        listing = self.board.job(self.uuid)
         return "" if listing is None else listing.fields.get(name, "")
 
     def expires_in(self) -> float:
         """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
-        listing = self.board.scripts.job(self.uuid)
+        listing = self.board.job(self.uuid)
         left = NO_CLAIM if listing is None or listing.left_ms is None else listing.left_ms
         return left if left in (NO_CLAIM, DOES_NOT_EXPIRE) else max(0.0, left / 1000)
 
@@ -225,7 +221,12 @@ class Job:
 
         Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0.
         """
-        return self.board.extend_expiry(self, expiry)
+        _check_expiry(expiry)
+        claim = (self.uuid, self.owner_seen, self.fence, self.token)
+        extended, *answer = self.board.call("board_end", *claim, "extend", life_ms(expiry))
+        if answer[0] in ("other", "lost"):
+            raise ClaimLost(f"job {self.uuid} was claimed again since")
+        return bool(extended)
 
     def wait(
         self,
@@ -272,10 +273,10 @@ class JobIterator(Iterator[Job]):
         return next(self._jobs)
 
     def _read(self) -> Iterator[Job]:
-        for listing in self.board.scripts.listings("ready" if self.only_unclaimed else "listed"):
+        for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
             now: Listing | None = listing
             if self.only_unclaimed or self.ensure_fresh:
-                now = self.board.scripts.job(listing.uuid)
+                now = self.board.job(listing.uuid)
             if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
                 continue
             try:
@@ -308,7 +309,7 @@ OLDEST_REDIS = (6, 2)
 _LONGEST_LOOK_SECONDS = 1.0
 
 
-class JobBoard:
+class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
     ``persistence`` maps the uuid of a logbook to the logbook, or is a backend as TaskFlow's: an object whose
@@ -326,12 +327,10 @@ class JobBoard:
         clustered: bool = False,
         persistence: Any = None,
     ) -> None:
+        super().__init__(_decoding(client), BoardKeys(namespace, name, clustered))
         self.name = name
         self.persistence = persistence
         self._given = client
-        self._client = _decoding(client)
-        self._keys = BoardKeys(namespace, name, clustered)
-        self.scripts = _Scripts(self)
         self._claim_ttl = claim_ttl
         self._connected = False
         self.notifier = Notifier(self._reader)
@@ -343,32 +342,25 @@ class JobBoard:
         return self._connected
 
     def connect(self) -> None:
-        """Check that the store answers and is fit. Raises JobFailure when it does not answer, is too old or evicts
-        jobs."""
-        self._connected = True
-        try:
-            with self.answering():
-                version = str(self._client.info("server").get("redis_version", "0.0"))
-                policy = str(self._client.info("memory").get("maxmemory_policy", "noeviction"))
-            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-                raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
-            if policy.startswith("allkeys"):
-                raise JobFailure(
-                    f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
-                    "set maxmemory-policy to noeviction"
-                )
-        except JobFailure:
-            self._connected = False
-            raise
+        """Check that the store answers and is fit. Raises JobFailure when it does not answer, is too old or evicts."""
+        with self._translated():
+            version = str(self.client.info("server").get("redis_version", "0.0"))
+            policy = str(self.client.info("memory").get("maxmemory_policy", "noeviction"))
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+            raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
         if policy != "noeviction":
-            log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
+            raise JobFailure(
+                f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
+                "set maxmemory-policy to noeviction"
+            )
+        self._connected = True
 
     def close(self) -> None:
         """End notifications. Every later call raises BoardClosed; claims stay until they end."""
         self._connected = False
         self.notifier.stop()
-        if self._client is not self._given:
-            self._client.close()
+        if self.client is not self._given:
+            self.client.close()
 
     def __enter__(self) -> JobBoard:
         self.connect()
@@ -377,15 +369,23 @@ class JobBoard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self) -> AbstractContextManager[None]:
         """Raises BoardClosed when the board is not connected, JobFailure for errors of Redis within."""
         if not self._connected:
             raise BoardClosed(f"board {self.name!r} is not connected")
+        return self._translated()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except RedisError as error:
             raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+
+    def call(self, script: str, *args: str | int | float) -> Any:
+        """As of any board; raises as answering()."""
+        with self.answering():
+            return super().call(script, *args)
 
     # Posting
 
@@ -410,20 +410,21 @@ class JobBoard:
             payload = encode_payload(details or {}, book)
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
-        uuid = str(uuids.uuid4())
-        return Job(self, self.scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay))
+        uuid, delay_ms = str(uuids.uuid4()), max(0, round(delay * 1000))
+        there, fields = self.call("board_post", uuid, name, key or "", payload, rank, delay_ms, self.keys.call(uuid))
+        return Job(self, Listing(str(there), field_map(fields)))
 
     # Looking
 
     def find(self, uuid: str) -> Job | None:
         """The job of this id; None when it is gone. Raises JobFailure for one that nobody can read."""
-        listing = self.scripts.job(uuid)
+        listing = self.job(uuid)
         return None if listing is None else Job(self, listing)
 
     @property
     def job_count(self) -> int:
         """Jobs on the board, claimed ones included, trash not."""
-        counts = self.scripts.counts()
+        counts = self.counts()
         return counts.ready + counts.delayed + counts.claimed
 
     def iterjobs(self, only_unclaimed: bool = False, ensure_fresh: bool = False) -> JobIterator:
@@ -435,7 +436,7 @@ class JobBoard:
 
     def wait(self, timeout: float | None = None) -> JobIterator:
         """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
-        if not self.wait_until(lambda: self.scripts.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
+        if not self.wait_until(lambda: self.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
             raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
         return self.iterjobs(only_unclaimed=True)
 
@@ -444,7 +445,7 @@ class JobBoard:
         deadline = None if timeout is None else time.monotonic() + timeout
         reader = self._reader()
         while not done():
-            due_ms = self.scripts.counts().next_ms
+            due_ms = self.counts().next_ms
             pause = min(longest, _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000))
             if deadline is not None:
                 left = deadline - time.monotonic()
@@ -457,11 +458,11 @@ class JobBoard:
 
     def _reader(self) -> EventReader:
         with self.answering():
-            return EventReader(self._client, self._keys.of("events"))
+            return EventReader(self.client, self.keys.of("events"))
 
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
-        listing = self.scripts.job(job.uuid)
+        listing = self.job(job.uuid)
         if listing is None or listing.fields.get("state") != "claimed":
             return None
         return listing.fields["owner"]
@@ -478,7 +479,7 @@ class JobBoard:
         _check_expiry(expiry)
         life = self._claim_ttl if expiry is None else expiry
         token = new_token()
-        claimed, *answer = self.scripts.claim_job(job.uuid, who, token, life=life, again=expiry)
+        claimed, *answer = self.claim_job(job.uuid, who, token, life=life, again=expiry)
         if claimed:
             job.fence, job.token, job.owner_seen = int(answer[1]), token, who
             return job
@@ -492,16 +493,11 @@ class JobBoard:
         raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[1]) / 1000:.1f} s")
 
     def claim_next(
-        self,
-        who: str,
-        expiry: float | None = None,
-        *,
-        at_least: JobPriority = JobPriority.VERY_LOW,
-        where: Callable[[Job], bool] | None = None,
+        self, who: str, expiry: float | None = None, *, where: Callable[[Job], bool] | None = None
     ) -> Job | None:
         """Claim the most urgent, oldest job that can be claimed, in one atomic step of O(log n); None without one.
 
-        ``at_least`` leaves less urgent jobs. ``where`` picks by anything else: then jobs are looked at in turn.
+        ``where`` says which jobs will do: then they are looked at in turn.
         """
         _check_owner(who)
         _check_expiry(expiry)
@@ -515,7 +511,7 @@ class JobBoard:
         life = self._claim_ttl if expiry is None else expiry
         while True:
             token = new_token()
-            claimed, *answer = self.scripts.claim_next(who, token, life=life, lowest_rank=at_least.rank)
+            claimed, *answer = self.claim_job("", who, token, life=life)
             if not claimed:
                 return None
             uuid, _, _, name, _ = map(str, answer)
@@ -527,15 +523,6 @@ class JobBoard:
             if found is not None and found.token == token:
                 return found
 
-    def extend_expiry(self, job: Job, expiry: float) -> bool:
-        """See Job.extend_expiry."""
-        _check_expiry(expiry)
-        claim = (job.uuid, job.owner_seen, job.fence, job.token)
-        answer = self.scripts.call("board_end", *claim, "extend", life_ms(expiry))
-        if answer[1] in ("other", "lost"):
-            raise ClaimLost(f"job {job.uuid} was claimed again since")
-        return bool(answer[0])
-
     def record(self, job: Job, who: str, result: Any) -> None:
         """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
         _check_owner(who)
@@ -543,7 +530,7 @@ class JobBoard:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        answer = self.scripts.call("board_end", job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
+        answer = self.call("board_end", job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
         if answer[1] in ("gone", "unclaimed"):
             raise NotFound(f"nobody has claimed job {job.uuid}")
         if not answer[0]:
@@ -569,8 +556,8 @@ class JobBoard:
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        end = self.scripts.end_call(job.uuid, who, job.fence, job.token, how, error=error)
-        match self.scripts.call("board_end", *end):
+        end = self.end_call(job.uuid, who, job.fence, job.token, how, error=error)
+        match self.call("board_end", *end):
             case [1, *_]:
                 return
             case [0, "gone"]:
@@ -585,7 +572,7 @@ class JobBoard:
 
     def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
         """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
-        for listing in self.scripts.listings("trash"):
+        for listing in self.listings("trash"):
             yield listing.uuid, listing.fields
 
     def restore(self, uuid: str) -> Job:
@@ -601,47 +588,35 @@ class JobBoard:
         self._update(uuid, "delete")
 
     def _update(self, uuid: str, how: Update) -> None:
-        if not self.scripts.update(uuid, how)[0]:
+        if not self.update(uuid, how)[0]:
             raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
     def quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
         """Put a job aside that nobody can read, so that iteration and claiming go on."""
         log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
-        self.scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
+        self.update(uuid, "trash", f"unreadable: {error}", force=True)
 
     # Entities: records that end by themselves unless they are registered again.
 
     def register_entity(self, entity: Entity, *, ttl_seconds: float = 60.0) -> None:
         """Say that something (a conductor, say) works with this board, for ``ttl_seconds`` from now. Any object with
         the attributes of an Entity will do. Raises TypeError for metadata that JSON cannot hold."""
-        key = self._keys.entity(entity.kind, entity.name)
+        key = self.keys.entity(entity.kind, entity.name)
         record = json.dumps({"kind": entity.kind, "name": entity.name, "metadata": dict(entity.metadata)})
-        with self.answering(), self._client.pipeline(transaction=True) as pipe:
+        with self.answering(), self.client.pipeline(transaction=True) as pipe:
             pipe.set(key, record, px=max(1, round(ttl_seconds * 1000)))
-            pipe.sadd(self._keys.of("entities"), key)
+            pipe.sadd(self.keys.of("entities"), key)
             pipe.execute()
 
     def entities(self) -> list[Entity]:
         """What is registered and has not run out, by kind and name."""
         with self.answering():
-            keys = sorted(cast("set[str]", self._client.smembers(self._keys.of("entities"))))
-            records = cast("list[str | None]", self._client.mget(keys)) if keys else []
+            keys = sorted(cast("set[str]", self.client.smembers(self.keys.of("entities"))))
+            records = cast("list[str | None]", self.client.mget(keys)) if keys else []
             gone = [key for key, record in zip(keys, records, strict=True) if record is None]
             if gone:
-                self._client.srem(self._keys.of("entities"), *gone)
+                self.client.srem(self.keys.of("entities"), *gone)
         return [Entity(**json.loads(record)) for record in records if record is not None]
-
-
-class _Scripts(BoardScripts):
-    """The scripts of an open board, with the board's errors."""
-
-    def __init__(self, board: JobBoard) -> None:
-        super().__init__(board._client, board._keys)
-        self._board = board
-
-    def call(self, script: str, *args: str | int | float) -> Any:
-        with self._board.answering():
-            return super().call(script, *args)
 
 
 def _decoding(client: redis.Redis) -> redis.Redis:

@@ -96,7 +96,7 @@ def test_killed_at_any_moment_each_job_is_in_exactly_one_place(redis_client, sta
         listed = set(redis_client.zrange(keys.of("listed"), 0, -1))
         assert listed == hashes - set(redis_client.zrange(keys.of("trash"), 0, -1))
     with JobBoard(redis_client, "cue", name="chaos") as board:
-        eventually(lambda: board.scripts.counts().claimed == 0)
+        eventually(lambda: board.counts().claimed == 0)
         assert board.claim_next("survivor") is not None
 
 
@@ -150,7 +150,7 @@ def fill(board: JobBoard, count: int) -> None:
     keys = BoardKeys("cue", board.name)
     for first in range(0, count, 5_000):
         last = min(first + 5_000, count) - 1
-        board.scripts.client.eval(source, len(keys.parts()), *keys.parts(), keys.job(""), first, last)
+        board.client.eval(source, len(keys.parts()), *keys.parts(), keys.job(""), first, last)
     assert board.job_count == count
 
 
@@ -166,10 +166,10 @@ def test_claiming_the_next_costs_the_same_on_a_board_a_hundred_times_as_big(redi
                 for board in (small, big):
                     token = new_token()
                     began = time.perf_counter()
-                    job = board.scripts.claim_next("me", token, life=60, lowest_rank=4)
+                    job = board.claim_job("", "me", token, life=60)
                     seconds[board.name].append(time.perf_counter() - began)
-                    end = board.scripts.end_call(job[1], "me", int(job[2]), token, "abandon")
-                    board.scripts.call("board_end", *end)
+                    end = board.end_call(job[1], "me", int(job[2]), token, "abandon")
+                    board.call("board_end", *end)
             p99 = {name: sorted(values)[297] for name, values in seconds.items()}
             ratios.append(p99["big"] / p99["small"])
             if ratios[-1] <= 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 
@@ -81,12 +82,15 @@ def test_a_job_is_posted_once_though_the_answer_was_lost(proxy, board):
 
 
 @pytest.mark.parametrize("key", ["", "frame-1"])
-def test_a_post_made_again_posts_nothing_though_the_job_was_claimed_or_done_meanwhile(board, redis_client, key):
+def test_a_post_made_again_posts_nothing_though_the_job_was_claimed_or_done_meanwhile(
+    board, redis_client, key, monkeypatch
+):
     """The same call twice and three times, and what a quick worker does in between."""
 
     def post() -> Job:
-        listing = board.scripts.post("0" * 32, "render", key, '{"v": 1, "details": {"n": 1}}', 1, delay_seconds=0)
-        return Job(board, listing)
+        with monkeypatch.context() as patched:
+            patched.setattr("uuid.uuid4", lambda: UUID(int=0))
+            return board.post("render", details={"n": 1}, key=key)
 
     first = post()
     claim = board.claim_next("me")
@@ -126,13 +130,13 @@ def test_a_job_that_another_has_claimed_meanwhile_was_still_ended(proxy, board, 
     """The answer of the first try stands, and the second changes nothing of what came after it."""
     keys, job = BoardKeys("cue", "jobs"), board.claim(board.post("render"), "me")
     arguments = (job.uuid, "me", job.fence, job.token, how, 0, 0, 1, "why", keys.call("this call"))
-    first = board.scripts.call("board_end", *arguments)
+    first = board.call("board_end", *arguments)
     if how == "trash":
         board.restore(job.uuid)
     if how != "consume":
         successor = board.claim_next("somebody")
         assert successor.uuid == job.uuid
-    assert board.scripts.call("board_end", *arguments) == first
+    assert board.call("board_end", *arguments) == first
     assert board.find_owner(job) == (None if how == "consume" else "somebody")
     assert 0 < redis_client.pttl(keys.call("this call")) <= 60_000
 
