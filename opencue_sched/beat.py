@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
 import structlog
@@ -50,8 +49,6 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.5
 LOG_AGAIN_SECONDS = 60.0
-QUIET_SECONDS = 10.0
-"""A failure that was not seen for this long is over: longer than a beat waits between two uses of a store."""
 FUTURE_SECONDS = 5.0
 """A recorded tick that begins later than this is of the future; less is the drift between two Redis of a failover."""
 
@@ -90,37 +87,6 @@ def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
     raise InstanceTaken(f"a beat of instance {settings.instance!r} is running already")
 
 
-class StoreFailures:
-    """Logs each store's failure when it begins, once a minute while it lasts, and when it is over.
-
-    Failures that follow one another within QUIET_SECONDS are one. ``clock`` in seconds.
-    """
-
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self._settings, self._clock = settings, clock
-        self._began: dict[str, float] = {}
-        self._logged: dict[str, float] = {}
-        self._last = float("-inf")
-
-    def seen(self, error: Exception) -> None:
-        """Something could not be done, because a store failed."""
-        now = self._last = self._clock()
-        text = describe_failure(error, self._settings)
-        store = next((it for it in ("PostgreSQL", "Redis") if text.startswith(it)), type(error).__name__)
-        self._began.setdefault(store, now)
-        if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
-            self._logged[store] = now
-            log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
-
-    def ended(self) -> None:
-        """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
-        if self._began and self._clock() - self._last >= QUIET_SECONDS:
-            for store, began in self._began.items():
-                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
-            self._began.clear()
-            self._logged.clear()
-
-
 class LeaderScheduler(Scheduler):
     """celery.beat scheduler behind the leader gate."""
 
@@ -142,17 +108,12 @@ class LeaderScheduler(Scheduler):
             trouble: Exception | None = gate.trouble
             self._show(gate)
             wait = self._lead(gate) if leading else self._stand_by(gate)
-        except (RedisError, SQLAlchemyError, SchedulerError, KombuError) as error:
-            trouble, wait = error, POLL_SECONDS
-        if trouble is None:
-            self._failures.ended()
-        else:
-            self._failures.seen(trouble)
+        except (RedisError, SQLAlchemyError, SchedulerError, KombuError) as raised:
+            trouble, wait = raised, POLL_SECONDS
+        if trouble is not None:
+            error = describe_failure(trouble, get_settings())
+            self._log_again(log.warning, "beat_cannot_reach_its_stores", type(trouble), error=error)
         return wait
-
-    @cached_property
-    def _failures(self) -> StoreFailures:
-        return StoreFailures(get_settings(), boot_clock)
 
     def _lead(self, gate: LeaderGate) -> float:
         now, last_ticks = gate.redis_time(), gate.last_ticks()
@@ -162,7 +123,8 @@ class LeaderScheduler(Scheduler):
 
     def _stand_by(self, gate: LeaderGate) -> float:
         if gate.led_elsewhere:
-            self._log_error("two_redis_under_one_database", namespace=gate.keys.ns, role=gate.keys.role, cure=ONE_REDIS)
+            of = {"namespace": gate.keys.ns, "role": gate.keys.role}
+            self._log_again(log.error, "two_redis_under_one_database", cure=ONE_REDIS, **of)
         fleet_metrics.ticks_ahead.set(0)
         return max(0.05, min(gate.next_look, POLL_SECONDS))
 
@@ -204,15 +166,17 @@ class LeaderScheduler(Scheduler):
             ahead = last_ticks.get(series, 0) * (interval or MINUTE) - now
             if ahead > FUTURE_SECONDS:
                 longest = max(longest, ahead)
-                self._log_error("tick_of_the_future_recorded", task=series, seconds_to_wait=round(ahead, 1))
+                what = {"task": series, "seconds_to_wait": round(ahead, 1)}
+                self._log_again(log.error, "tick_of_the_future_recorded", series, **what)
         fleet_metrics.ticks_ahead.set(longest)
 
-    def _log_error(self, event: str, **fields: object) -> None:
-        """Log an error, each once a minute."""
-        what = (event, fields.get("task"))
-        if boot_clock() >= self._log_again_at.get(what, 0.0):
-            self._log_again_at[what] = boot_clock() + LOG_AGAIN_SECONDS
-            log.error(event, **fields)
+    def _log_once_a_minute(
+        self, log_it: Callable[..., object], event: str, of: object = None, **fields: object
+    ) -> None:
+        """Log an event, of each ``of`` once a minute."""
+        if boot_clock() >= self._log_again_at.get((event, of), 0.0):
+            self._log_again_at[event, of] = boot_clock() + LOG_AGAIN_SECONDS
+            log_it(event, **fields)
 
     def _serve(
         self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]

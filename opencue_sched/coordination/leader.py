@@ -120,7 +120,6 @@ class LeaderGate:
         fences: PersistentFences,
         quiet_seconds: float = 0.0,
         clock: Callable[[], float] = boot_clock,
-        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self.keys = keys
@@ -130,15 +129,14 @@ class LeaderGate:
         self._quiet = quiet_seconds
         self._fences = fences
         self._clock = clock
-        self._jitter = jitter
         self.token = uuid.uuid4().hex
         self._fence: int | None = None
         self._last_fence = 0
+        self._has_lease = False
         self._confirmed = self._next_try = self._quiet_until = -math.inf
         self._last_ticks: dict[str, int] = {}
         self._fired_at = -math.inf
         self._last_fired: int | None = None
-        self._unrecorded_since: float | None = None
         self._elsewhere_since: float | None = None
         self.trouble: RedisError | SQLAlchemyError | None = None
         """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
@@ -178,20 +176,21 @@ class LeaderGate:
     def renew(self) -> int | None:
         """Campaign or renew if it is time to, and return ``fence``. An error of a store is kept in ``trouble``.
 
-        A candidate cannot lead without PostgreSQL. A holder renews without it, until ticks could not be recorded for
-        the length of the renewal deadline (`_claim_tick`).
+        Nobody is elected without PostgreSQL, and a leader that gets no answer of it for the renewal deadline stops, for
+        another may reach it.
         """
         now = self._clock()
         if now >= self._next_try:
             # Up to a quarter less than the retry interval, so that standbys do not campaign in step.
-            self._next_try = now + self._retry * (1.0 - 0.25 * self._jitter())
+            self._next_try = now + self._retry * (1.0 - 0.25 * random.random())
             leading, self.trouble = self._fence is not None, None
             try:
                 self._campaign(now)
             except (RedisError, SQLAlchemyError) as error:
                 self.trouble = error
-            if self.trouble is not None:
-                log.debug("lease_renewal_failed", role=self.keys.role, error=str(self.trouble))
+                log.debug("lease_renewal_failed", role=self.keys.role, error=str(error))
+                if self._fence is None and self._has_lease and isinstance(error, SQLAlchemyError):
+                    self._leave_lease()  # to a beat that PostgreSQL answers
             if self._fence is None:
                 if leading:
                     log.warning("leadership_lost", role=self.keys.role)
@@ -201,7 +200,9 @@ class LeaderGate:
 
     def _campaign(self, now: float) -> None:
         held = self.fence
-        if held is not None and self._is_latest(held) and self._ask(now, "renew", held):
+        # PostgreSQL first, because Redis may have forgotten a leader that was elected after this one.
+        if held is not None and self._note_leader(held) <= held and self._ask("renew", held):
+            self._confirmed = now
             return
         # From here on a former holder is a candidate like any other: another may have led since, or Redis was emptied.
         self._fence = None
@@ -210,15 +211,22 @@ class LeaderGate:
             self._last_fired, self._fired_at = record.fired, now - max(0.0, record.fired_age_seconds)
         if self._stands_by_for_another_redis(now, record):
             return
-        fence = self._ask(now, "take", record.fence)
-        recorded = self._recorded(fence) if fence else None
-        if recorded is None:
+        fence = self._ask("take", record.fence)
+        if not fence:
             return
+        if not self._fences.claim(self.keys.name, fence):
+            log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
+            self._leave_lease()
+            return
+        self._note_leader(fence)
+        # Read after the claim: until then the leader before may still fire.
+        recorded = self._fences.leader(self.keys.name)
         self._last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
             # If the last fire of the leader before is unknown, wait in full.
             self._quiet_until = now + self._quiet - (max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0)
         log.info("leadership_taken", role=self.keys.role, fence=fence)
+        self._confirmed = now  # first, for the thread that serves the metrics
         self._fence = self._last_fence = fence
 
     def _stands_by_for_another_redis(self, now: float, record: LeaderRecord) -> bool:
@@ -245,47 +253,26 @@ class LeaderGate:
         database = self._client.connection_pool.connection_kwargs.get("db") or 0
         return int(hashlib.sha256(f"{run_id}/{database}".encode()).hexdigest()[:15], 16)
 
-    def _is_latest(self, fence: int) -> bool:
-        """Whether no leader was elected after ``fence``. Asks PostgreSQL, because Redis may have forgotten a later one;
-        without an answer ``fence`` counts as the latest."""
-        try:
-            return self._fences.renew(self.keys.name, fence, store=self._store()) <= fence
-        except SQLAlchemyError as error:
-            self.trouble = error
-            return True
+    def _note_leader(self, fence: int) -> int:
+        """Note in PostgreSQL that the leader of ``fence`` leads now, by this Redis; returns the highest fence there."""
+        return self._fences.renew(self.keys.name, fence, store=self._store())
 
-    def _ask(self, now: float, what: str, fence: int) -> int:
+    def _ask(self, what: str, fence: int) -> int:
         """Take or renew (``what``) the lease in Redis; returns the fence it is held under, 0 when it is not."""
         longest = max(LONGEST_LEASE_SECONDS, self._ttl)
-        held = call_script(
-            self._client,
-            "lease_acquire",
-            [self.keys.lease, self.keys.fence],
-            [self.token, int(self._ttl * 1000), what, fence, int(longest * 1000)],
-        )
-        if held:
-            self._confirmed = now
-        return int(held)
+        arguments = [self.token, int(self._ttl * 1000), what, fence, int(longest * 1000)]
+        held = int(call_script(self._client, "lease_acquire", [self.keys.lease, self.keys.fence], arguments))
+        self._has_lease = held > 0
+        return held
 
-    def _recorded(self, fence: int) -> LeaderRecord | None:
-        """Record ``fence`` in PostgreSQL; None when a later one is there, and then the lease is dropped."""
-        record = None
-        try:
-            if self._fences.claim(self.keys.name, fence):
-                self._fences.renew(self.keys.name, fence, store=self._store())
-                # Read after the claim: until then the leader before may still fire.
-                record = self._fences.leader(self.keys.name)
-            else:
-                log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
-        finally:
-            if record is None:
-                _drop(self._client, self.keys.lease, self.token)
-        return record
+    def _leave_lease(self) -> bool:
+        self._has_lease = False
+        return _drop(self._client, self.keys.lease, self.token)
 
     def resign(self) -> None:
         """Hand over: release the lease so that a standby takes over at its next try. Safe when not leading."""
         self._fence = None
-        if _drop(self._client, self.keys.lease, self.token):
+        if self._leave_lease():
             log.info("leadership_resigned", role=self.keys.role)
 
     def may_fire(self, task: str, tick: int) -> bool:
@@ -297,33 +284,17 @@ class LeaderGate:
             return False
         # Redis first: a lease that is gone already uses up no tick. Then the record, which alone decides: it has every
         # leader that was elected since, and every tick that was fired.
-        held = self._ask(now, "renew", fence)
-        claimed, latest = self._claim_tick(fence, task, tick) if held else (False, 0)
+        held = self._ask("renew", fence)
+        claimed, latest = self._fences.claim_tick(self.keys.name, fence, task, tick) if held else (False, 0)
         if latest != fence:
             log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=fence)
             self._fence, self._next_try = None, now
             return False
+        self._confirmed = now
         self._last_ticks[task] = max(self._last_ticks.get(task, tick), tick)
         if claimed:
             self._fired_at = now
         return claimed
-
-    def _claim_tick(self, fence: int, task: str, tick: int) -> tuple[bool, int]:
-        """PersistentFences.claim_tick. A leader that got no answer for the length of the renewal deadline resigns: it
-        fires nothing, and another may reach PostgreSQL."""
-        try:
-            answer = self._fences.claim_tick(self.keys.name, fence, task, tick)
-        except SQLAlchemyError:
-            now = self._clock()
-            self._unrecorded_since = now if self._unrecorded_since is None else self._unrecorded_since
-            if now - self._unrecorded_since >= self._deadline:
-                log.error("leader_cannot_record_ticks", role=self.keys.role, fence=fence)
-                self._unrecorded_since = None
-                self.resign()
-                self._next_try = now + self._retry
-            raise
-        self._unrecorded_since = None
-        return answer
 
     def redis_time(self) -> float:
         """Seconds since the epoch by the clock of Redis, which names the ticks."""

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.beat import LeaderScheduler, StoreFailures
+from opencue_sched.beat import LeaderScheduler
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
 
@@ -39,37 +39,6 @@ def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error
     assert "\n" not in said
 
 
-def test_trouble_is_told_once_then_once_a_minute_and_when_it_is_over() -> None:
-    # given a store that is away for 150 s and was reached once, for a moment
-    now = 0.0
-    failures = StoreFailures(SETTINGS, lambda: now)
-    with capture_logs() as logs:
-        while now < 150:
-            (failures.ended if now == 80 else lambda: failures.seen(DATABASE_AWAY))()
-            now += 0.5
-        while now < 300:
-            failures.ended()
-            now += 0.5
-    told = [(entry["event"], entry.get("seconds", entry.get("after_seconds"))) for entry in logs]
-    assert told == [
-        ("beat_cannot_reach_its_stores", 0.0),
-        ("beat_cannot_reach_its_stores", 60.0),
-        ("beat_cannot_reach_its_stores", 120.0),
-        ("beat_reaches_its_stores_again", 149.5),
-    ]
-
-
-def test_two_stores_are_two_troubles() -> None:
-    failures = StoreFailures(SETTINGS, lambda: 0.0)
-    with capture_logs() as logs:
-        for error in (DATABASE_AWAY, REDIS_AWAY, DATABASE_AWAY, REDIS_AWAY):
-            failures.seen(error)
-    assert [str(entry["error"]).rpartition(" ")[2] for entry in logs] == [
-        "OPENCUE_SCHED_DATABASE_URL",
-        "OPENCUE_SCHED_REDIS_URL",
-    ]
-
-
 class CutOff:
     """A gate that stands by and got no answer to its last campaign."""
 
@@ -84,11 +53,20 @@ class CutOff:
         return None
 
 
-def test_a_beat_that_got_no_answer_to_its_campaign_says_so_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beat_that_gets_no_answer_says_so_once_a_minute_of_each_store_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: SETTINGS)
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
     monkeypatch.setattr(beat, "_show", lambda _: None)
     beat.gate = CutOff()
     with capture_logs() as logs:
-        assert [0 < beat.tick() <= 0.5 for _ in range(3)] == [True] * 3
-    assert ["OPENCUE_SCHED_REDIS_URL" in str(entry["error"]) for entry in logs] == [True]
+        for seconds in (1.0, 30.0, 61.5):
+            monkeypatch.setattr("opencue_sched.beat.boot_clock", lambda now=seconds: now)
+            for trouble in (REDIS_AWAY, DATABASE_AWAY):
+                beat.gate.trouble = trouble
+                assert 0 < beat.tick() <= 0.5
+    assert [str(entry["error"]).rpartition(" ")[2] for entry in logs] == [
+        "OPENCUE_SCHED_REDIS_URL",
+        "OPENCUE_SCHED_DATABASE_URL",
+    ] * 2
