@@ -112,7 +112,7 @@ task_routes = {
 
 
 def _every(task: str, seconds: float, catch_up: str) -> dict[str, object]:
-    """``catch_up``: what a new leader does about ticks missed while nobody led - skip, latest (one for all) or all."""
+    """``catch_up``: what a new leader does about ticks missed while nobody led - skip, or latest (one for all)."""
     return {"task": task, "schedule": seconds, "options": {"headers": {"catch_up": catch_up}}}
 
 

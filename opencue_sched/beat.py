@@ -29,7 +29,7 @@ from opencue_sched.coordination.leader import (
     ONE_REDIS,
     CatchUp,
     LeaderGate,
-    due_ticks,
+    due_tick,
     seconds_to_next,
     tick_series,
 )
@@ -187,7 +187,8 @@ class LeaderScheduler(Scheduler):
             return self._serve_at_due_times(gate, name, entry, now, last_ticks.get(name))
         policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
         series = tick_series(name, interval)
-        for tick in due_ticks(last_ticks.get(series), now, interval, policy):
+        tick = due_tick(last_ticks.get(series), now, interval, policy)
+        if tick is not None:
             self._fire(gate, series, entry, tick, now)
         return seconds_to_next(now, interval)
 

@@ -44,15 +44,13 @@ from opencue_sched.store.fences import LeaderRecord, PersistentFences
 # moment whatever its own clock says.
 
 MINUTE = 60.0
-CATCH_UP_WINDOW_TICKS = 100
 
 
 class CatchUp(StrEnum):
-    """What a new leader does with the ticks it finds unfired."""
+    """What a new leader does with the ticks it finds unfired: nothing, or it fires the latest for all."""
 
     SKIP = "skip"
     LATEST = "latest"
-    ALL = "all"
 
 
 def tick_series(task: str, interval_seconds: float) -> str:
@@ -71,23 +69,19 @@ def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
     return tick + 1 if (tick + 1) * interval_seconds <= now_seconds else tick
 
 
-def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> list[int]:
-    """The ticks to fire now, oldest first.
+def due_tick(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> int | None:
+    """The tick to fire now, if any.
 
     ``last`` is the tick fired last by anybody. A task that never fired fires at once, and SKIP differs from LATEST
     only after a gap: LATEST fires the newest tick at once, SKIP waits for the next one to begin.
     """
     current = nominal_tick(now_seconds, interval_seconds)
-    if last is None or current == last + 1:
-        return [current]
-    if current <= last:
-        return []
-    if policy is CatchUp.SKIP:
-        into_tick = now_seconds - current * interval_seconds
-        return [current] if into_tick < min(interval_seconds, 1.0) else []
-    if policy is CatchUp.LATEST:
-        return [current]
-    return list(range(max(last + 1, current - CATCH_UP_WINDOW_TICKS + 1), current + 1))
+    if last is not None and current <= last:
+        return None
+    into_tick = now_seconds - current * interval_seconds
+    if policy is CatchUp.SKIP and last is not None and current > last + 1 and into_tick >= min(interval_seconds, 1.0):
+        return None
+    return current
 
 
 def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:

@@ -160,11 +160,6 @@ def waiting_ticks(ns: str) -> str:
     return f"{checked_name('namespace', ns)}:q:ticks"
 
 
-def put_mark(ns: str, queue: str, message: str) -> str:
-    """There while a message that was put on this list must not be put there again."""
-    return f"{checked_name('namespace', ns)}:q:put:{message}:{queue}"
-
-
 def reap_lease(ns: str, facility: str | None) -> str:
     """The lease of the process that reaps for one facility scope: a fleet reaps nothing of another's facility."""
     return _in_scope(f"{ns}:turn:reap", facility)

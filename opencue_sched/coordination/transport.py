@@ -5,9 +5,9 @@ producer - is popped, raises inside the event loop and takes the worker down. He
 sees it: a message is only a hint, so one that cannot be read is counted, logged once by kind and dropped. What the
 envelope holds is checked in worker/task.py. A broadcast that cannot be read is logged and dropped.
 
-A push whose answer was lost is made again by Celery; here the message is on the queue once for all that. A periodic
-message takes the place of the one before it that still waits, so that a queue holds one of each however long no worker
-lives.
+A push whose answer was lost is made again by Celery. A periodic message is on its queue once for all that, and takes
+the place of the one before it that still waits, so that a queue holds one of each however long no worker lives. Of any
+other a second copy changes nothing: a posting's ticket is answered once.
 
 And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
 one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
@@ -30,8 +30,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 from redis.exceptions import DataError
 
-from opencue_sched.coordination.leader import CatchUp
-from opencue_sched.coordination.names import put_mark, waiting_ticks
+from opencue_sched.coordination.names import waiting_ticks
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.settings import get_settings
 
@@ -120,26 +119,10 @@ class _Unacknowledged(kombu_redis.QoS):
         return connection is None or connection.client is None
 
 
-PUT_REMEMBERED_MS = 60_000
-"""Longer than Celery tries to send one message."""
-
-
-def sending(message: dict[str, Any]) -> str:
-    """What tells one sending of a message from every other, but not from its own second try: of a task, its id and how
-    often the task was retried; of all else, the tag that is new with each try.
-    """
-    headers, properties = message.get("headers") or {}, message["properties"]
-    if headers.get("id"):
-        return f"{headers['id']}.{headers.get('retries') or 0}"
-    return str(properties["delivery_tag"])
-
-
 def replacing_tick(message: dict[str, Any]) -> tuple[str, int]:
-    """Series and tick of a periodic message that makes the one before it needless; an empty series for any other."""
+    """Series and tick of a periodic message, which makes the one before it needless; an empty series for any other."""
     headers = message.get("headers") or {}
-    if not headers.get("tick_of") or headers.get("catch_up") == CatchUp.ALL:
-        return "", 0
-    return str(headers["tick_of"]), int(headers["tick"])
+    return (str(headers["tick_of"]), int(headers["tick"])) if headers.get("tick_of") else ("", 0)
 
 
 class _Guarded:
@@ -152,17 +135,15 @@ class _Guarded:
         return _CheckingClient
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
-        """Put a message on a queue, in one call. Kombu's own batches, and queues that expire, are left to it."""
-        expires: Any = getattr(self, "_expires", None) or ()
-        if options.get("_publish_batch") is not None or queue in expires:
+        """Put a message on a queue, in one call: a periodic one once and in the place of the one before it."""
+        series, tick = replacing_tick(message)
+        if not series:
             super()._put(queue, message, **options)  # type: ignore[misc]
             return
-        priority = self._get_message_priority(message, reverse=False)  # type: ignore[attr-defined]
-        name = self._q_for_pri(queue, priority)  # type: ignore[attr-defined]
-        namespace = get_settings().coordination.namespace
-        keys = [name, put_mark(namespace, name, sending(message)), waiting_ticks(namespace)]
+        name = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))  # type: ignore[attr-defined]
+        keys = [name, waiting_ticks(get_settings().coordination.namespace)]
         with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
-            call_script(client, "queue_put", keys, [dumps(message), PUT_REMEMBERED_MS, *replacing_tick(message)])
+            call_script(client, "queue_put", keys, [dumps(message), series, tick])
 
     def _receive_one(self, subscribed: Any) -> Any:
         """Log and drop a broadcast that is none, or one of a program of others in a format that is not read here. What

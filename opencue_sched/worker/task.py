@@ -31,7 +31,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import JobPriority
-from opencue_sched.coordination.leader import CatchUp, Freshness, tick_freshness
+from opencue_sched.coordination.leader import Freshness, tick_freshness
 from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import Router
@@ -78,7 +78,6 @@ class _Message(BaseModel):
     fence: int | None = None
     tick: int | None = None
     tick_of: str | None = None
-    catch_up: str | None = None
     payload: Annotated[
         tuple[list[Any], dict[str, Any], dict[Literal["callbacks", "errbacks", "chain", "chord"], None]],
         Field(strict=False),
@@ -249,9 +248,7 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         fence = fence_of(self)
         if fence is None:
             return Freshness.CURRENT
-        # With "all" each tick counts for itself: none overtakes another.
-        task = "" if self.request.get("catch_up") == CatchUp.ALL else self.request.get("tick_of") or ""
-        tick = self.request.get("tick") or 0
+        task, tick = self.request.get("tick_of") or "", self.request.get("tick") or 0
         return tick_freshness(PersistentFences(mine.engine), mine.leader_keys, fence, task, tick)
 
 

@@ -142,7 +142,8 @@ def live(step: int, out: int, die_after: int | None) -> None:
     os.environ["OPENCUE_SCHED_COORDINATION__NAMESPACE"] = namespace(step)
     get_settings.cache_clear()
     # As if a worker took each message before the next one of its task is sent: none takes the place of another.
-    transport.replacing_tick = lambda _message: ("", 0)
+    tick_of = transport.replacing_tick
+    transport.replacing_tick = lambda message: (str(tick_of(message)), 1)
     app.conf.beat_schedule = {
         policy.value: {
             "task": "opencue_sched.sweep.sweep_clusters",

@@ -82,15 +82,8 @@ def check_a_step(client, step: dict) -> None:
     assert len(lost) <= (done[-1:] == ["claim_tick"]), f"lost {lost}"
     assert each.keys() <= claimed
 
-    # Whoever stands still for longer than its lease lives, as on a busy machine, is elected anew, and may have claimed
-    # a tick just before: that one is lost too.
-    elected_anew = int(client.get(keys.fence)) - (step["fence"] > 0) - 1
-    every = sorted(tick for task, tick in claimed if task == SERIES[CatchUp.ALL])
-    left_out = {*range(every[0], every[-1])} - {*every}
-    assert len(left_out) <= elected_anew, f"ticks never fired: {left_out}"
     for message in sent:
-        if message["tick_of"] != SERIES[CatchUp.ALL]:
-            assert message["tick"] == int(message["sent_at"] // INTERVAL_SECONDS), "an old tick, or one of the future"
+        assert message["tick"] == int(message["sent_at"] // INTERVAL_SECONDS), "an old tick, or one of the future"
 
 
 def test_killed_after_whatever_it_did_a_leader_leaves_no_tick_twice_and_its_successor_goes_on(redis_client, steps):

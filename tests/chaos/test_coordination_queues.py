@@ -370,7 +370,7 @@ def test_headers_that_are_not_ours_change_nothing(redis_client, sender, start_wo
 
 
 def test_a_periodic_message_takes_the_place_of_the_one_before_it_that_waits(redis_client, redis_server):
-    """A day of sweeps while no worker lives, of two series on one queue, and one whose every tick is wanted."""
+    """A day of sweeps while no worker lives, of two series on one queue."""
     broker = broker_settings(redis_server.url)
     app = Celery("beat", broker=broker.url, set_as_current=False)
     app.conf.update(
@@ -378,23 +378,18 @@ def test_a_periodic_message_takes_the_place_of_the_one_before_it_that_waits(redi
         task_default_priority=1,
     )
 
-    def tick(number: int, series: str, catch_up: str) -> None:
-        headers = {"tick": number, "tick_of": series, "fence": 1, "catch_up": catch_up}
+    def tick(number: int, series: str) -> None:
+        headers = {"tick": number, "tick_of": series, "fence": 1}
         app.send_task(TASK, args=(f"{series} {number}",), queue=Queue(TYPE), declare=[], priority=1, headers=headers)
 
     # given 100 ticks that nobody takes
     for number in range(100):
-        tick(number, "sweep@2", "skip")
-        tick(number, "reap@30", "latest")
-    for number in range(3):
-        tick(number, "every@60", "all")
+        tick(number, "sweep@2")
+        tick(number, "reap@30")
     # then the last of each waits, and what a former leader sends late takes no place from it
-    tick(98, "sweep@2", "skip")
+    tick(98, "sweep@2")
     waiting = [json.loads(text)["headers"] for text in redis_client.lrange(f"{TYPE}:prio:1", 0, -1)]
     assert sorted((headers["tick_of"], headers["tick"]) for headers in waiting) == [
-        ("every@60", 0),
-        ("every@60", 1),
-        ("every@60", 2),
         ("reap@30", 99),
         ("sweep@2", 98),
         ("sweep@2", 99),

@@ -556,12 +556,12 @@ def led_by(site: Site, keys: LeaderKeys, fence: int) -> None:
     assert PersistentFences(site.engine).claim(keys.name, fence)
 
 
-def send_recomputes(site: Site, *sent: tuple[int, int], catch_up: str = "latest") -> None:
+def send_recomputes(site: Site, *sent: tuple[int, int], tick_of: str = "recompute") -> None:
     """Periodic messages, as a leader of this fence sends them for this tick."""
     queue = Queue(str(QueueName("cue", "accounting", "default")))
     with sender(site) as app:
         for fence, tick in sent:
-            headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": catch_up}
+            headers = {"fence": fence, "tick": tick, "tick_of": tick_of}
             app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
 
 
@@ -587,7 +587,7 @@ def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(sit
         eventually(lambda line=line: line in _metrics(port), 30, line)
     with site.engine.connect() as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
-        send_recomputes(site, (5, 71))
+        send_recomputes(site, (5, 72))
         eventually(lambda: waiting_for(site, "proc"), 30, "a recompute under way")
         site.client.set(keys.fence, 6)
         connection.rollback()
@@ -609,7 +609,7 @@ def test_what_a_killed_worker_had_in_hand_is_done_by_another(site):
     with site.engine.connect() as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
         # None of them takes the place of one that waits.
-        send_recomputes(site, *[(5, 70)] * 4, catch_up="all")
+        send_recomputes(site, *[(5, 70)] * 4, tick_of="")
         eventually(lambda: waiting_for(site, "proc"), 30, "a recompute under way")
         eventually(lambda: (recomputes_in_hand(site), site.client.llen(recomputes)) == (2, 2), 30, "two of each")
         site.fleet.processes["w1"].kill()

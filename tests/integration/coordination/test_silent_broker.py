@@ -80,7 +80,8 @@ def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped
     beat, proxy, redis_server, redis_client, monkeypatch, engine
 ):
     # As if a worker took each message before the next one is sent: none takes the place of another.
-    monkeypatch.setattr(transport, "replacing_tick", lambda _message: ("", 0))
+    tick_of = transport.replacing_tick
+    monkeypatch.setattr(transport, "replacing_tick", lambda message: (str(tick_of(message)), 1))
     parts = urlsplit(redis_server.url)
     silent = beat(parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl(), 2.0)
     eventually(lambda: silent.tick() and fired(redis_client), what="a tick of the first")
