@@ -13,16 +13,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from opencue_sched.errors import InvalidInput
 
-_N = r"([a-z0-9][a-z0-9_.-]{0,62})"
-_NAME = re.compile(_N)
-_WORK = re.compile(
-    r"(?P<ns>[^:]+):q:work:type:(?P<type>[^:]+)"
-    r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
-)
-_PRESENCE = re.compile(f"{_N}:meta:actor:inst:{_N}:{_N}:{_N}")
+_NAME = r"[a-z0-9][a-z0-9_.-]{0,62}"
+_WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?(?::prio:([012]))?")
+_PRESENCE = re.compile(f"({_NAME}):meta:actor:inst:({_NAME}):({_NAME}):({_NAME})")
 
 
 class QueueType(StrEnum):
@@ -34,19 +31,12 @@ class QueueType(StrEnum):
     MAINTENANCE = "maintenance"
 
 
-def checked_name(what: str, value: str) -> str:
-    """``value`` if it fits the grammar. Raises InvalidInput naming ``what`` otherwise."""
-    if _NAME.fullmatch(value) is None:
-        raise InvalidInput(
-            f"{what} {value!r} is not usable in a queue name: use 1 to 63 of a-z, 0-9, '_', '.', '-', "
-            "starting with a letter or a digit"
-        )
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """A work queue, as specific as its fields. ``prio`` 0 is served first."""
+    """A work queue, as specific as its fields; an instance needs a group. ``prio`` 0 is served first.
+
+    Raises InvalidInput for fields outside the grammar.
+    """
 
     ns: str
     type: str
@@ -55,16 +45,9 @@ class QueueName:
     prio: int | None = None
 
     def __post_init__(self) -> None:
-        checked_name("namespace", self.ns)
-        checked_name("queue type", self.type)
-        if self.group is not None:
-            checked_name("group", self.group)
-        if self.instance is not None:
-            if self.group is None:
-                raise InvalidInput(f"instance {self.instance!r} needs a group")
-            checked_name("instance", self.instance)
-        if self.prio not in (None, 0, 1, 2):
-            raise InvalidInput(f"queue priority {self.prio!r} is not 0, 1 or 2")
+        prio = None if self.prio is None else str(self.prio)
+        if _parts(str(self)) != (self.ns, self.type, self.group, self.instance, prio):
+            raise _no_queue_name(str(self))
 
     def __str__(self) -> str:
         text = f"{self.ns}:q:work:type:{self.type}"
@@ -77,11 +60,19 @@ class QueueName:
     @classmethod
     def parse(cls, text: str) -> QueueName:
         """The reverse of ``str``. Raises InvalidInput for anything else."""
-        match = _WORK.fullmatch(text)
-        if match is None:
-            raise InvalidInput(f"{text!r} is not a queue name of the form ns:q:work:type:T[:group:G[:inst:I]][:prio:P]")
-        prio = match["prio"]
-        return cls(match["ns"], match["type"], match["group"], match["instance"], None if prio is None else int(prio))
+        if not (parts := _parts(text)):
+            raise _no_queue_name(text)
+        return cls(*parts[:4], None if parts[4] is None else int(parts[4]))
+
+
+def _parts(queue: str) -> tuple[Any, ...]:
+    match = _WORK.fullmatch(queue)
+    return match.groups() if match else ()
+
+
+def _no_queue_name(text: str) -> InvalidInput:
+    form = "ns:q:work:type:T[:group:G[:inst:I]][:prio:P]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
+    return InvalidInput(f"{text!r} is not a queue name of the form {form}")
 
 
 QUEUE_PRIORITIES = (0, 1, 2)
@@ -108,14 +99,17 @@ def common_queue(ns: str, type_: str, facility: str | None) -> QueueName:
     return QueueName(ns, type_, worker_group(facility, "") if facility else None)
 
 
+# The settings refuse what does not fit the grammar as a namespace, facility, group or instance.
+
+
 def work_exchange(ns: str) -> str:
     """The exchange that Celery knows work queues to be bound to."""
-    return f"{checked_name('namespace', ns)}.work"
+    return f"{ns}.work"
 
 
 def control_exchange(ns: str, facility: str | None) -> str:
     """The exchange by which the workers of one facility scope hear remote control, and those of others do not."""
-    return _in_scope(f"{checked_name('namespace', ns)}.control", facility)
+    return _in_scope(f"{ns}.control", facility)
 
 
 def _in_scope(name: str, facility: str | None) -> str:
@@ -124,16 +118,15 @@ def _in_scope(name: str, facility: str | None) -> str:
 
 
 def reply_queue(ns: str, job: str) -> str:
-    return f"{checked_name('namespace', ns)}:q:reply:{checked_name('job', job)}"
+    return f"{ns}:q:reply:{job}"
 
 
 def job_hash(ns: str, job: str) -> str:
-    return f"{checked_name('namespace', ns)}:job:{checked_name('job', job)}"
+    return f"{ns}:job:{job}"
 
 
 def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
-    parts = (checked_name("queue type", type_), checked_name("group", group), checked_name("instance", instance))
-    return f"{checked_name('namespace', ns)}:meta:actor:inst:{':'.join(parts)}"
+    return f"{ns}:meta:actor:inst:{type_}:{group}:{instance}"
 
 
 def parse_presence_key(key: str) -> tuple[str, str, str, str]:
@@ -146,18 +139,18 @@ def parse_presence_key(key: str) -> tuple[str, str, str, str]:
 
 def presence_index(ns: str) -> str:
     """Sorted set of the presence keys of every instance seen lately (score: last refresh, ms)."""
-    return f"{checked_name('namespace', ns)}:meta:actors"
+    return f"{ns}:meta:actors"
 
 
 def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
     """Hash of the figures of one queue type, in the fleet of a facility or in that of none."""
-    key = f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
-    return f"{key}:{checked_name('facility', facility.lower())}" if facility else key
+    key = f"{ns}:meta:queue:stats:{type_}"
+    return f"{key}:{facility.lower()}" if facility else key
 
 
 def waiting_ticks(ns: str) -> str:
     """Hash of the message of the latest tick put on each list for each series of periodic ticks."""
-    return f"{checked_name('namespace', ns)}:q:ticks"
+    return f"{ns}:q:ticks"
 
 
 def reap_lease(ns: str, facility: str | None) -> str:
@@ -167,7 +160,7 @@ def reap_lease(ns: str, facility: str | None) -> str:
 
 def worker_group(facility: str | None, group: str) -> str:
     """The group of a worker: a fleet scoped to a facility is a group of that name."""
-    return checked_name("group", facility.lower()) if facility else group
+    return facility.lower() if facility else group
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class Membership:
         output = {"posting": posting, "ended": FAILED, "error": text}
         try:
             answer_job(self._client, self.namespace, reply, output, status=FAILED)
-        except (RedisError, InvalidInput) as problem:
+        except RedisError as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 
     def leave(self, wait: Callable[[float], bool] | None = None) -> bool:

@@ -53,16 +53,17 @@ def test_what_parses_is_what_is_built(text):
         assert text in [build(found) for build in builders]
 
 
-@pytest.mark.parametrize("bad", ["", "Upper", "a:b", "-a", "a" * 64, "a b", "ä"])
+@pytest.mark.parametrize("bad", ["", "Upper", "a:b", "a:group:b", "-a", "a" * 64, "a b", "ä"])
 def test_names_outside_the_charset_are_refused(bad):
-    with pytest.raises(InvalidInput, match="not usable in a queue name"):
-        QueueName("cue", "dispatch", bad)
+    for place in ((bad, "dispatch"), ("cue", bad), ("cue", "dispatch", bad), ("cue", "dispatch", "spi", bad)):
+        with pytest.raises(InvalidInput, match="is not a queue name of the form"):
+            QueueName(*place)
 
 
 def test_an_instance_needs_a_group_and_priorities_are_three():
-    with pytest.raises(InvalidInput, match="needs a group"):
+    with pytest.raises(InvalidInput, match="is not a queue name of the form"):
         QueueName("cue", "dispatch", None, "node1")
-    with pytest.raises(InvalidInput, match="not 0, 1 or 2"):
+    with pytest.raises(InvalidInput, match="is not a queue name of the form"):
         QueueName("cue", "dispatch", prio=3)
 
 

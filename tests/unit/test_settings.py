@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched import settings as settings_module
-from opencue_sched.coordination.names import checked_name
+from opencue_sched.coordination.names import QueueName
 from opencue_sched.errors import WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_fields, setting_problems, unknown_variables
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_part_of_a_queues_name_is_refused_by_the_variables_name(m
 @pytest.mark.parametrize("host", ["Render01", "RENDER-01.Studio.example", "x" * 63])
 def test_an_instance_named_after_its_host_is_usable_in_a_queues_name(monkeypatch, host):
     monkeypatch.setattr("socket.gethostname", lambda: host)
-    assert checked_name("instance", Settings().instance)
+    assert QueueName("cue", "dispatch", "default", Settings().instance)
     assert Settings(instance=f"{host[:60]}-1").instance == f"{host[:60].lower()}-1"
 
 
