@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import redis
 import structlog
@@ -99,36 +99,26 @@ class Presence:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
-        self._namespace = namespace
-        self._index = presence_index(namespace)
         self._clock = clock
-        now = clock()
-        common = Actor(
-            type="",
+        self._types = tuple(types)
+        self._index = presence_index(namespace)
+        self._keys = [presence_key(namespace, type_, group, instance) for type_ in types]
+        self.actor = Actor(
+            type=self._types[0],
             group=group,
             instance=instance,
             node=node,
             pid=os.getpid(),
             hostname=socket.gethostname(),
             machine=_machine(),
-            started_at=now,
+            started_at=clock(),
             version=__version__,
             capabilities=tuple(capabilities),
             capacity=capacity,
             facility=(facility or "").lower(),
             token=uuid.uuid4().hex,
         )
-        self._actors = [replace(common, type=type_) for type_ in types]
-        self._keys = [presence_key(namespace, type_, group, instance) for type_ in types]
         self._announced = False
-
-    @property
-    def instance(self) -> str:
-        return self._actors[0].instance
-
-    @property
-    def token(self) -> str:
-        return self._actors[0].token
 
     def announce(
         self, *, patience_seconds: float = TTL_SECONDS + 1, sleep: Callable[[float], None] = time.sleep
@@ -154,32 +144,14 @@ class Presence:
             sleep(_POLL_SECONDS)
         self._announced = True
 
-    def refresh(
-        self,
-        *,
-        in_flight: int = 0,
-        state: str = "working",
-        work: Sequence[str] = (),
-        fence: int = 0,
-        capabilities: Sequence[str] | None = None,
-    ) -> None:
-        """Say that this process is alive and what it is at. Raises InstanceTaken if the name went to another one.
+    def refresh(self, **changed: Any) -> None:
+        """Say that this process is alive, and which fields of its record have ``changed`` since the last time.
 
-        ``capabilities`` replace those of before. Does nothing before announce() or after withdraw().
+        Raises InstanceTaken if the name went to another one. Does nothing before announce() or after withdraw().
         """
         if not self._announced:
             return
-        self._actors = [
-            replace(
-                actor,
-                in_flight=in_flight,
-                state=state,
-                work=tuple(work),
-                fence=fence,
-                capabilities=actor.capabilities if capabilities is None else tuple(capabilities),
-            )
-            for actor in self._actors
-        ]
+        self.actor = replace(self.actor, **changed)
         holder = self._keep()
         if holder is not None:
             raise InstanceTaken(
@@ -190,22 +162,17 @@ class Presence:
     def withdraw(self) -> None:
         """Take the presence away; the name is free at once."""
         self._announced = False
-        call_script(self._client, "presence_drop", self._keys, [self.token])
+        call_script(self._client, "presence_drop", self._keys, [self.actor.token])
 
     def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""
-        now = self._clock()
-        records = [json.dumps(asdict(replace(actor, last_heartbeat=now))) for actor in self._actors]
-        answer = call_script(
-            self._client,
-            "presence_keep",
-            [self._index, *self._keys],
-            [self.token, int(TTL_SECONDS * 1000), replaceable, *records],
-        )
+        record = replace(self.actor, last_heartbeat=self._clock())
+        arguments = [record.token, int(TTL_SECONDS * 1000), replaceable]
+        arguments += [json.dumps(asdict(replace(record, type=type_))) for type_ in self._types]
+        answer = call_script(self._client, "presence_keep", [self._index, *self._keys], arguments)
         if answer[0] == 1:
             return None
-        _, type_, group, instance = parse_presence_key(str(answer[1]))
-        return Actor.parse(str(answer[2])) or Actor(type_, group, instance)
+        return Actor.parse(str(answer[2])) or Actor(record.type, record.group, record.instance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Membership:
 
     def is_first(self) -> bool:
         """Whether all other workers are still starting: then this one checks the counters before it books."""
-        mine = None if self.presence is None else self.presence.token
+        mine = None if self.presence is None else self.presence.actor.token
         return not any(
             actor.token != mine and actor.state != WorkerState.STARTING
             for actor in list_members(self._client, self.namespace).of(QueueType.DISPATCH.value)

@@ -115,7 +115,7 @@ def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
         assert [actor.type for actor in list_members(redis_client, "cue").alive] == []
         assert not redis_client.exists(presence_key("cue", "dispatch", "default", "w1"))
     assert newcomer._keep(replaceable="other") is None
-    assert {actor.token for actor in list_members(redis_client, "cue").alive} == {newcomer.token}
+    assert {actor.token for actor in list_members(redis_client, "cue").alive} == {newcomer.actor.token}
 
 
 def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
