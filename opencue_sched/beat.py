@@ -226,10 +226,7 @@ class LeaderScheduler(Scheduler):
         if self.gate is not None:
             self.gate.resign()
         if self.presence is not None:
-            try:
-                self.presence.withdraw()
-            except RedisError as error:
-                log.warning("presence_left_to_expire", error=str(error))
+            self.presence.withdraw()
         if self.census is not None:
             self.census.close()
         super().close()

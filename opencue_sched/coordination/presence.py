@@ -21,6 +21,7 @@ from typing import Any, cast
 import redis
 import structlog
 from pydantic import FiniteFloat, TypeAdapter
+from redis.exceptions import RedisError
 
 from opencue_sched import __version__
 from opencue_sched.coordination.names import parse_presence_key, presence_index, presence_key
@@ -160,9 +161,12 @@ class Presence:
             )
 
     def withdraw(self) -> None:
-        """Take the presence away; the name is free at once."""
+        """Take the presence away; the name is free at once. Where Redis does not answer the record ends by itself."""
         self._announced = False
-        call_script(self._client, "presence_drop", self._keys, [self.actor.token])
+        try:
+            call_script(self._client, "presence_drop", self._keys, [self.actor.token])
+        except RedisError as error:
+            log.warning("presence_left_to_expire", error=str(error))
 
     def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""

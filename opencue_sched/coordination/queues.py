@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -180,7 +180,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
 
     Any process may do this, several may at once: each step is one script that looks at the presence again.
     """
-    calls, keys = [], []
+    calls = []
     for key in members.gone:
         _, type_, group, instance = parse_presence_key(key)
         forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
@@ -188,14 +188,11 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
         target = priority_lists(QueueName(namespace, type_, group))
         places = [key, presence_index(namespace), *source, *target]
         calls.append(ScriptCall("queue_drain", places, [MOVED_PER_CALL, int(forget_after * 1000)]))
-        keys.append(key)
-    if not calls:
-        return 0
-    answers, _ = call_scripts(client, calls)
-    moved_of = {key: int(moved) for key, moved in zip(keys, answers, strict=True) if moved}
-    for key, moved in moved_of.items():
-        log.warning("dead_instance_drained", presence=key, messages=moved)
-    return sum(moved_of.values())
+    answers = call_scripts(client, calls)[0] if calls else []
+    for key, moved in zip(members.gone, answers, strict=True):
+        if moved:
+            log.warning("dead_instance_drained", presence=key, messages=moved)
+    return sum(map(int, answers))
 
 
 def queue_census(
@@ -218,19 +215,15 @@ def queue_census(
             for name in priority_lists(queue):
                 pipe.llen(name)
                 pipe.lindex(name, -1)
-        answers = pipe.execute()
-    per_queue = len(priority_lists(queues[0])) * 2
+        answers = iter(pipe.execute())
     now = clock()
-    by_type: dict[str, QueueFigures] = {}
-    for type_ in QueueType:
-        depths: dict[str, int] = {}
-        oldest = 0.0
-        for i, queue in enumerate(queues):
-            if queue.type == type_.value:
-                part = answers[i * per_queue : (i + 1) * per_queue]
-                depths[str(queue)] = sum(int(length) for length in part[::2])
-                oldest = max([oldest, *(now - at for at in map(sent_at, part[1::2]) if at is not None)])
-        by_type[type_.value] = QueueFigures(sum(depths.values()), max(0.0, oldest), depths)
+    depths: dict[str, dict[str, int]] = defaultdict(dict)
+    oldest: dict[str, float] = defaultdict(float)
+    for queue in queues:
+        found = [(int(next(answers)), sent_at(next(answers))) for _ in QUEUE_PRIORITIES]
+        depths[queue.type][str(queue)] = sum(depth for depth, _ in found)
+        oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in found if at is not None)])
+    by_type = {it.value: QueueFigures(sum(depths[it].values()), oldest[it], depths[it]) for it in QueueType}
     dispatchers = members.of_fleet(QueueType.DISPATCH.value, facility)
     waiting = by_type[QueueType.DISPATCH.value].queues
     census = QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
@@ -303,35 +296,24 @@ class AgedOrder:
     gave one.
     """
 
-    def __init__(
-        self,
-        it: Iterable[str] | None = None,
-        *,
-        age_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.items: list[str] = []
-        self._age = QUEUE_AGE_SECONDS if age_seconds is None else age_seconds
+    def __init__(self, it: Iterable[str] | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._asked: dict[str, float] = {}
         self.update(it or ())
 
     def update(self, it: Iterable[str]) -> None:
         """These are the queues now, in their order."""
-        self.items = list(it)
         now = self._clock()
-        self._asked = {name: self._asked.get(name, now) for name in self.items}
+        self._asked = {name: self._asked.get(name, now) for name in it}
 
     def consume(self, n: int) -> list[str]:
         """The first ``n`` queues, in the order to ask them."""
-        order = self.items[:n]
-        if not order:
-            return order
-        now = self._clock()
-        longest = min(order, key=self._asked.__getitem__)
-        if now - self._asked[longest] >= self._age:
-            order = [longest, *(name for name in order if name != longest)]
-        self._asked[order[0]] = now
+        order, now = list(self._asked)[:n], self._clock()
+        longest = min(order, key=self._asked.__getitem__, default="")
+        if order and now - self._asked[longest] >= QUEUE_AGE_SECONDS:
+            order.remove(longest)
+            order.insert(0, longest)
+        self._asked.update(dict.fromkeys(order[:1], now))
         return order
 
     def rotate(self, last_used: str) -> str:

@@ -99,18 +99,11 @@ class Membership:
             thread.stop()
 
     def heartbeat(self) -> None:
-        """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name, and
-        RedisError."""
+        """Refresh the presence, and move the messages of dead instances to their groups. Raises InstanceTaken when
+        another process took the name, and RedisError."""
         self._refresh()
-        self.tend()
-
-    def tend(self) -> int:
-        """Move the messages of dead instances to their groups; returns how many."""
         members = list_members(self._client, self.namespace)
-        moved = drain_dead_instances(self._client, self.namespace, members)
-        if moved:
-            fleet_metrics.messages_moved.inc(moved)
-        return moved
+        fleet_metrics.messages_moved.inc(drain_dead_instances(self._client, self.namespace, members))
 
     def _refresh(self) -> float:
         if self.presence is not None:
@@ -149,8 +142,5 @@ class Membership:
         if not idle:
             log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self.work()))
         if self.presence is not None:
-            try:
-                self.presence.withdraw()
-            except RedisError as error:
-                log.warning("presence_left_to_expire", error=str(error))
+            self.presence.withdraw()
         return idle

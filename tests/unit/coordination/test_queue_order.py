@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.queues import AgedOrder
+from opencue_sched.coordination.queues import QUEUE_AGE_SECONDS, AgedOrder
 
 QUEUES = ["instance", "group", "type"]
 
@@ -19,7 +19,7 @@ class Clock:
 
 
 def test_queues_are_asked_as_declared():
-    order = AgedOrder(QUEUES, age_seconds=5, clock=Clock())
+    order = AgedOrder(QUEUES, clock=Clock())
     assert order.consume(3) == QUEUES
     assert order.rotate("instance") == "instance"
     assert order.consume(3) == QUEUES
@@ -28,7 +28,7 @@ def test_queues_are_asked_as_declared():
 
 def test_a_queue_passed_over_for_its_age_is_asked_first_once():
     clock = Clock()
-    order = AgedOrder(QUEUES, age_seconds=5, clock=clock)
+    order = AgedOrder(QUEUES, clock=clock)
     for second in range(1, 6):
         clock.now = float(second)
         order.rotate("instance")
@@ -40,7 +40,7 @@ def test_a_queue_passed_over_for_its_age_is_asked_first_once():
 @given(steps=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=200))
 def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
     clock = Clock()
-    order = AgedOrder(QUEUES, age_seconds=3, clock=clock)
+    order = AgedOrder(QUEUES, clock=clock)
     first_at = dict.fromkeys(QUEUES, 0.0)
     for busy in steps:
         clock.now += 1
@@ -50,11 +50,11 @@ def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
         if asked[0] == busy:
             first_at[busy] = clock.now
         order.rotate(asked[0])
-        assert all(clock.now - at <= 3 + len(QUEUES) for at in first_at.values())
+        assert all(clock.now - at <= QUEUE_AGE_SECONDS + len(QUEUES) for at in first_at.values())
 
 
 def test_queues_that_come_and_go_are_followed():
-    order = AgedOrder(None, age_seconds=5, clock=Clock())
+    order = AgedOrder(None, clock=Clock())
     assert order.consume(3) == []
     order.update(QUEUES)
     order.update(["group"])
