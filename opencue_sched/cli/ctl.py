@@ -286,11 +286,11 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     messenger = Messenger(app, router, legacy_queues=settings.coordination.legacy_queues)
     (enqueued,) = postings.enqueue([cluster], wake=True)
     if timeout is None:
-        if enqueued.send:
+        if enqueued.ticket:
             messenger.send(enqueued)
         else:
             _check_takeable(postings, enqueued)
-        return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.send}
+        return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.ticket > 0}
     job = open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
     messenger.ask(enqueued.uuid, reply=job)
     try:

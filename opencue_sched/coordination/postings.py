@@ -49,11 +49,6 @@ class Enqueued:
     again: bool = False
     resting: bool = False
 
-    @property
-    def send(self) -> bool:
-        """Whether a message should go out for it now."""
-        return self.ticket > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -76,8 +76,7 @@ class Router:
         self._consumed: set[str] = set()
         self._fleet: frozenset[str] = frozenset()
         self._queues: dict[str, QueueName] = {}
-        self._live: dict[str, Actor] = {}
-        self._load: Counter[str] = Counter()
+        self._room: dict[str, int] = {}
 
     def queue_of_all(self) -> QueueName:
         """Where to send what any worker may do: to the group; without anybody there that consumes its queue, to all
@@ -94,14 +93,11 @@ class Router:
             if cluster.shard:
                 own = self._queues.get(cluster.shard)
                 return shared if own is None or (again and str(shared) in self._consumed) else own
-            instance = rendezvous(warm_key(cluster), sorted(self._live))
-            if instance is None:
+            instance = rendezvous(warm_key(cluster), sorted(self._room))
+            if instance is None or ((again or self._room[instance] <= 0) and str(shared) in self._consumed):
                 return shared
-            full = self._load[instance] >= self._live[instance].capacity
-            if (again or full) and str(shared) in self._consumed:
-                return shared
-            self._load[instance] += 1
-            return self._instance_queue(instance)
+            self._room[instance] -= 1
+            return self._queue_of(self._group, instance)
 
     def instances(self) -> frozenset[str]:
         """The instances that take work from this fleet's board, by whatever queue: those of all groups, but where the
@@ -124,23 +120,22 @@ class Router:
         mine = [actor for actor in working if actor.group == self._group]
         fleet = mine if self._fixed else [actor for actor in working if not actor.facility]
         self._fleet = frozenset(actor.instance for actor in fleet)
-        own = [(actor, QueueName(self._group_queue.ns, actor.type, actor.group, actor.instance)) for actor in fleet]
-        self._queues = {actor.instance: queue for actor, queue in own if str(queue) in self._consumed}
-        self._live = {
-            actor.instance: actor for actor in mine if str(self._instance_queue(actor.instance)) in self._consumed
-        }
+        own = {actor.instance: self._queue_of(actor.group, actor.instance) for actor in fleet}
+        self._queues = {instance: queue for instance, queue in own.items() if str(queue) in self._consumed}
+        queues = [(actor, self._queue_of(actor.group, actor.instance)) for actor in mine]
+        warm = [(actor, priority_lists(queue)) for actor, queue in queues if str(queue) in self._consumed]
         with self._client.pipeline(transaction=False) as pipe:
-            for instance in self._live:
-                for name in priority_lists(self._instance_queue(instance)):
+            for _, names in warm:
+                for name in names:
                     pipe.llen(name)
             lengths = iter(cast("list[int]", pipe.execute()))
-        self._load = Counter(
-            {name: actor.in_flight + sum(islice(lengths, len(QUEUE_PRIORITIES))) for name, actor in self._live.items()}
-        )
+        self._room = {
+            actor.instance: actor.capacity - actor.in_flight - sum(islice(lengths, len(names))) for actor, names in warm
+        }
         self._read_at = now
 
-    def _instance_queue(self, instance: str) -> QueueName:
-        return QueueName(self._group_queue.ns, self._group_queue.type, self._group, instance)
+    def _queue_of(self, group: str, instance: str) -> QueueName:
+        return QueueName(self._type_queue.ns, self._type_queue.type, group, instance)
 
 
 # Care of the queues: depths and ages, and the messages of instances that are gone.

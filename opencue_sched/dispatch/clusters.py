@@ -403,7 +403,7 @@ class Sweeper:
         active = {replace(it.cluster, shard="") for it in enqueued}
         awake = {replace(it.cluster, shard="") for it in enqueued if not it.resting}
         return SweepReport(
-            send=tuple((it.cluster, it) for it in enqueued if it.send),
+            send=tuple((it.cluster, it) for it in enqueued if it.ticket),
             clusters=dict(Counter(cluster.kind for cluster in self.feed.clusters.values())),
             active=len(active),
             sleeping=len(active - awake),

@@ -84,7 +84,7 @@ def test_a_message_nobody_took_is_sent_again_by_one_of_many_and_no_sweep_does_it
         assert sum(len(watch.sent) for watch in watches) == expected
     (sent,) = [sent for watch in watches for sent in watch.sent]
     assert (sent.cluster, sent.again) == (CLUSTER, True), "to the whole group"
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
     assert isinstance(postings.claim(sent.uuid, "w1", ttl_seconds=10, ticket=sent.ticket), Claim)
 
 
@@ -97,7 +97,7 @@ def test_what_is_sent_in_vain_is_sent_ever_less_often_by_sweeps_and_watches_toge
         assert not watch.sent
         was_sent(redis_client, enqueued.uuid, ms_ago=longer * RESEND_MS, wait_ms=longer * RESEND_MS)
         if number % 2:
-            assert postings.enqueue([CLUSTER])[0].send
+            assert postings.enqueue([CLUSTER])[0].ticket
         else:
             watch.look()
             assert watch.sent.pop()
@@ -123,7 +123,7 @@ def test_a_rest_that_is_over_is_followed_by_a_message_of_one_of_many(postings, r
     (sent,) = [sent for watch in watches for sent in watch.sent]
     assert (sent.cluster, sent.again) == (CLUSTER, False), "to the instance with the warm host cache"
     assert postings.job(sent.uuid).fields["tries"] == "0", "no repetition"
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
     assert isinstance(postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket), Claim)
 
 
@@ -148,7 +148,7 @@ def test_a_cluster_without_work_is_sent_for_by_nobody_when_its_rest_is_over(post
     watch.look()
     assert watch.sent == []
     (again,) = postings.enqueue([CLUSTER])
-    assert (again.send, again.again) == (True, False), "a sweep that sees work"
+    assert (again.ticket > 0, again.again) == (True, False), "a sweep that sees work"
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=60, ticket=again.ticket)
     postings.enqueue([CLUSTER], wake=True)
     assert postings.end(claim, "idle", delay_seconds=60) > 0
@@ -324,7 +324,7 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
     posting = put_to_rest(postings, REST_SECONDS)
     rests.look_in(REST_SECONDS)
     if since == "woken":
-        assert postings.enqueue([CLUSTER], wake=True)[0].send
+        assert postings.enqueue([CLUSTER], wake=True)[0].ticket
     elif since == "withdrawn":
         postings.withdraw([posting])
     else:

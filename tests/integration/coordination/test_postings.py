@@ -41,8 +41,8 @@ def claimed(answer):
 def test_offering_twice_posts_once_and_sends_once(postings, redis_client):
     first = postings.enqueue([CLUSTER, OTHER])
     again = postings.enqueue([CLUSTER, OTHER])
-    assert [o.send for o in first] == [True, True]
-    assert [o.send for o in again] == [False, False]
+    assert [o.ticket > 0 for o in first] == [True, True]
+    assert [o.ticket > 0 for o in again] == [False, False]
     assert [o.uuid for o in first] == [o.uuid for o in again]
     assert states(redis_client)["ready"] == 2
 
@@ -65,8 +65,8 @@ def test_no_message_claim_or_rest_waits_for_a_clock_that_was_put_back(postings, 
     (enqueued,) = postings.enqueue([CLUSTER])
     clock_put_back(redis_client, enqueued.uuid)
     (lost,) = postings.enqueue([CLUSTER])
-    assert lost.send, "its message may be lost"
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert lost.ticket, "its message may be lost"
+    assert not postings.enqueue([CLUSTER])[0].ticket
     dead = postings.claim(enqueued.uuid, "w1", ttl_seconds=0.2, ticket=lost.ticket)
     clock_put_back(redis_client, enqueued.uuid)
     postings.enqueue([CLUSTER])
@@ -76,9 +76,9 @@ def test_no_message_claim_or_rest_waits_for_a_clock_that_was_put_back(postings, 
     claim = eventually(lambda: claimed(postings.claim(enqueued.uuid, "w2", ttl_seconds=10)))
     assert claim.fence > dead.fence
     postings.end(claim, "sleep", delay_seconds=30)
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
     clock_put_back(redis_client, enqueued.uuid)
-    assert postings.enqueue([CLUSTER])[0].send
+    assert postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_claim_that_was_prolonged_since_the_clock_was_put_back_is_left_as_it_is(postings, redis_client):
@@ -97,13 +97,13 @@ def test_a_cluster_told_to_rest_does_so_though_the_clock_was_put_back(postings, 
     postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "abandon")
     postings.update(enqueued.uuid, "rest", 600_000)
     clock_put_back(redis_client, enqueued.uuid)
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_lost_message_is_sent_again(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     message_is_lost(redis_client, enqueued.uuid)
-    assert postings.enqueue([CLUSTER])[0].send
+    assert postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client):
@@ -111,7 +111,7 @@ def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client)
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert claim.cluster == OTHER
     assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), ClaimRefused)
-    assert not postings.enqueue([OTHER])[0].send
+    assert not postings.enqueue([OTHER])[0].ticket
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 1, "trash": 0}
 
 
@@ -127,17 +127,17 @@ def test_a_dead_owners_claim_ends_and_its_late_writes_are_refused(postings):
 def test_an_expired_claim_is_sent_again_by_the_next_offer(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
-    eventually(lambda: postings.enqueue([CLUSTER])[0].send)
+    eventually(lambda: postings.enqueue([CLUSTER])[0].ticket)
 
 
 def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert postings.end(claim, "sleep", delay_seconds=60) == 0
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
     assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), ClaimRefused)
     redis_client.zincrby("cue:board:clusters:delayed", -60_000, enqueued.uuid)
-    assert postings.enqueue([CLUSTER])[0].send
+    assert postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings, redis_client):
@@ -157,7 +157,7 @@ def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings
     (first,) = postings.enqueue([CLUSTER])
     claim = postings.claim(first.uuid, "w1", ttl_seconds=10, ticket=first.ticket)
     postings.end(claim, "sleep", delay_seconds=0.05)
-    due = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.send), None))
+    due = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.ticket), None))
     assert not due.again
     assert router.queue_for(due.cluster, again=due.again).instance == "warm"
     # and if that message is lost, the next one is due after the first wait, to the whole group
@@ -170,14 +170,14 @@ def test_a_wake_up_rouses_a_sleeper(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     postings.end(claim, "sleep", delay_seconds=600)
-    assert postings.enqueue([CLUSTER], wake=True)[0].send
+    assert postings.enqueue([CLUSTER], wake=True)[0].ticket
     assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), Claim)
 
 
 def test_a_wake_up_during_a_claim_is_not_lost(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
-    assert not postings.enqueue([CLUSTER], wake=True)[0].send
+    assert not postings.enqueue([CLUSTER], wake=True)[0].ticket
     assert postings.end(claim, "sleep", delay_seconds=600) > 0
     assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), Claim)
 
@@ -194,7 +194,7 @@ def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket)
     assert postings.end(claim, "abandon") == 0
     (sent,) = postings.enqueue([CLUSTER])
-    assert sent.send
+    assert sent.ticket
     assert not sent.again, "none was sent in vain"
 
 
@@ -208,7 +208,7 @@ def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_i
         postings.end(claim, "fail", delay_seconds=seconds, reason=f"redis: no {attempt}", error=f"Traceback {attempt}")
 
     # given a cluster that failed again and again, when it is woken
-    assert not any(it.send for it in postings.enqueue([CLUSTER], wake=True))
+    assert not any(it.ticket for it in postings.enqueue([CLUSTER], wake=True))
 
     # then it goes on resting, and whoever looks is told why
     assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "not_yet"
@@ -252,7 +252,7 @@ def test_a_consumed_posting_can_be_posted_anew(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "consume")
     (anew,) = postings.enqueue([CLUSTER])
-    assert anew.send
+    assert anew.ticket
     assert anew.uuid != enqueued.uuid
 
 
@@ -303,7 +303,7 @@ def _sent_again(postings, redis_client, key, *, age_ms) -> bool:
     """As if the last message had been sent so much earlier."""
     redis_client.hincrby(key, "sent", -age_ms)
     redis_client.zincrby("cue:board:clusters:awaited", -age_ms, key.rpartition(":")[2])
-    return postings.enqueue([CLUSTER])[0].send
+    return postings.enqueue([CLUSTER])[0].ticket
 
 
 def message_is_lost(redis_client, uuid: str) -> None:
@@ -321,17 +321,17 @@ def test_a_claim_resets_how_often_messages_are_sent(postings, redis_client):
 def test_an_expired_posting_is_sent_to_the_group_at_once(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
-    sent = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.send), None))
+    sent = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.ticket), None))
     assert sent.again
 
 
 def test_a_cluster_told_to_rest_is_not_roused(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     assert postings.update(enqueued.uuid, "rest", 600_000)[0] == 1
-    assert not postings.enqueue([CLUSTER], wake=True)[0].send
+    assert not postings.enqueue([CLUSTER], wake=True)[0].ticket
     assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), ClaimRefused)
     postings.update(enqueued.uuid, "rest", 0)
-    assert postings.enqueue([CLUSTER])[0].send
+    assert postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_rest_ordered_during_a_claim_begins_with_its_end(postings, redis_client):
@@ -349,13 +349,13 @@ def test_trash_by_force_costs_the_worker_its_claim(postings, redis_client):
     assert postings.update(enqueued.uuid, "trash", "odd", force=True)[0] == 1
     assert postings.end(claim, "again") == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
-    assert not postings.enqueue([CLUSTER], wake=True)[0].send
+    assert not postings.enqueue([CLUSTER], wake=True)[0].ticket
     for how in ("rest", "trash"):
         assert postings.update(enqueued.uuid, how, 600_000) == [0, "trashed"]
     assert postings.withdraw([enqueued.uuid]) == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
     assert postings.update(enqueued.uuid, "restore")[0] == 1
-    assert postings.enqueue([CLUSTER])[0].send
+    assert postings.enqueue([CLUSTER])[0].ticket
 
 
 def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored(postings):
@@ -372,7 +372,7 @@ def test_an_unreadable_posting_is_taken_down_and_posted_anew(postings, redis_cli
     assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "unreadable"
     assert not any(states(redis_client).values())
     (again,) = postings.enqueue([CLUSTER])
-    assert again.send
+    assert again.ticket > 0
     assert postings.claim(again.uuid, "w1", ttl_seconds=10).cluster == CLUSTER
 
 
@@ -423,7 +423,7 @@ def test_a_posting_that_nobody_can_read_is_replaced_by_the_next_offer(postings, 
 
     # when it is enqueued again, then there is a new one in its place, with a message to send
     (anew, _) = postings.enqueue([CLUSTER, OTHER], wake=wake)
-    assert anew.send
+    assert anew.ticket
     assert anew.uuid != enqueued.uuid
     assert postings.posted() == {CLUSTER.key: anew.uuid, OTHER.key: other.uuid}
     assert states(redis_client) == {"ready": 2, "delayed": 0, "claimed": 0, "trash": 0}
@@ -433,7 +433,7 @@ def test_a_posting_that_nobody_can_read_is_replaced_by_the_next_offer(postings, 
     claim = postings.claim(anew.uuid, "w2", ttl_seconds=60, ticket=anew.ticket)
     assert claim.cluster == CLUSTER
     postings.end(claim, "again")
-    assert not postings.enqueue([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].ticket
 
 
 @pytest.mark.parametrize("state", ["delayed", "claimed"])
