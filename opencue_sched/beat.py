@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -37,7 +38,7 @@ from opencue_sched.coordination.names import beat_keys, worker_group
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.stores import check_for_beat, describe_failure
+from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
@@ -69,22 +70,22 @@ def make_gate(settings: Settings) -> LeaderGate:
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
     """This beat's presence; with some of its token in its name when another beat has the instance's name."""
-    for instance in (settings.instance, f"{settings.instance}-{gate.token[:8]}"):
-        presence = Presence(
-            make_redis(settings.redis_dsn, settings),
-            settings.coordination.namespace,
-            types=(BEAT_TYPE,),
-            group=worker_group(settings.scheduler.facility, settings.coordination.group),
-            instance=instance,
-            capabilities=(settings.coordination.handover, gate.keys.role),
-        )
-        try:
-            presence.announce(patience_seconds=0.0)
-        except InstanceTaken:
-            log.info("beat_instance_name_taken", instance=instance)
-            continue
-        return presence
-    raise InstanceTaken(f"a beat of instance {settings.instance!r} is running already")
+    coordination, facility = settings.coordination, settings.scheduler.facility
+    presence_of = partial(
+        Presence,
+        make_redis(settings.redis_dsn, settings),
+        coordination.namespace,
+        types=(BEAT_TYPE,),
+        group=worker_group(facility, coordination.group),
+        capabilities=(coordination.handover, gate.keys.role),
+    )
+    presence = presence_of(instance=settings.instance)
+    try:
+        presence.announce(patience_seconds=0.0)
+    except InstanceTaken:
+        presence = presence_of(instance=f"{settings.instance}-{gate.token[:8]}")
+        presence.announce(patience_seconds=0.0)
+    return presence
 
 
 class LeaderScheduler(Scheduler):
@@ -131,7 +132,6 @@ class LeaderScheduler(Scheduler):
     def _opened(self) -> LeaderGate:
         if self.gate is None:
             settings = get_settings()
-            check_for_beat(settings)
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
             port = settings.queue.metrics_port
@@ -170,9 +170,7 @@ class LeaderScheduler(Scheduler):
                 self._log_again(log.error, "tick_of_the_future_recorded", series, **what)
         fleet_metrics.ticks_ahead.set(longest)
 
-    def _log_once_a_minute(
-        self, log_it: Callable[..., object], event: str, of: object = None, **fields: object
-    ) -> None:
+    def _log_again(self, log_it: Callable[..., object], event: str, of: object = None, **fields: object) -> None:
         """Log an event, of each ``of`` once a minute."""
         if boot_clock() >= self._log_again_at.get((event, of), 0.0):
             self._log_again_at[event, of] = boot_clock() + LOG_AGAIN_SECONDS
@@ -197,16 +195,13 @@ class LeaderScheduler(Scheduler):
     ) -> float:
         at = datetime.fromtimestamp(now, UTC)
         entry.schedule.nowfun = lambda: at  # type: ignore[union-attr]
-        if entry.last_run_at is None or entry.last_run_at > at:
-            # What was never fired counts from the start of this beat, by the clock of its host, which may be wrong.
-            entry.last_run_at = at
+        # What was never fired counts from the start of this beat, by the clock of its host, which may be ahead.
+        entry.last_run_at = since = min(entry.last_run_at or at, at)
         if last is not None:
-            # What the leader before fired is not due again, though this beat has never fired it.
-            entry.last_run_at = max(entry.last_run_at, datetime.fromtimestamp(last * MINUTE, UTC))
-        due, wait = entry.is_due()
+            since = max(since, datetime.fromtimestamp(last * MINUTE, UTC))
+        due, wait = entry.schedule.is_due(since)  # type: ignore[union-attr]
         if due:
             self._fire(gate, name, entry, int(now // MINUTE), now)
-            self.schedule[name] = next(entry)
         return float(wait)
 
     def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
