@@ -7,11 +7,9 @@ message that a claim has answered since it was sent is stale, so copies of a mes
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -470,23 +468,13 @@ class DueThread(PeriodicThread):
     a message for a posting on a dispatch queue.
     """
 
-    def __init__(
-        self,
-        postings: ClusterPostings,
-        *,
-        claim_ttl: float,
-        send: Callable[[Enqueued], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, postings: ClusterPostings, *, claim_ttl: float, send: Callable[[Enqueued], None]) -> None:
         # A claim that is made after a look must not end before the next one.
         self._period = min(LOOK_SECONDS, claim_ttl / 3)
         super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=self._period)
         self._postings = postings
         self._send = send
-        self._clock = clock
-        self._lock = threading.Lock()
         self._watching = False
-        self._rest_ends: list[float] = []
 
     def watch(self) -> None:
         """Look periodically from now on."""
@@ -496,24 +484,15 @@ class DueThread(PeriodicThread):
 
     def look_in(self, seconds: float) -> None:
         """Look when a rest of so many seconds from now ends, if it is short."""
-        if seconds > SHORT_SECONDS:
-            return
-        with self._lock:
-            heapq.heappush(self._rest_ends, self._clock() + seconds + AFTER_THE_END_SECONDS)
-        self.start()
-        self.wake()
+        if seconds <= SHORT_SECONDS:
+            self.start()
+            timer = threading.Timer(seconds + AFTER_THE_END_SECONDS, self.wake)
+            timer.daemon = True
+            timer.start()
 
     def look(self) -> float | None:
-        """Send the messages that are due. Seconds until the next look; None: when a rest begins. Raises RedisError."""
-        with self._lock:
-            # Before the board is asked, so that a rest which ends meanwhile has a look of its own.
-            while self._rest_ends and self._rest_ends[0] <= self._clock():
-                heapq.heappop(self._rest_ends)
+        """Send the messages that are due. Seconds until the next look; None: when a rest ends. Raises RedisError."""
         due, claim_ends = self._postings.take_due()
         for enqueued in with_messages(due):
             self._send(enqueued)
-        with self._lock:
-            pauses = [max(0.0, end - self._clock()) for end in self._rest_ends[:1]]
-        if self._watching:
-            pauses += [self._period, claim_ends + AFTER_THE_END_SECONDS]
-        return min(pauses, default=None)
+        return min(self._period, claim_ends + AFTER_THE_END_SECONDS) if self._watching else None

@@ -4,7 +4,7 @@ workers, without a sweep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -27,23 +27,15 @@ REST_SECONDS = 0.05
 
 
 class Watch(DueThread):
-    """That of one worker by a clock that stands still, and what it sent. The tests look themselves."""
+    """That of one worker, and what it sent. The tests look themselves."""
 
     def __init__(self, postings: ClusterPostings) -> None:
         self.sent: list[Enqueued] = []
-        self.now = 100.0
-        super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append, clock=lambda: self.now)
+        super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
         self.watch()
 
     def start(self) -> None:
         """Not in these tests."""
-
-
-class Rests(Watch):
-    """That of a process whose parent watches."""
-
-    def watch(self) -> None:
-        """Not this one."""
 
 
 @pytest.fixture
@@ -289,11 +281,26 @@ def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, m
 # Short rests
 
 
+class Rests(DueThread):
+    """That of a process whose parent watches."""
+
+    def __init__(self, postings: ClusterPostings) -> None:
+        self.sent: list[Enqueued] = []
+        self.looks = 0
+        super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
+
+    def look(self) -> float | None:
+        pause = super().look()
+        self.looks += 1
+        assert pause is None, "it looks when a rest ends, and only then"
+        return pause
+
+
 @pytest.fixture
 def rests(postings) -> Iterator[Rests]:
     rests = Rests(postings)
     yield rests
-    rests.stop()
+    assert rests.stop()
 
 
 def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
@@ -307,53 +314,48 @@ def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
 def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, redis_client, rests):
     posting = put_to_rest(postings, 60)
     rests.look_in(REST_SECONDS)
-    assert REST_SECONDS < rests.look() < 2 * REST_SECONDS
+    eventually(lambda: rests.looks == 2, what="a look at once, and one at what the end was to be")
     assert rests.sent == []
     rest_ended(redis_client, posting, ms_ago=0)
-    rests.now += 2 * REST_SECONDS
-    assert rests.look() is None
+    rests.look_in(REST_SECONDS)
+    eventually(lambda: rests.looks == 3)
     (sent,) = rests.sent
     assert not sent.again, "to the instance with the warm host cache"
     assert isinstance(postings.claim(posting, "w2", ttl_seconds=60, ticket=sent.ticket), Claim)
-    assert rests.look() is None
+    rests.look_in(REST_SECONDS)
+    eventually(lambda: rests.looks == 4)
     assert len(rests.sent) == 1
 
 
 @pytest.mark.parametrize("since", ["woken", "withdrawn", "told to rest"])
 def test_none_is_sent_for_one_that_was(since, postings, rests):
     posting = put_to_rest(postings, REST_SECONDS)
-    rests.look_in(REST_SECONDS)
     if since == "woken":
         assert postings.enqueue([CLUSTER], wake=True)[0].ticket
     elif since == "withdrawn":
         postings.withdraw([posting])
     else:
         postings.update(posting, "rest", 60_000)
-    rests.now += 2 * REST_SECONDS
-    assert rests.look() is None
+    rests.look_in(REST_SECONDS)
+    eventually(lambda: rests.looks == 2)
     assert rests.sent == []
 
 
-def test_the_rests_end_in_their_order_and_the_long_ones_are_left_to_others(postings, rests):
-    posting = put_to_rest(postings, 0.0)
-    rests.look_in(SHORT_SECONDS + 0.1)
-    assert rests.look() is None, "that is left to the periodic looks"
-    rests.look_in(1.0)
-    rests.look_in(0.5)
-    assert 0.5 < rests.look() < 0.6
-    rests.now += 0.6
-    assert 0.4 < rests.look() < 0.5
-    assert [enqueued.uuid for enqueued in rests.sent] == [posting]
+def test_each_short_rest_has_a_look_at_its_end_and_the_long_ones_are_left_to_others(postings, monkeypatch):
+    timers: list[float] = []
 
+    class Timer:
+        daemon = False
 
-def test_the_thread_begins_with_the_first_rest_and_a_shorter_one_cuts_its_wait_short(postings, monkeypatch):
-    monkeypatch.setattr(postings_module, "SHORT_SECONDS", 1000.0)
-    sent: list[Enqueued] = []
-    rests = DueThread(postings, claim_ttl=TTL_SECONDS, send=sent.append)
-    try:
-        rests.look_in(900.0)
-        posting = put_to_rest(postings, REST_SECONDS)
-        rests.look_in(REST_SECONDS)
-        eventually(lambda: [enqueued.uuid for enqueued in sent] == [posting])
-    finally:
-        assert rests.stop()
+        def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+            timers.append(round(seconds, 1))
+            assert act == rests.wake
+
+        def start(self) -> None:
+            assert self.daemon
+
+    monkeypatch.setattr("threading.Timer", Timer)
+    rests = Watch(postings)
+    for seconds in (SHORT_SECONDS + 0.1, SHORT_SECONDS, 1.0, 0.5):
+        rests.look_in(seconds)
+    assert timers == [SHORT_SECONDS, 1.0, 0.5]
