@@ -254,7 +254,7 @@ class LeaderGate:
     def _ask(self, what: str, fence: int) -> int:
         """Take or renew (``what``) the lease in Redis; returns the fence it is held under, 0 when it is not."""
         longest = max(LONGEST_LEASE_SECONDS, self._ttl)
-        arguments = [self.token, int(self._ttl * 1000), what, fence, int(longest * 1000)]
+        arguments: list[str | int] = [self.token, int(self._ttl * 1000), what, fence, int(longest * 1000)]
         held = int(call_script(self._client, "lease_acquire", [self.keys.lease, self.keys.fence], arguments))
         self._has_lease = held > 0
         return held

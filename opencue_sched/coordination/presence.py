@@ -171,7 +171,7 @@ class Presence:
     def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""
         record = replace(self.actor, last_heartbeat=self._clock())
-        arguments = [record.token, int(TTL_SECONDS * 1000), replaceable]
+        arguments: list[str | int] = [record.token, int(TTL_SECONDS * 1000), replaceable]
         arguments += [json.dumps(asdict(replace(record, type=type_))) for type_ in self._types]
         answer = call_script(self._client, "presence_keep", [self._index, *self._keys], arguments)
         if answer[0] == 1:
