@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import redis
@@ -228,27 +227,25 @@ def stream_end(client: redis.Redis, stream: str) -> str:
 Callback = Callable[[str, dict[str, Any]], None]
 
 
-class Notifier:
+class Notifier(PeriodicThread):
     """Calls back, from a thread of its own, for events of the kinds registered. Callbacks must be quick.
 
     The thread runs from the first registration on.
     """
 
     def __init__(self, open_reader: Callable[[], EventReader]) -> None:
+        super().__init__("board-events", self._pass_on, failed="board_events_unreadable", retry_seconds=_RETRY_SECONDS)
         self._open = open_reader
+        self._reader: EventReader | None = None
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
-        self._thread: PeriodicThread | None = None
 
     def register(self, kind: str, callback: Callback) -> None:
         """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
         with self._lock:
+            self._reader = self._reader or self._open()
             self._callbacks[kind].append(callback)
-            if self._thread is None:
-                pass_on = partial(self._pass_on, self._open())
-                failed = "board_events_unreadable"
-                self._thread = PeriodicThread("board-events", pass_on, failed=failed, retry_seconds=_RETRY_SECONDS)
-                self._thread.start()
+        self.start()
 
     def deregister(self, kind: str, callback: Callback) -> None:
         """Stop calling ``callback`` for ``kind``."""
@@ -256,15 +253,8 @@ class Notifier:
             if callback in self._callbacks[kind]:
                 self._callbacks[kind].remove(callback)
 
-    def stop(self) -> None:
-        """End the thread."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.stop()
-
-    def _pass_on(self, reader: EventReader) -> float:
-        for event in reader.read(_BLOCK_SECONDS / 2):
+    def _pass_on(self) -> float:
+        for event in self._reader.read(_BLOCK_SECONDS / 2) if self._reader else ():
             with self._lock:
                 called = [*self._callbacks[event.kind], *self._callbacks[ANY]]
             for callback in called:

@@ -359,6 +359,7 @@ class JobBoard(BoardScripts):
         """End notifications. Every later call raises BoardClosed; claims stay until they end."""
         self._connected = False
         self.notifier.stop()
+        self.notifier = Notifier(self._reader)
         if self.client is not self._given:
             self.client.close()
 

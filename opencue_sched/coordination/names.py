@@ -18,7 +18,7 @@ from typing import Any
 from opencue_sched.errors import InvalidInput
 
 _NAME = r"[a-z0-9][a-z0-9_.-]{0,62}"
-_WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?(?::prio:([012]))?")
+_WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?")
 _PRESENCE = re.compile(f"({_NAME}):meta:actor:inst:({_NAME}):({_NAME}):({_NAME})")
 
 
@@ -33,7 +33,7 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """A work queue, as specific as its fields; an instance needs a group. ``prio`` 0 is served first.
+    """A work queue, as specific as its fields; an instance needs a group. Its lists by priority: priority_lists().
 
     Raises InvalidInput for fields outside the grammar.
     """
@@ -42,27 +42,23 @@ class QueueName:
     type: str
     group: str | None = None
     instance: str | None = None
-    prio: int | None = None
 
     def __post_init__(self) -> None:
-        prio = None if self.prio is None else str(self.prio)
-        if _parts(str(self)) != (self.ns, self.type, self.group, self.instance, prio):
+        if _parts(str(self)) != (self.ns, self.type, self.group, self.instance):
             raise _no_queue_name(str(self))
 
     def __str__(self) -> str:
         text = f"{self.ns}:q:work:type:{self.type}"
         if self.group is not None:
             text += f":group:{self.group}"
-        if self.instance is not None:
-            text += f":inst:{self.instance}"
-        return text if self.prio is None else f"{text}:prio:{self.prio}"
+        return text if self.instance is None else f"{text}:inst:{self.instance}"
 
     @classmethod
     def parse(cls, text: str) -> QueueName:
         """The reverse of ``str``. Raises InvalidInput for anything else."""
         if not (parts := _parts(text)):
             raise _no_queue_name(text)
-        return cls(*parts[:4], None if parts[4] is None else int(parts[4]))
+        return cls(*parts)
 
 
 def _parts(queue: str) -> tuple[Any, ...]:
@@ -71,7 +67,7 @@ def _parts(queue: str) -> tuple[Any, ...]:
 
 
 def _no_queue_name(text: str) -> InvalidInput:
-    form = "ns:q:work:type:T[:group:G[:inst:I]][:prio:P]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
+    form = "ns:q:work:type:T[:group:G[:inst:I]]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
     return InvalidInput(f"{text!r} is not a queue name of the form {form}")
 
 

@@ -22,12 +22,10 @@ from opencue_sched.errors import InvalidInput
 names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
 
 
-@given(
-    ns=names, type_=names, group=st.none() | names, instance=st.none() | names, prio=st.sampled_from([None, 0, 1, 2])
-)
-def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, prio):
+@given(ns=names, type_=names, group=st.none() | names, instance=st.none() | names)
+def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance):
     place = (ns, type_, group, instance if group else None)
-    name = QueueName(*place, prio)
+    name = QueueName(*place)
     assert QueueName.parse(str(name)) == name
     if group and instance:
         assert parse_presence_key(presence_key(ns, type_, group, instance)) == place
@@ -60,11 +58,9 @@ def test_names_outside_the_charset_are_refused(bad):
             QueueName(*place)
 
 
-def test_an_instance_needs_a_group_and_priorities_are_three():
+def test_an_instance_needs_a_group():
     with pytest.raises(InvalidInput, match="is not a queue name of the form"):
         QueueName("cue", "dispatch", None, "node1")
-    with pytest.raises(InvalidInput, match="is not a queue name of the form"):
-        QueueName("cue", "dispatch", prio=3)
 
 
 def test_a_worker_consumes_the_most_specific_queue_first():
@@ -77,7 +73,7 @@ def test_a_worker_consumes_the_most_specific_queue_first():
 
 def test_the_other_keys_follow_the_seed():
     place = ("cue", "dispatch", "spi", "node1")
-    assert str(QueueName(*place, prio=2)) == "cue:q:work:type:dispatch:group:spi:inst:node1:prio:2"
+    assert priority_lists(QueueName(*place))[2] == "cue:q:work:type:dispatch:group:spi:inst:node1:prio:2"
     sweeps = "cue:q:work:type:sweep"
     assert priority_lists(QueueName("cue", "sweep")) == (sweeps, f"{sweeps}:prio:1", f"{sweeps}:prio:2")
     assert reply_queue("cue", "j1") == "cue:q:reply:j1"
