@@ -61,7 +61,6 @@ def make_gate(settings: Settings) -> LeaderGate:
         make_redis(settings.redis_dsn, settings),
         beat_keys(coordination.namespace, settings.scheduler.facility),
         ttl_seconds=coordination.lease_ttl,
-        renew_deadline_seconds=coordination.renew_deadline,
         retry_seconds=coordination.retry_interval,
         quiet_seconds=coordination.lease_ttl if coordination.handover == "conservative" else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),

@@ -340,13 +340,8 @@ class Coordination(_Section):
     )
 
     @property
-    def renew_deadline(self) -> float:
-        """A leader that could not renew its lease for this long stops by itself, well before another takes over."""
-        return self.lease_ttl * 2 / 3
-
-    @property
     def retry_interval(self) -> float:
-        """Between renewals of the leader and campaigns of a standby: five tries or more within the deadline."""
+        """Between renewals of the leader and campaigns of a standby: five tries before a leader stops by itself."""
         return min(5.0, self.lease_ttl * 2 / 15)
 
 

@@ -1,14 +1,15 @@
 """Leadership: one process acts, the others stand by.
 
 A lease in Redis with a token of the process and a fence that only grows. The holder renews it; one that could not
-renew for the renewal deadline - counted from *before* the call that last succeeded, on a clock that runs through a
+renew for two thirds of its life - counted from *before* the call that last succeeded, on a clock that runs through a
 suspend - stops by itself, before the lease can have gone to another. A process whose lease is lost stands by and
 campaigns again; it never exits.
 
 PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state. A fence that
 Redis granted counts once the record has it; a tick is one row there, written before its message is sent, and only for
-the leader that was elected last. The receiver of the message compares with the same rows (``tick_freshness``). A leader
-that dies between two of these steps leaves a fence or a tick unused; neither is ever given out twice.
+the leader that was elected last. The receiver of the message compares with the same rows, for its leader may have been
+paused between recording the tick and sending it. A leader that dies between two of these steps leaves a fence or a tick
+unused; neither is ever given out twice.
 
 Two beats with one database but two Redis would each hold the lease of their own Redis, and depose each other for ever.
 So a leader records its Redis at each renewal, and a beat of another Redis stands by meanwhile.
@@ -109,7 +110,6 @@ class LeaderGate:
         keys: LeaderKeys,
         *,
         ttl_seconds: float,
-        renew_deadline_seconds: float,
         retry_seconds: float,
         fences: PersistentFences,
         quiet_seconds: float = 0.0,
@@ -118,7 +118,7 @@ class LeaderGate:
         self._client = client
         self.keys = keys
         self._ttl = ttl_seconds
-        self._deadline = renew_deadline_seconds
+        self._deadline = ttl_seconds * 2 / 3  # well before another takes over
         self._retry = retry_seconds
         self._quiet = quiet_seconds
         self._fences = fences
@@ -170,8 +170,8 @@ class LeaderGate:
     def renew(self) -> int | None:
         """Campaign or renew if it is time to, and return ``fence``. An error of a store is kept in ``trouble``.
 
-        Nobody is elected without PostgreSQL, and a leader that gets no answer of it for the renewal deadline stops, for
-        another may reach it.
+        Nobody is elected without PostgreSQL, and a leader that it does not answer stops like one that Redis does not
+        answer: another may reach it.
         """
         now = self._clock()
         if now >= self._next_try:
@@ -298,28 +298,6 @@ class LeaderGate:
     def last_ticks(self) -> dict[str, int]:
         """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
         return dict(self._last_ticks)
-
-
-# Whether a received message still counts: its leader may have been paused between recording the tick and sending it.
-
-
-class Freshness(StrEnum):
-    """Whether a periodic message is still to be acted on."""
-
-    CURRENT = "current"
-    FORMER_LEADER = "former_leader"
-    OVERTAKEN = "overtaken"
-
-
-def tick_freshness(fences: PersistentFences, keys: LeaderKeys, fence: int, task: str, tick: int) -> Freshness:
-    """Whether a message was sent by the leader elected last, and no later tick of its task has been fired since.
-
-    Not by age: the sender's clock and the receiver's may differ by more than the interval. Raises SQLAlchemyError.
-    """
-    record = fences.leader(keys.name)
-    if record.fence > fence:
-        return Freshness.FORMER_LEADER
-    return Freshness.OVERTAKEN if record.ticks.get(task, tick) > tick else Freshness.CURRENT
 
 
 @contextmanager

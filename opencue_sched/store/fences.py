@@ -99,6 +99,16 @@ class LeaderRecord:
     two_redis: bool = False
     ticks: Mapping[str, int] = field(default_factory=dict)
 
+    def why_stale(self, fence: int, task: str, tick: int) -> str:
+        """Why the message that the leader of ``fence`` sent for this tick counts no more: ``former_leader``, or
+        ``overtaken`` by a later tick of its task. Empty while it counts.
+
+        Not by age: the sender's clock and the receiver's may differ by more than the interval.
+        """
+        if self.fence > fence:
+            return "former_leader"
+        return "overtaken" if self.ticks.get(task, tick) > tick else ""
+
 
 class PersistentFences:
     """Each statement is a transaction that the server ends: a leader that is frozen before it could end one itself

@@ -31,7 +31,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import JobPriority
-from opencue_sched.coordination.leader import Freshness, tick_freshness
 from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import Router
@@ -218,11 +217,10 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
         mine = runtime()
         with mine.membership.workload.task():
-            freshness = self._freshness(mine)
-            if freshness is not Freshness.CURRENT:
-                fleet_metrics.messages_dropped.labels(freshness.value).inc()
-                log.warning("periodic_message_dropped", task=self.name, reason=freshness.value)
-                return {"dropped": freshness.value}
+            if stale := self._why_stale(mine):
+                fleet_metrics.messages_dropped.labels(stale).inc()
+                log.warning("periodic_message_dropped", task=self.name, reason=stale)
+                return {"dropped": stale}
             try:
                 return self._checked_run(*args, **kwargs)
             except ValidationError as error:
@@ -243,13 +241,13 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         """``run``, which refuses other arguments than those it is annotated for."""
         return validate_call(config=ConfigDict(strict=True))(self.run)
 
-    def _freshness(self, mine: Runtime) -> Freshness:
-        """Whether this message still counts. Messages that no leader sent always do."""
+    def _why_stale(self, mine: Runtime) -> str:
+        """Why this message counts no more; empty while it does. One that no leader sent always does."""
         fence = fence_of(self)
         if fence is None:
-            return Freshness.CURRENT
+            return ""
         task, tick = self.request.get("tick_of") or "", self.request.get("tick") or 0
-        return tick_freshness(PersistentFences(mine.engine), mine.leader_keys, fence, task, tick)
+        return PersistentFences(mine.engine).leader(mine.leader_keys.name).why_stale(fence, task, tick)
 
 
 def runtime() -> Runtime:

@@ -369,7 +369,6 @@ def test_the_conservative_hand_over_keeps_quiet_for_the_full_time_out(redis_clie
             KEYS,
             fences=PersistentFences(engine),
             ttl_seconds=20.0,
-            renew_deadline_seconds=18.0,
             retry_seconds=0.0,
             quiet_seconds=2.0,
         )
@@ -390,7 +389,6 @@ def test_the_conservative_lease_lives_anew_at_each_fire(redis_client, engine):
         KEYS,
         fences=PersistentFences(engine),
         ttl_seconds=180,
-        renew_deadline_seconds=162,
         retry_seconds=5,
         quiet_seconds=180,
     )
@@ -407,7 +405,6 @@ def test_who_never_knew_of_a_predecessor_fires_at_once_and_who_lost_the_record_w
             KEYS,
             fences=PersistentFences(engine),
             ttl_seconds=180,
-            renew_deadline_seconds=162,
             retry_seconds=0,
             quiet_seconds=180,
         )

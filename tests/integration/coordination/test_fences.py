@@ -43,6 +43,8 @@ def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences:
     assert fences.claim_tick(NAME, 2, "recompute@120", 1) == (True, 2)
     assert (fences.leader(NAME).fence, fences.leader(NAME).ticks) == (2, {"reap@30": 9, "recompute@120": 1})
     assert (fences.leader("cue:bea").fence, fences.leader("cue:bea").ticks) == (0, {})
+    asked = [(1, "reap@30", 9), (2, "reap@30", 8), (2, "reap@30", 9), (2, "nightly", 1)]
+    assert [fences.leader(NAME).why_stale(*it) for it in asked] == ["former_leader", "overtaken", "", ""]
 
 
 def test_the_redis_of_the_latest_leader_is_recorded_and_none_of_a_former_one(fences: PersistentFences) -> None:

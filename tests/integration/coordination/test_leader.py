@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
-from opencue_sched.coordination.leader import Freshness, LeaderGate, tick_freshness
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import ClaimRenewer
@@ -50,12 +50,11 @@ def gate(fences):
     return partial(gate_of, fences=fences)
 
 
-def gate_of(client, keys, *, fences, clock=None, ttl=15.0, deadline=10.0) -> LeaderGate:
+def gate_of(client, keys, *, fences, clock=None, ttl=15.0) -> LeaderGate:
     return LeaderGate(
         client,
         keys,
         ttl_seconds=ttl,
-        renew_deadline_seconds=deadline,
         retry_seconds=0.0,
         fences=fences,
         clock=clock or Clock(),
@@ -372,7 +371,6 @@ def test_standbys_do_not_campaign_in_step(redis_client, keys, gate, fences, monk
         redis_client,
         keys,
         ttl_seconds=15,
-        renew_deadline_seconds=10,
         retry_seconds=2.0,
         fences=fences,
         clock=clock,
@@ -389,15 +387,15 @@ def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redi
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     fence = first.renew()
     first.may_fire("recompute", 7)
-    assert tick_freshness(fences, keys, fence, "recompute", 7) is Freshness.CURRENT
+    assert fences.leader(keys.name).why_stale(fence, "recompute", 7) == ""
     first.may_fire("recompute", 8)
-    assert tick_freshness(fences, keys, fence, "recompute", 7) is Freshness.OVERTAKEN
-    assert tick_freshness(fences, keys, fence, "", 7) is Freshness.CURRENT
+    assert fences.leader(keys.name).why_stale(fence, "recompute", 7) == "overtaken"
+    assert fences.leader(keys.name).why_stale(fence, "", 7) == ""
     first.resign()
-    assert tick_freshness(fences, keys, fence, "recompute", 8) is Freshness.CURRENT
+    assert fences.leader(keys.name).why_stale(fence, "recompute", 8) == ""
     second.renew()
-    assert tick_freshness(fences, keys, fence, "recompute", 8) is Freshness.FORMER_LEADER
-    assert tick_freshness(fences, keys, fence, "", 8) is Freshness.FORMER_LEADER
+    assert fences.leader(keys.name).why_stale(fence, "recompute", 8) == "former_leader"
+    assert fences.leader(keys.name).why_stale(fence, "", 8) == "former_leader"
 
 
 def fired_seconds_ago(engine, keys, seconds) -> None:
@@ -476,9 +474,9 @@ def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client,
     new = second.renew()
     second.may_fire("recompute", 8)
     redis_client.flushdb()
-    assert tick_freshness(fences, keys, old, "recompute", 8) is Freshness.FORMER_LEADER
-    assert tick_freshness(fences, keys, new, "recompute", 7) is Freshness.OVERTAKEN
-    assert tick_freshness(fences, keys, new, "recompute", 8) is Freshness.CURRENT
+    assert fences.leader(keys.name).why_stale(old, "recompute", 8) == "former_leader"
+    assert fences.leader(keys.name).why_stale(new, "recompute", 7) == "overtaken"
+    assert fences.leader(keys.name).why_stale(new, "recompute", 8) == ""
 
 
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
@@ -642,9 +640,7 @@ def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client,
 
 def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, other_redis, keys, engine, gate):
     clock, fences = Clock(), PersistentFences(engine)
-    here, there = (
-        gate(client, keys, clock=clock, fences=fences, ttl=1.5, deadline=1.0) for client in (redis_client, other_redis)
-    )
+    here, there = (gate(client, keys, clock=clock, fences=fences, ttl=1.5) for client in (redis_client, other_redis))
     assert here.renew() is not None
     assert there.renew() is None
     eventually(lambda: there.renew(), 30)
@@ -671,7 +667,6 @@ def careful(client, keys, engine, clock=None) -> LeaderGate:
         client,
         keys,
         ttl_seconds=180,
-        renew_deadline_seconds=162,
         retry_seconds=0,
         quiet_seconds=180,
         fences=PersistentFences(engine),

@@ -17,7 +17,6 @@ def leader(proxied, engine) -> LeaderGate:
         proxied,
         LeaderKeys("cue", "beat"),
         ttl_seconds=15,
-        renew_deadline_seconds=10,
         retry_seconds=0,
         fences=PersistentFences(engine),
     )

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination import transport
-from opencue_sched.coordination.leader import Freshness, LeaderGate, tick_freshness
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.store.fences import PersistentFences
@@ -42,7 +42,6 @@ class Beat(LeaderScheduler):
             client,
             KEYS,
             ttl_seconds=lease_seconds,
-            renew_deadline_seconds=lease_seconds / 2,
             retry_seconds=0,
             fences=PersistentFences(engine),
         )
@@ -101,10 +100,8 @@ def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped
     blocked.join()
     late = fired(redis_client)[before]
     assert late["fence"] == old
-    assert (
-        tick_freshness(PersistentFences(engine), KEYS, late["fence"], late["tick_of"], late["tick"])
-        is Freshness.FORMER_LEADER
-    )
+    stale = PersistentFences(engine).leader(KEYS.name).why_stale(late["fence"], late["tick_of"], late["tick"])
+    assert stale == "former_leader"
     # and it stands by: neither gone, nor firing
     silent.tick()
     assert silent.gate.fence is None

@@ -51,7 +51,6 @@ class Beat(LeaderScheduler):
             client,
             KEYS,
             ttl_seconds=15,
-            renew_deadline_seconds=10,
             retry_seconds=0,
             fences=PersistentFences(engine),
             clock=self.clock,
