@@ -191,23 +191,16 @@ _BLOCK_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
 
-class BoardEvent(NamedTuple):
-    """What happened to which job."""
-
-    kind: str
-    job: str
-    name: str
-
-
 class EventReader:
-    """Reads a board's events from now on; of one that falls 10,000 behind, the oldest are lost."""
+    """Reads a board's events from now on: the fields ``kind``, ``job`` and ``name``. Where it falls 10,000 behind, the
+    oldest are lost."""
 
     def __init__(self, client: redis.Redis, stream: str) -> None:
         self._client = client
         self._stream = stream
         self._position = stream_end(client, stream)
 
-    def read(self, seconds: float) -> list[BoardEvent]:
+    def read(self, seconds: float) -> list[dict[str, str]]:
         """The events since the last call, waiting up to ``seconds`` for one. Raises RedisError."""
         time_out = self._client.get_connection_kwargs().get("socket_timeout") or math.inf
         block = max(1, round(1000 * min(seconds, _BLOCK_SECONDS, time_out / 2)))
@@ -215,7 +208,7 @@ class EventReader:
         entries = answer[0][1] if answer else []
         if entries:
             self._position = entries[-1][0]
-        return [BoardEvent(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
+        return [fields for _, fields in entries]
 
 
 def stream_end(client: redis.Redis, stream: str) -> str:
@@ -256,12 +249,12 @@ class Notifier(PeriodicThread):
     def _pass_on(self) -> float:
         for event in self._reader.read(_BLOCK_SECONDS / 2) if self._reader else ():
             with self._lock:
-                called = [*self._callbacks[event.kind], *self._callbacks[ANY]]
+                called = [*self._callbacks[event["kind"]], *self._callbacks[ANY]]
             for callback in called:
                 try:
-                    callback(event.kind, {"job": event.job, "name": event.name})
+                    callback(event["kind"], {"job": event["job"], "name": event["name"]})
                 except Exception:
-                    log.exception("board_callback_failed", kind=event.kind, job=event.job)
+                    log.exception("board_callback_failed", kind=event["kind"], job=event["job"])
         return 0.0
 
 

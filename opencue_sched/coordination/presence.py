@@ -190,10 +190,6 @@ class Members:
         """The living of one type."""
         return [actor for actor in self.alive if actor.type == type_]
 
-    def of_fleet(self, type_: str, facility: str | None) -> list[Actor]:
-        """The living of one type that are scoped to ``facility``; without one, those that are scoped to none."""
-        return [actor for actor in self.of(type_) if actor.facility == (facility or "").lower()]
-
 
 def list_members(client: redis.Redis, namespace: str) -> Members:
     """Everybody alive, by type, group and instance. Two commands, whatever else is in Redis."""

@@ -219,7 +219,8 @@ def queue_census(
         depths[queue.type][str(queue)] = sum(depth for depth, _ in found)
         oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in found if at is not None)])
     by_type = {it.value: QueueFigures(sum(depths[it].values()), oldest[it], depths[it]) for it in QueueType}
-    dispatchers = members.of_fleet(QueueType.DISPATCH.value, facility)
+    scope = (facility or "").lower()
+    dispatchers = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.facility == scope]
     waiting = by_type[QueueType.DISPATCH.value].queues
     census = QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
     _write(client, namespace, facility, census, now)
