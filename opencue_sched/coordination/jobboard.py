@@ -26,7 +26,6 @@ from redis.exceptions import RedisError
 from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.board import (
-    NEVER,
     BoardScripts,
     End,
     EventReader,
@@ -298,10 +297,11 @@ def _check_owner(who: str) -> None:
         raise ValueError("an owner needs a name")
 
 
-def _check_expiry(expiry: float | None) -> None:
+def _check_expiry(expiry: float) -> float:
     """Raises ValueError for a life that is none."""
-    if expiry is not None and not (expiry > 0 or expiry == NEVER):
+    if not expiry > 0:
         raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
+    return expiry
 
 
 DEFAULT_CLAIM_SECONDS = 60.0
@@ -477,8 +477,7 @@ class JobBoard(BoardScripts):
         was given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
         """
         _check_owner(who)
-        _check_expiry(expiry)
-        life = self._claim_ttl if expiry is None else expiry
+        life = _check_expiry(self._claim_ttl if expiry is None else expiry)
         token = new_token()
         claimed, *answer = self.claim_job(job.uuid, who, token, life=life, again=expiry)
         if claimed:
@@ -501,7 +500,7 @@ class JobBoard(BoardScripts):
         ``where`` says which jobs will do: then they are looked at in turn.
         """
         _check_owner(who)
-        _check_expiry(expiry)
+        life = _check_expiry(self._claim_ttl if expiry is None else expiry)
         if where is not None:
             for job in filter(where, self.iterjobs(only_unclaimed=True)):
                 try:
@@ -509,7 +508,6 @@ class JobBoard(BoardScripts):
                 except (UnclaimableJob, NotFound):
                     continue
             return None
-        life = self._claim_ttl if expiry is None else expiry
         while True:
             token = new_token()
             claimed, *answer = self.claim_job("", who, token, life=life)

@@ -222,9 +222,14 @@ def queue_census(
     scope = (facility or "").lower()
     dispatchers = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.facility == scope]
     waiting = by_type[QueueType.DISPATCH.value].queues
-    census = QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
-    _write(client, namespace, facility, census, now)
-    return census
+    with client.pipeline(transaction=False) as pipe:
+        for type_, figures in by_type.items():
+            key = queue_stats(namespace, type_, facility)
+            values = {"depth": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 3), "at": round(now, 3)}
+            pipe.hset(key, mapping=cast("dict[Any, Any]", values))
+            pipe.expire(key, STATS_LIFE_SECONDS)
+        pipe.execute()
+    return QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
 
 
 def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: str) -> dict[str, float]:
@@ -258,16 +263,6 @@ def _queues(namespace: str, members: Members, group: str, facility: str | None) 
         if type_name != BEAT_TYPE and ours:
             found |= {QueueName(namespace, type_name, of_group), QueueName(namespace, type_name, of_group, instance)}
     return sorted(found, key=str)
-
-
-def _write(client: redis.Redis, namespace: str, facility: str | None, census: QueueCensus, now: float) -> None:
-    with client.pipeline(transaction=False) as pipe:
-        for type_, figures in census.by_type.items():
-            key = queue_stats(namespace, type_, facility)
-            values = {"depth": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 3), "at": round(now, 3)}
-            pipe.hset(key, mapping=cast("dict[Any, Any]", values))
-            pipe.expire(key, STATS_LIFE_SECONDS)
-        pipe.execute()
 
 
 def sent_at(message: str | None) -> float | None:
