@@ -352,8 +352,8 @@ class ClaimRenewer:
     last success on, by this process's own clock: before another process can have it.
 
     A claim without ``progress`` for longer than ``patience_seconds`` is given up: the work under it hangs, and others
-    are to have the cluster. If that work goes on after all it was slow, and later steps may take half as long again, up
-    to ``longest_patience_seconds``. Without patience every claim is renewed until it is dropped.
+    are to have the cluster. If that work goes on after all it was slow, and later steps may take
+    ``longest_patience_seconds``. Without patience every claim is renewed until it is dropped.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class ClaimRenewer:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[Claim, _Renewed] = {}
-        self._given_up: dict[Claim, float] = {}
+        self._given_up: set[Claim] = set()
         self._thread = PeriodicThread(
             "claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3
         )
@@ -390,15 +390,15 @@ class ClaimRenewer:
             if claim in self._held:
                 self._held[claim].stepped_at = self._clock()
             elif claim in self._given_up:
-                took = self._clock() - self._given_up.pop(claim)
-                self._patience = max(self._patience, min(1.5 * took, self._longest_patience))
-                log.warning("step_was_slow", job=claim.uuid, seconds=round(took, 1), patience_seconds=self._patience)
+                self._given_up.remove(claim)
+                self._patience = max(self._patience, self._longest_patience)
+                log.warning("step_was_slow", job=claim.uuid, patience_seconds=self._patience)
 
     def drop(self, claim: Claim) -> None:
         """Stop renewing ``claim``."""
         with self._lock:
             self._held.pop(claim, None)
-            self._given_up.pop(claim, None)
+            self._given_up.discard(claim)
 
     @property
     def hangs(self) -> bool:
@@ -430,7 +430,8 @@ class ClaimRenewer:
                     log.error(
                         "claim_given_up", job=claim.uuid, fence=claim.fence, seconds_without_progress=round(silent, 1)
                     )
-                    self._given_up[claim] = self._held.pop(claim).stepped_at
+                    del self._held[claim]
+                    self._given_up.add(claim)
         claims = self.held()
         if not claims:
             return None
