@@ -217,8 +217,10 @@ class LeaderGate:
         recorded = self._fences.leader(self.keys.name)
         self._last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
-            # If the last fire of the leader before is unknown, wait in full.
-            self._quiet_until = now + self._quiet - (max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0)
+            # From now on, not from when this campaign began: the age is that of the answer. In full if it is unknown
+            # when the leader before fired last.
+            since = max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0
+            self._quiet_until = self._clock() + self._quiet - since
         log.info("leadership_taken", role=self.keys.role, fence=fence)
         self._confirmed = now  # first, for the thread that serves the metrics
         self._fence = self._last_fence = fence
