@@ -57,8 +57,8 @@ class ConsistencyCheck:
     """The ledger as scanned, the counters as read, and what happened meanwhile.
 
     ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
-    valid, and ``unreadable``, the ids of unreadable entries. ``healed``: counters that were corrected, and by how much
-    they were off; ``seqs``: our sequence numbers of that.
+    valid. ``healed``: counters that were corrected, and by how much they were off; ``seqs``: our sequence numbers of
+    that.
     """
 
     epoch: Epoch
@@ -66,7 +66,6 @@ class ConsistencyCheck:
     readings: Mapping[str, CounterReading]
     events: Sequence[EntryChange]
     complete: bool
-    unreadable: Sequence[str] = ()
     healed: Mapping[str, Amounts] = field(default_factory=dict)
     seqs: Sequence[int] = ()
 
@@ -82,13 +81,12 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
     with answering():
         mine = bool(call_script(ledger.client, "lease_take", _LEASE, [f"{token}|0", _LIFE_MS]))
     try:
-        unreadable: list[str] = []
-        records = {record.proc_id: record for record in ledger.records(unreadable)}
+        records = {record.proc_id: record for record in ledger.records()}
         entries = {record.entry for record in records.values()}
         vertices = vertex_keys(ledger) | {key for entry in entries for key, _, _ in amounts(entry)}
         readings = read_counters(ledger, epoch, sorted(vertices)) if mine else {}
         events = _read_log(ledger) if mine else []
-        check = ConsistencyCheck(epoch, records, readings, events, mine, unreadable)
+        check = ConsistencyCheck(epoch, records, readings, events, mine)
         if heal and mine:
             check = correct(ledger, check, token)
     finally:
@@ -107,9 +105,7 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
     differing = {
         key: off for key, off in drift(check).items() if not check.epoch.dual or key.startswith(keys.LIMIT_PREFIX)
     }
-    newest = max((record.changed_seq for record in check.records.values()), default=0)
-    moments = [newest, *(reading.seq for reading in check.readings.values())]
-    if not differing or moments != sorted(moments):
+    if not differing:
         return check
     log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
     calls = adjust_calls(check.epoch.text, token, [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()])

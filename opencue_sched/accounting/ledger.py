@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -197,8 +197,8 @@ class Ledger:
             for show_id, alloc_id in listed:
                 pipe.hget(keys.subscription(show_id, alloc_id), "int_cores")
             answers = pipe.execute(raise_on_error=False)
-        counted = ((pair, _number(text)) for pair, text in zip(listed, answers, strict=True) if isinstance(text, str))
-        return {pair: cores for pair, cores in counted if cores is not None}
+        counted = zip(listed, answers, strict=True)
+        return {pair: int(text) for pair, text in counted if isinstance(text, str) and text.isdecimal()}
 
     def _take_back(self, taken: Sequence[Booking]) -> None:
         """Roll back what nobody will commit. Where that fails, recompute finds it too old."""
@@ -247,7 +247,7 @@ class Ledger:
         if stored != epoch.text:
             self.learn_epoch()
             return self.mark()
-        return Mark(epoch, _number(seq) or 0, int(seconds))
+        return Mark(epoch, int(seq or 0), int(seconds))
 
     def check_leader(self) -> None:
         """Raise FencedOff once there is a newer leader, as the scripts do: work that finds nothing to correct calls
@@ -259,39 +259,6 @@ class Ledger:
             newest = self.client.get(fence.key)
         if newest is not None and int(newest) > fence.number:
             check_fence(fence, [[0, FENCED, newest, fence.number]])
-
-    def drop_keys_of_another_type(self, mark: Mark, *hashes: str) -> None:
-        """Drop keys of a type that no script can use: tombstones, notes, the token of a consistency check, the sequence
-        number and these ``hashes`` are written anew. A ledger cannot be, for nobody knows what was in flight: then the
-        store is closed, for the bootstrap to fill it, and NotReady raised."""
-        bucket = mark.seconds // keys.TOMBSTONE_SECONDS
-        types = dict.fromkeys((keys.SEQ, keys.AUDIT), "string")
-        types |= dict.fromkeys((keys.LEDGER, keys.IMPORTED, *hashes), "hash")
-        types |= dict.fromkeys((f"{keys.TOMBSTONE_PREFIX}{bucket + ahead}" for ahead in range(3)), "set")
-        with answering(), self.client.pipeline(transaction=False) as pipe:
-            for key in types:
-                pipe.type(key)
-            found = zip(types, pipe.execute(), strict=True)
-            wrong = [key for key, kind in found if kind not in ("none", types[key])]
-            if not wrong:
-                return
-            log.error("keys_of_another_type", keys=wrong)
-            self.client.unlink(*(keys.EPOCH if key == keys.LEDGER else key for key in wrong))
-        if keys.LEDGER in wrong:
-            raise NotReady("the ledger in Redis was overwritten by another program; waiting for the bootstrap")
-
-    def catch_up(self, seen: int) -> bool:
-        """Raise acct:seq to the highest number ``seen``, if another program has set it back; whether it was."""
-        with answering():
-            (stored,) = cast("list[str | None]", self.client.mget(keys.SEQ))
-            seq = _number(stored)
-            if (seq or 0) >= seen:
-                return False
-            log.error("sequence_set_back", was=stored, raised_to=seen)
-            if seq is None:
-                self.client.unlink(keys.SEQ)
-            self.client.incrby(keys.SEQ, seen - (seq or 0))
-        return True
 
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
         """Apply differences that were found under ``epoch``."""
@@ -313,18 +280,15 @@ class Ledger:
             answers = self.call_under(caps_calls(epoch.text, version, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
-    def records(self, unreadable: list[str] | None = None) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may be seen or not, any twice.
 
-        ``unreadable`` gets the ids of unreadable entries, which a recompute removes.
+        What nobody can read is no entry: it counts for nothing, and a recompute writes it anew if its proc runs.
         """
         with answering():
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
-                try:
+                with suppress(InvalidInput):
                     yield unpack(proc_id, text)
-                except InvalidInput:
-                    if unreadable is not None:
-                        unreadable.append(proc_id)
 
     def _call(
         self,
@@ -393,11 +357,6 @@ def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
 
 def _refused_for_the_epoch(answers: Sequence[Any]) -> bool:
     return any(refused_for(answer) == NOT_READY for answer in answers)
-
-
-def _number(text: str | None) -> int | None:
-    """A sequence number as it stands in the store; None where there is none that the scripts could go on from."""
-    return int(text) if text and text.isascii() and text.isdigit() else None
 
 
 def _of_one_key(error: Exception) -> bool:

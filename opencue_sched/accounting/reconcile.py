@@ -67,7 +67,6 @@ class Cause(StrEnum):
     MISSING = "missing"  # a proc without entry
     MOVED = "moved"  # job, host or amounts changed since the booking
     LATE_SETTLE = "late_settle"  # committed, but the worker that booked it died before settling
-    UNREADABLE = "unreadable"  # the entry is spoilt, and it has no proc
     FOREIGN_WRITE = "foreign_write"  # no entry at all: another program wrote to a counter (accounting.consistency)
 
 
@@ -326,27 +325,17 @@ def reconcile(
     # mark, and is left to the next pass; a COMMIT that has ended before the snapshot is in it.
     marked_at = first_seen.clock()
     mark = ledger.mark()
-    ledger.drop_keys_of_another_type(mark, first_seen.key)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch, heal=True)
-    if ledger.catch_up(max((mark.seq, *(record.changed_seq for record in check.records.values())))):
-        # The mark may be too low, or numbers of before it given again after it: what was read under them is read anew.
-        return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)
     old = first_seen.too_old(check.records.values(), mark, marked_at, age_seconds=age_seconds)
     too_old = frozenset[str]() if stalled else old
-    ledger_now = check.records.values()
     found = find_differences(
-        mark.seq, snapshot.entries, ledger_now, too_old=too_old, managed=snapshot.managed, only=only
+        mark.seq, snapshot.entries, check.records.values(), too_old=too_old, managed=snapshot.managed, only=only
     )
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
     for change in fresh_additions(engine, found.absent):
         found.add(Cause.MISSING, change)
-    if only is None and check.unreadable:
-        log.error("ledger_entries_not_understood", entries=len(check.unreadable), procs=check.unreadable[:20])
-        for proc_id in check.unreadable:
-            if proc_id not in found.cause_of:
-                found.add(Cause.UNREADABLE, Change(proc_id, None, None))
     _lend_before_retiring(engine, ledger, check, found)
     return Pass(mark, snapshot, check, found, ledger.apply(found.changes, epoch=mark.epoch))
 
