@@ -118,7 +118,7 @@ def _changes(client: redis.Redis, wanted: Sequence[Booking]) -> list[Change]:
     entries = {it.proc_id: it.packed() for it in wanted}
     ledger: Any = client.hgetall(keys.LEDGER)
     records = [unpack(proc_id, text) for proc_id, text in ledger.items()]
-    return [Change(it.proc_id, it.changed_seq, entries.get(it.proc_id), before=it.entry) for it in records]
+    return [Change(it.proc_id, it.changed_seq, entries.get(it.proc_id)) for it in records]
 
 
 def _id() -> str:

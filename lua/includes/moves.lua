@@ -1,6 +1,4 @@
 -- Sums up entries per vertex and moves each vertex once; releases procs. Needs includes/ledger.
--- What a call does is bounded in commands of Redis, as in opencue_sched/accounting/ledger.py.
-local WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = 400, 6, DUAL and 6 or 2
 local moves = {}
 
 local function move_key(key, cores, gpus, ledger_only)
@@ -55,35 +53,23 @@ local function apply_moves()
 end
 
 -- Take the entries of these procs (at most 250, each once) out of ledger and counters, and remember all ids as released.
--- Nobody but the ledger knows how much an id is to do, so those for which there is no work left, but not the first, are
--- left for another call. Returns {1, seq or 0, entries removed, ids left...}.
+-- Returns {1, seq or 0, entries removed}.
 local function release(ids)
   local known = call('HMGET', LEDGER, unpack(ids))
-  local done, gone, answer, work = {}, {}, {1, 0, 0}, 0
+  local gone, seq = {}, 0
   for i, id in ipairs(ids) do
     local entry = read_record(known[i])
-    work = work + WORK_OF_AN_ID
-    if entry then
-      local _, commas = string.gsub(entry, ',', '')
-      work = work + WORK_OF_A_VERTEX * (string.sub(entry, -1) == '|' and 5 or 6 + commas)
-    end
-    if i > 1 and work > WORK then
-      answer[#answer + 1] = id
-    else
-      done[#done + 1] = id
-      if known[i] then
-        answer[2] = answer[2] > 0 and answer[2] or call('INCR', SEQ)
-        move(id, entry, -1, answer[2])
-        gone[#gone + 1] = id
-      end
+    if known[i] then
+      seq = seq > 0 and seq or call('INCR', SEQ)
+      move(id, entry, -1, seq)
+      gone[#gone + 1] = id
     end
   end
   local _, bucket = clock()
-  remember_released(done, bucket)
+  remember_released(ids, bucket)
   if #gone > 0 then
-    answer[3] = #gone
     apply_moves()
     call('HDEL', LEDGER, unpack(gone))
   end
-  return answer
+  return {1, seq, #gone}
 end

@@ -100,7 +100,7 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
     """Take what is off out of the counters, as long as ``check`` is under way; the check with what was done.
 
     In a dual store it is the foreign delta and not drift, but for licences, which no decrement of another program is
-    about. Numbers of a sequence that was set back say nothing of the moment at which a counter was read.
+    about.
     """
     differing = {
         key: off for key, off in drift(check).items() if not check.epoch.dual or key.startswith(keys.LIMIT_PREFIX)

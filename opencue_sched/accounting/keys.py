@@ -79,28 +79,23 @@ def pattern(kind: VertexKind) -> str:
 
 def capped(vertices: Vertices) -> tuple[str, ...]:
     """Keys of the vertices that can refuse a booking. An empty id means that there is no such vertex."""
-    return (*_hierarchy(vertices), *map(limit, vertices.limit_ids))
+    return (*filter(None, _hierarchy(vertices)[:3]), *map(limit, vertices.limit_ids))
 
 
 def counted(vertices: Vertices) -> tuple[str, ...]:
     """Keys of all vertices a booking moves, limits last."""
-    keys = _hierarchy(vertices)
-    if vertices.layer_id:
-        keys.append(layer(vertices.layer_id))
-    if vertices.dept_id:
-        keys.append(point(vertices.dept_id, vertices.show_id))
-    return (*keys, *map(limit, vertices.limit_ids))
+    return (*filter(None, _hierarchy(vertices)), *map(limit, vertices.limit_ids))
 
 
-def _hierarchy(vertices: Vertices) -> list[str]:
-    keys = []
-    if vertices.alloc_id:
-        keys.append(subscription(vertices.show_id, vertices.alloc_id))
-    if vertices.folder_id:
-        keys.append(folder(vertices.folder_id))
-    if vertices.job_id:
-        keys.append(job(vertices.job_id))
-    return keys
+def _hierarchy(v: Vertices) -> tuple[str, ...]:
+    """Subscription, folder, job, layer and point; empty for one that there is not."""
+    return (
+        v.alloc_id and subscription(v.show_id, v.alloc_id),
+        v.folder_id and folder(v.folder_id),
+        v.job_id and job(v.job_id),
+        v.layer_id and layer(v.layer_id),
+        v.dept_id and point(v.dept_id, v.show_id),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +270,6 @@ def unpack_entry(proc_id: str, entry: str) -> Booking:
 def show_of(entry: str) -> str:
     """The show an entry belongs to."""
     return entry.split("|", 3)[2]
-
-
-def most_vertices(entry: str) -> int:
-    """How many vertices an entry moves at most: the five of the hierarchy and its limits; none of an empty text."""
-    limits = entry.rpartition("|")[2]
-    return 5 + (limits.count(",") + 1 if limits else 0) if entry else 0
 
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:

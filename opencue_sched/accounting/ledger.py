@@ -33,7 +33,6 @@ from opencue_sched.accounting.keys import (
     Record,
     VertexCaps,
     cap_fields,
-    most_vertices,
     read_caps,
     unpack,
 )
@@ -64,7 +63,7 @@ class BookingRefused:
 
 @dataclass(frozen=True, slots=True)
 class BookAnswers:
-    """What became of each booking. ``already`` are accepted ones that an earlier call had booked.
+    """What became of each booking.
 
     ``caps`` are the caps of every vertex that could refuse, read after the bookings in the same round trip.
     ``loaded`` are vertices whose caps had to be fetched from PostgreSQL first.
@@ -73,7 +72,6 @@ class BookAnswers:
     accepted: frozenset[str]
     refusals: Mapping[str, BookingRefused]
     caps: Mapping[str, VertexCaps]
-    already: frozenset[str] = field(default_factory=frozenset)
     loaded: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -168,8 +166,7 @@ class Ledger:
             jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].vertex
             log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=error)
         taken = frozenset(b.proc_id for b in bookings) - refusals.keys()
-        already = frozenset(proc_id for proc_id in taken if not _newly_taken(answers[proc_id]))
-        return BookAnswers(taken, refusals, caps, already, loaded)
+        return BookAnswers(taken, refusals, caps, loaded)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)
@@ -211,11 +208,10 @@ class Ledger:
         """Book without looking at caps: what PostgreSQL already holds is a fact. Tombstoned ids stay out."""
         self._call(lambda epoch: [book_call(epoch, "force", b, self.owner) for b in bookings])
 
-    def settle(self, bookings: Sequence[Booking]) -> list[str]:
-        """The procs are committed. Returns the ids that had been released meanwhile (nothing to do about them)."""
+    def settle(self, bookings: Sequence[Booking]) -> None:
+        """The procs are committed. About those that were released meanwhile there is nothing to do."""
         once = list({booking.proc_id: booking for booking in reversed(bookings)}.values())
-        answers, _ = self._call(lambda epoch: settle_calls(epoch, once, self.owner))
-        return [proc_id for answer in answers for proc_id in answer[3:]]
+        self._call(lambda epoch: settle_calls(epoch, once, self.owner))
 
     def rollback(self, bookings: Sequence[Booking]) -> None:
         """The procs were certainly not committed (or their DELETE was): take exactly these entries out again.
@@ -228,11 +224,8 @@ class Ledger:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
         removed = 0
         for part in chunks(list(dict.fromkeys(proc_ids)), _RELEASED_PER_ROUND_TRIP):
-            left = part
-            while left:
-                answers, _ = self._call(partial(release_calls, proc_ids=left))
-                removed += sum(int(answer[2]) for answer in answers)
-                left = [proc_id for answer in answers for proc_id in answer[3:]]
+            answers, _ = self._call(partial(release_calls, proc_ids=part))
+            removed += sum(int(answer[2]) for answer in answers)
         return removed
 
     # For recompute, caps and bootstrap
@@ -391,11 +384,9 @@ def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> B
 
 # The calls of the scripts: what their headers ask for, built in one place (tests compare the two).
 
-MAX_IDS_PER_CALL = 250
-WORK_PER_CALL = 400
-"""What one call may do, in commands of Redis (a field of a command that takes many counts as one): some half a
-millisecond of the processor, for which everybody else waits; so little that a busy system seldom puts Redis off the
-processor in the midst of it. lua/includes/moves.lua has the same number."""
+PROCS_PER_CALL, VERTICES_PER_CALL = 20, 50
+"""What one call takes: some half a millisecond of Redis's processor, for which everybody else waits, where a layer has
+one limit or two; so little that a busy system seldom puts Redis off the processor in the midst of it."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
@@ -404,29 +395,17 @@ ERROR = "error"
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
-_Fields = TypeVar("_Fields", bound=Sequence[str | int])
-
-# What the scripts do, at most. With an id: read and write its record, look for a tombstone, log the change, and take
-# texts apart. With a vertex of it: move cores and GPUs; in a dual store also the ledger's own, and note the time.
-_WORK_OF_AN_ID = 6
-_WORK_OF_A_VERTEX, _WORK_OF_A_DUAL_VERTEX = 2, 6
-_USUAL_VERTICES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One difference to apply: the entry as it was seen (``expected_seq`` None: absent, or nobody can read it), and as
-    it should be.
-
-    ``entry`` None removes it; ``state`` counts only with an entry. ``before`` is the entry as it was seen: how much
-    work it is to take it out.
-    """
+    it should be. ``entry`` None removes it; ``state`` counts only with an entry."""
 
     proc_id: str
     expected_seq: int | None
     entry: str | None
     state: EntryState = EntryState.CONFIRMED
-    before: str | None = field(default=None, compare=False)
 
 
 def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
@@ -439,29 +418,16 @@ def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
 
 def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:
     """Confirm entries, or add them."""
-    of_a_vertex = _work_of_a_vertex(epoch)
     rows = [(booking.proc_id, "any", EntryState.CONFIRMED.value, booking.packed()) for booking in bookings]
-    return _calls("reconcile", (epoch, owner), rows, lambda row: _WORK_OF_AN_ID + of_a_vertex * most_vertices(row[3]))
+    return _calls("reconcile", (epoch, owner), rows)
 
 
 def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
-    """Only the ledger knows the vertices: the answers name the ids for which there was too much to do in one call."""
-    usual = _WORK_OF_AN_ID + _work_of_a_vertex(epoch) * _USUAL_VERTICES
-    return _calls("release", (epoch,), [(proc_id,) for proc_id in proc_ids], usual)
+    return _calls("release", (epoch,), [(proc_id,) for proc_id in proc_ids])
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
-    of_a_vertex = _work_of_a_vertex(epoch)
-
-    def work(change: Change) -> int:
-        if change.before == change.entry:
-            return _WORK_OF_AN_ID
-        return _WORK_OF_AN_ID + of_a_vertex * (most_vertices(change.before or "") + most_vertices(change.entry or ""))
-
-    return [
-        ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for change in part for text in _row(change))))
-        for part in portions(changes, work)
-    ]
+    return _calls("reconcile", (epoch, owner), [_row(change) for change in changes])
 
 
 def _row(change: Change) -> tuple[str, str, str, str]:
@@ -469,21 +435,13 @@ def _row(change: Change) -> tuple[str, str, str, str]:
     return change.proc_id, expected, change.state.value if change.entry is not None else "", change.entry or ""
 
 
-def _work_of_a_vertex(epoch: str) -> int:
-    return _WORK_OF_A_DUAL_VERTEX if Epoch(epoch).dual else _WORK_OF_A_VERTEX
-
-
 def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
-    """``rows``: vertex key and its fields, each name before its value. To make a hash is more work than to find one."""
-    calls = []
-    for part in portions(rows, lambda row: 8 + len(row[1])):
-        texts = [text for key, fields in part for text in (key, json.dumps(fields))]
-        calls.append(ScriptCall("caps", LEDGER_KEYS, (epoch, version, *texts)))
-    return calls
+    """``rows``: vertex key and its fields, each name before its value."""
+    return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
 
 def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return _calls("inventory", (epoch,), [(key,) for key in vertex_keys], 3)
+    return _calls("inventory", (epoch,), [(key,) for key in vertex_keys])
 
 
 def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
@@ -491,52 +449,35 @@ def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]
     to add."""
     return [
         ScriptCall("adjust", LEDGER_KEYS, (epoch, token, number, *(field for amount in part for field in amount)))
-        for number, part in enumerate(portions(amounts, lambda _: 4), start=1)
+        for number, part in enumerate(chunks(amounts, VERTICES_PER_CALL), start=1)
     ]
 
 
 def free_calls(epoch: str, vertex_keys: Sequence[str], *, idle: bool) -> list[ScriptCall]:
     """``idle``: only those that count nothing."""
-    return _calls("free", (epoch, "idle" if idle else "all"), [(key,) for key in vertex_keys], 6)
+    return _calls("free", (epoch, "idle" if idle else "all"), [(key,) for key in vertex_keys])
 
 
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
     """``values``: vertex key, cores and GPUs as they were at ``seq``. Each call compares and swaps by itself."""
-    return _calls("reseed_cas", (epoch, seq), values, 7)
+    return _calls("reseed_cas", (epoch, seq), values)
 
 
 def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return _calls("foreign", (epoch, phase, grace_seconds), [(key,) for key in vertex_keys], 12)
+    return _calls("foreign", (epoch, phase, grace_seconds), [(key,) for key in vertex_keys])
 
 
 def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
     return ScriptCall("epoch_set", (EPOCH, SEQ), (seen, wanted))
 
 
-def _calls(
-    name: str, fixed: Sequence[str | float], rows: Sequence[_Fields], work: int | Callable[[_Fields], int]
-) -> list[ScriptCall]:
-    """Calls that take the ``fixed`` arguments, and then as many rows as make bounded work."""
-    of_a_row = work if callable(work) else lambda _: work
+def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]]) -> list[ScriptCall]:
+    """Calls that take the ``fixed`` arguments, and then as many rows as one call may."""
+    size = PROCS_PER_CALL if name in ("reconcile", "release") else VERTICES_PER_CALL
     return [
         ScriptCall(name, LEDGER_KEYS, (*fixed, *(field for row in part for field in row)))
-        for part in portions(rows, of_a_row)
+        for part in chunks(rows, size)
     ]
-
-
-def portions(items: Sequence[_T], work: Callable[[_T], int]) -> list[Sequence[_T]]:
-    """``items`` in pieces a script may take: of bounded work (or a single item), and Lua's unpack has a limit too."""
-    found: list[Sequence[_T]] = []
-    start, sum_of_work = 0, 0
-    for i, item in enumerate(items):
-        more = work(item)
-        if i > start and (sum_of_work + more > WORK_PER_CALL or i - start == MAX_IDS_PER_CALL):
-            found.append(items[start:i])
-            start, sum_of_work = i, 0
-        sum_of_work += more
-    if start < len(items):
-        found.append(items[start:])
-    return found
 
 
 def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:

@@ -136,14 +136,14 @@ def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> 
         if not (settled_before_mark or (in_flight and too_old)):
             return None
         cause = Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE
-        return cause, Change(record.proc_id, record.changed_seq, None, before=record.entry)
+        return cause, Change(record.proc_id, record.changed_seq, None)
     state = EntryState.CONFIRMED if too_old else record.state
     if actual != record.entry:
         if not before_mark:  # a newer snapshot may have moved it
             return None
-        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
+        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state)
     if in_flight and too_old:
-        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
+        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state)
     return None
 
 
@@ -346,7 +346,7 @@ def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
     For shows that are managed again: one that saw them unmanaged would retire entries that are needed by now.
     """
     changes = [
-        Change(record.proc_id, record.changed_seq, record.entry, record.state, before=record.entry)
+        Change(record.proc_id, record.changed_seq, record.entry, record.state)
         for record in ledger.records()
         if record.show_id in show_ids
     ]

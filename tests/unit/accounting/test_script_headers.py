@@ -84,22 +84,11 @@ def test_no_script_call_takes_more_than_its_bound() -> None:
     ids = [str(i) for i in range(1001)]
     calls = scripts.release_calls("e", ids)
     assert [text for call in calls for text in call.args[1:]] == ids
-    assert max(len(call.args) for call in calls) <= 1 + scripts.MAX_IDS_PER_CALL
-
-
-def test_what_is_cut_is_cut_by_its_work_and_by_its_number() -> None:
-    bound, most = scripts.WORK_PER_CALL, scripts.MAX_IDS_PER_CALL
-    light = [0] * (2 * most + 1)
-    assert [len(part) for part in scripts.portions(light, int)] == [most, most, 1]
-    mixed = [bound // 2, bound // 2, 1, bound + 5, bound, 0]
-    assert scripts.portions(mixed, int) == [mixed[:2], [1], [bound + 5], [bound, 0]]
-    assert scripts.portions([], int) == []
-
-
-def test_python_and_lua_agree_on_the_work_of_a_call() -> None:
-    text = load_script("release").text
-    numbers = scripts.WORK_PER_CALL, scripts._WORK_OF_AN_ID, scripts._WORK_OF_A_DUAL_VERTEX, scripts._WORK_OF_A_VERTEX
-    assert "WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = {}, {}, DUAL and {} or {}\n".format(*numbers) in text
+    assert max(len(call.args) for call in calls) == 1 + scripts.PROCS_PER_CALL
+    calls = scripts.inventory_calls("e", ids)
+    assert [text for call in calls for text in call.args[1:]] == ids
+    assert max(len(call.args) for call in calls) == 1 + scripts.VERTICES_PER_CALL
+    assert scripts.release_calls("e", []) == []
 
 
 def test_python_and_lua_agree_on_how_long_a_released_id_is_remembered() -> None:
