@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
@@ -29,7 +28,6 @@ from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set_call, free_calls, stored_epoch
 from opencue_sched.accounting.reconcile import (
     DEFAULT_AGE_SECONDS,
-    RecomputeReport,
     additions,
     may_still_commit,
     recompute,
@@ -71,16 +69,6 @@ class Action(StrEnum):
     FILLED = "filled"
 
 
-@dataclass(frozen=True, slots=True)
-class BootstrapReport:
-    """``procs`` were loaded by FILLED; ``recompute`` is the pass of RECONCILED."""
-
-    action: Action
-    epoch: Epoch
-    procs: int = 0
-    recompute: RecomputeReport | None = None
-
-
 def store_state(client: redis.Redis) -> StoreState:
     """Whether the store may be booked in. Raises NotReady when Redis does not answer."""
     stored = stored_epoch(client)
@@ -103,7 +91,7 @@ def ensure_bootstrapped(
     dual: bool = False,
     wait_age: float = DEFAULT_AGE_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
-) -> BootstrapReport:
+) -> Action:
     """Return when the store may be booked in. Blocks while it is filled, by this process or another.
 
     ``fleet_start``: no other worker is alive, so caps and ledger are reconciled even though an epoch is there.
@@ -115,20 +103,18 @@ def ensure_bootstrapped(
     while True:
         state = store_state(ledger.client)
         if state is StoreState.OPEN and (not fleet_start or (action is Action.WAITED and filler.idle())):
-            epoch = ledger.learn_epoch()
-            if epoch.dual != dual:
+            if ledger.learn_epoch().dual != dual:
                 raise InvalidInput(
                     "accounting.release_feed differs from the running fleet's: cuebot-redis needs every worker to use "
                     "it. Stop all workers before changing it."
                 )
-            return BootstrapReport(action, epoch)
+            return action
         with filler as leading:
             if leading:
-                report = filler.fill() if state is not StoreState.OPEN else filler.reconcile()
-                if report is not None:
-                    seconds = time.monotonic() - started
-                    log.info("bootstrapped", action=report.action, procs=report.procs, seconds=seconds)
-                    return report
+                done = filler.reconcile() if state is StoreState.OPEN else filler.fill()
+                if done is not None:
+                    log.info("bootstrapped", action=done, seconds=time.monotonic() - started)
+                    return done
                 continue
         action = Action.WAITED
         sleep(_POLL_SECONDS)
@@ -160,15 +146,15 @@ class _Filler:
         with answering():
             return not self._client.exists(keys.BOOTSTRAP_LEASE)
 
-    def reconcile(self) -> BootstrapReport:
+    def reconcile(self) -> Action:
         """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt."""
         if self._ledger.learn_epoch().dual != self._dual and (filled := self.fill(close_open=True)):
             return filled
         reseed_limits(self._engine, self._ledger)
-        passed = recompute(self._engine, self._ledger, age_seconds=self._age)
-        return BootstrapReport(Action.RECONCILED, self._ledger.epoch(), recompute=passed)
+        recompute(self._engine, self._ledger, age_seconds=self._age)
+        return Action.RECONCILED
 
-    def fill(self, *, close_open: bool = False) -> BootstrapReport | None:
+    def fill(self, *, close_open: bool = False) -> Action | None:
         """Fill the store and open it; None when another process does, or has opened it meanwhile."""
         run_id = server_run_id(self._client)
         if not self._take():
@@ -192,11 +178,10 @@ class _Filler:
             snapshot = snapshot_of(connection, meanwhile=self._renew)
             imported = store.managed_show_versions(connection)
             rows = cap_rows_of_shows(connection, snapshot.managed, imported)
-        changes = additions(snapshot.entries)
         for part in chunks(rows, _CHANGES_PER_RENEWAL):
             self._ledger.write_caps(version, part, epoch=filling)
             self._renew()
-        for piece in chunks(changes, _CHANGES_PER_RENEWAL):
+        for piece in chunks(additions(snapshot.entries), _CHANGES_PER_RENEWAL):
             self._ledger.apply(piece, epoch=filling)
             self._renew()
         opened = Epoch.new(run_id, dual=self._dual)
@@ -207,7 +192,7 @@ class _Filler:
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
         note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
-        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries))
+        return Action.FILLED
 
     def _wait(self, filling: Epoch) -> Epoch:
         """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease.

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 
 import redis
-import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting import keys
@@ -22,31 +21,15 @@ from opencue_sched.domain.farm import cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
-log = structlog.get_logger(__name__)
-
 CapRow = tuple[str, tuple[str, ...]]
 _SCAN_COUNT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class CapsReport:
-    """What a load of caps did. ``missing`` are vertices PostgreSQL does not know; ``kept`` had newer caps already."""
-
-    written: int
-    kept: int
-    missing: tuple[str, ...] = ()
 
 
 def make_ledger(engine: Engine, client: redis.Redis, *, owner: str) -> Ledger:
     """A ledger that loads the caps of unseeded vertices from ``engine``."""
     ledger = Ledger(client, owner=owner)
-    ledger.load_caps = partial(_load_on_demand, engine, ledger)
+    ledger.load_caps = partial(load_caps, engine, ledger)
     return ledger
-
-
-def _load_on_demand(engine: Engine, ledger: Ledger, vertex_keys: Sequence[str]) -> None:
-    report = load_caps(engine, ledger, vertex_keys)
-    log.info("caps_loaded_on_demand", vertices=len(vertex_keys), written=report.written, missing=report.missing)
 
 
 # Which shows the ledger has the frames of. Frames of all other shows are foreign to a limit: they lower its cap.
@@ -102,8 +85,9 @@ _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
 _IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")
 
 
-def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> CapsReport:
-    """Read the caps of these vertices and write them. A subscription that does not exist has burst 0.
+def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> tuple[int, int]:
+    """Read the caps of these vertices and write them; returns as Ledger.write_caps. A subscription that does not exist
+    has burst 0, other vertices that PostgreSQL does not know stay unseeded.
 
     Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
     """
@@ -120,14 +104,12 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
             for row in store.fetch_caps(connection, kind, imported, ids=ids)
         ]
     _add_absent_subscriptions(rows, vertex_keys)
-    written, kept = ledger.write_caps(version, rows)
-    found = {key for key, _ in rows}
-    return CapsReport(written, kept, tuple(key for key in vertex_keys if key not in found))
+    return ledger.write_caps(version, rows)
 
 
-def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | None = None) -> CapsReport:
-    """Write all caps of these shows (default: the managed ones), and every limit. Subscriptions that were deleted get
-    burst 0."""
+def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | None = None) -> tuple[int, int]:
+    """Write all caps of these shows (default: the managed ones), and every limit; returns as Ledger.write_caps.
+    Subscriptions that were deleted get burst 0."""
     with answering():
         pattern = keys.pattern(VertexKind.SUBSCRIPTION)
         stored = list(cast("Iterable[str]", ledger.client.scan_iter(pattern, count=_SCAN_COUNT)))
@@ -138,7 +120,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
         rows = cap_rows_of_shows(connection, of_shows, imported)
     refs = ((key, keys.parse(key)) for key in stored)
     _add_absent_subscriptions(rows, [key for key, ref in refs if ref is not None and ref.ids[0] in of_shows])
-    return CapsReport(*ledger.write_caps(version, rows))
+    return ledger.write_caps(version, rows)
 
 
 def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:

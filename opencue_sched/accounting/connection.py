@@ -50,11 +50,6 @@ class Epoch:
         return "".join(self.text.split("|")[2:3])
 
     @property
-    def generation(self) -> int:
-        """The first digits of it, few enough to be exact as a floating-point number."""
-        return int(self.text.split("|")[1][:12], 16)
-
-    @property
     def waited_ms(self) -> int:
         """How long the store is known to have been closed; 0 unless it is being filled."""
         state, _, token = self.text.partition("|")
@@ -205,29 +200,12 @@ def _server_run_id(info: str) -> str:
     return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
 
 
-# What a look at the store tells people: its generation, and how old the last recompute is.
-
-
-@dataclass(frozen=True, slots=True)
-class StoreView:
-    """``generation``: a number made from the epoch, 0 while the store is not open.
-
-    ``recompute_age_seconds``: since the mark of the last whole recompute, or the filling; None when there was none.
-    """
-
-    generation: int
-    recompute_age_seconds: float | None
-
-
-def look_at_store(client: redis.Redis) -> StoreView:
-    """One round trip. Raises RedisError."""
+def look_at_store(client: redis.Redis) -> tuple[bool, float | None]:
+    """Whether the store is open, and seconds since the mark of the last whole recompute, or the filling; None when
+    there was none. One round trip. Raises RedisError."""
     with client.pipeline(transaction=False) as pipe:
         pipe.mget(keys.EPOCH, keys.RECOMPUTED_AT)
         pipe.time()
         (stored, recomputed_at), (seconds, _) = pipe.execute()
-    try:
-        age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
-    except ValueError:  # another program wrote it; the next recompute writes over it
-        age = None
-    epoch = Epoch.parse(stored)
-    return StoreView(0 if epoch is None else epoch.generation, age)
+    age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
+    return Epoch.parse(stored) is not None, age

@@ -42,7 +42,7 @@ from opencue_sched.lua_scripts import FENCED, ScriptCall, call_scripts, check_fe
 
 log = structlog.get_logger(__name__)
 
-LoadCaps = Callable[[Sequence[str]], None]
+LoadCaps = Callable[[Sequence[str]], object]
 _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.

@@ -32,7 +32,6 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from opencue_sched.accounting.connection import StoreView
 from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import process_lives
@@ -137,11 +136,6 @@ entries_healed = Counter(
 lazy_seeds = Counter(
     "scheduler_lazy_seeds_total", "Vertices whose caps were loaded when they were first booked, not before."
 )
-store_epoch = Gauge(
-    "scheduler_store_epoch",
-    "The generation of the counters: one number for all workers, another after each filling; 0 while they are closed.",
-    multiprocess_mode=LATEST,
-)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
 ledger_oldest_in_flight = Gauge(
     "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
@@ -152,7 +146,7 @@ store_ready = Gauge(
     multiprocess_mode=LATEST,
 )
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-    for unknown_yet in (recompute_age, store_epoch, store_ready):
+    for unknown_yet in (recompute_age, store_ready):
         unknown_yet.set(math.nan)
 publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
@@ -257,11 +251,10 @@ def record_recompute(report: RecomputeReport) -> None:
     ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
 
 
-def record_store(view: StoreView) -> None:
-    """Show whether the counters are open, their generation, and how old the last recompute is."""
-    store_ready.set(int(view.generation > 0))
-    store_epoch.set(view.generation)
-    recompute_age.set(math.nan if view.recompute_age_seconds is None else view.recompute_age_seconds)
+def record_store(is_open: bool, recompute_age_seconds: float | None) -> None:
+    """Show whether the counters are open, and how old the last recompute is."""
+    store_ready.set(int(is_open))
+    recompute_age.set(math.nan if recompute_age_seconds is None else recompute_age_seconds)
 
 
 def record_reaped(report: ReaperReport) -> None:

@@ -291,11 +291,11 @@ class Runtime:
         return first.summary() | ({"with": [it.summary() for it in others]} if others else {})
 
     def show_store(self) -> None:
-        """Show the generation of the counters and the age of the last recompute; have them filled if they are not,
+        """Show whether the counters are open and the age of the last recompute; have them filled if they are not,
         so that the first work after a quiet time does not wait for that. Raises RedisError."""
-        view = look_at_store(self.client)
-        metrics.record_store(view)
-        if not view.generation:
+        is_open, age = look_at_store(self.client)
+        metrics.record_store(is_open, age)
+        if not is_open:
             self._bootstrap_in_background()
 
     def recompute(self, *, fence: int | None = None) -> dict[str, object]:
@@ -317,8 +317,8 @@ class Runtime:
 
     def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
         """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
-        report = reseed_limits(self.engine, self.ledger.under(self._fence(fence)))
-        return {"written": report.written, "kept": report.kept}
+        written, kept = reseed_limits(self.engine, self.ledger.under(self._fence(fence)))
+        return {"written": written, "kept": kept}
 
     def recalculate_subs(self) -> dict[str, object]:
         """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""

@@ -61,8 +61,8 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, m
 
     monkeypatch.setattr(bootstrap, "snapshot_of", handed_over)
     assert store_state(emptied.store.client) is StoreState.LOST
-    report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
-    assert (report.action, report.procs) == (Action.FILLED, 3)
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
+    assert len(emptied.store.ids()) == 3
     assert imported_shows(emptied.store.client).keys() == {emptied.show.id}
     assert store_state(emptied.store.client) is StoreState.OPEN
     assert emptied.job_cores() == 6
@@ -80,8 +80,8 @@ def test_a_store_is_not_filled_before_postgresql_has_ended_the_commits_of_before
     if not asks:
         monkeypatch.setattr(bootstrap, "may_still_commit", lambda *_: False)
     with emptied.stalled_commit() as (booked, finish):
-        report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, sleep=lambda _: finish())
-    assert report.procs == (4 if asks else 3)
+        ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, sleep=lambda _: finish())
+    assert len(emptied.store.ids()) == (4 if asks else 3)
     assert (booked.proc_id in emptied.store.ids()) == asks
     if asks:
         emptied.exact()
@@ -97,17 +97,16 @@ def test_after_a_loss_one_age_passes_before_the_snapshot(emptied: World) -> None
         slept.append(seconds)
         threading.Event().wait(seconds)
 
-    report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0.3, sleep=committing)
+    ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0.3, sleep=committing)
     assert sum(slept) >= 0.25
-    assert report.procs == 4
+    assert len(emptied.store.ids()) == 4
     emptied.exact()
 
 
 def test_a_worker_that_joins_a_live_fleet_only_verifies(world: World) -> None:
     world.run(1)
     seq = world.store.seq()
-    report = ensure_bootstrapped(world.engine, newcomer(world), wait_age=60)
-    assert report.action is Action.VERIFIED
+    assert ensure_bootstrapped(world.engine, newcomer(world), wait_age=60) is Action.VERIFIED
     assert world.store.seq() == seq
 
 
@@ -115,10 +114,8 @@ def test_the_first_worker_of_a_fleet_reconciles_an_open_store(world: World) -> N
     world.run(2)
     vertices = world.entry(world.procs[0]).vertices
     world.ledger.book([Booking("young", vertices, 4)])
-    report = ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=60)
-    assert report.action is Action.RECONCILED
-    assert report.recompute is not None
-    assert report.recompute.causes == {"missing": 2}
+    assert ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=60) is Action.RECONCILED
+    assert world.store.ids() == {*world.procs, "young"}
     assert world.job_cores() == 8, "it is no rebuild: the booking in flight stays"
 
 
@@ -131,8 +128,8 @@ def test_at_a_fleets_start_the_second_worker_waits_until_the_first_has_reconcile
         if len(slept) == 3:
             client.delete(keys.BOOTSTRAP_LEASE)
 
-    report = ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=0, sleep=sleep)
-    assert (report.action, len(slept)) == (Action.WAITED, 3)
+    action = ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=0, sleep=sleep)
+    assert (action, len(slept)) == (Action.WAITED, 3)
 
 
 def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None:
@@ -141,8 +138,7 @@ def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None
     world.store.client.set(keys.EPOCH, Epoch.new("0" * 40).text)
     world.store.client.hincrby(keys.job(world.job.id), "int_cores", 50)
     assert store_state(world.store.client) is StoreState.LOST
-    report = ensure_bootstrapped(world.engine, newcomer(world), wait_age=0)
-    assert report.action is Action.FILLED
+    assert ensure_bootstrapped(world.engine, newcomer(world), wait_age=0) is Action.FILLED
     assert world.job_cores() == 2
     world.exact()
 
@@ -155,13 +151,13 @@ def test_an_epoch_of_another_type_closes_the_store_and_is_written_over(world: Wo
     client.rpush(keys.EPOCH, "somebody", "else")
     with contextlib.closing(newcomer):
         assert (store_state(newcomer), store_state(client)) == (StoreState.LOST, StoreState.LOST)
-        assert look_at_store(newcomer).generation == 0
+        assert not look_at_store(newcomer)[0]
         for attempt in (world.ledger.mark, lambda: world.ledger.book([Booking("p", VERTICES, 1)])):
             with pytest.raises(NotReady):
                 attempt()
         with capture_logs() as said:
-            report = ensure_bootstrapped(world.engine, make_ledger(world.engine, newcomer, owner="new"), wait_age=0)
-    assert report.action is Action.FILLED
+            action = ensure_bootstrapped(world.engine, make_ledger(world.engine, newcomer, owner="new"), wait_age=0)
+    assert action is Action.FILLED
     assert [line["log_level"] for line in said if line["event"] == "store_closed"] == ["warning"]
     world.exact()
 
@@ -174,7 +170,7 @@ def test_exactly_one_of_many_fills_and_the_others_wait(emptied: World, settings_
         client = make_redis(settings_url, Settings())
         try:
             ledger = make_ledger(emptied.engine, client, owner="worker")
-            reports.append(ensure_bootstrapped(emptied.engine, ledger, wait_age=0.4).action)
+            reports.append(ensure_bootstrapped(emptied.engine, ledger, wait_age=0.4))
         except BaseException as error:
             failures.append(error)
         finally:
@@ -215,7 +211,7 @@ def test_a_filler_that_died_is_followed_by_another(emptied: World) -> None:
     client = emptied.store.client
     client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
     client.hset(keys.LEDGER, "half", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
-    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     emptied.exact()
 
 
@@ -230,7 +226,7 @@ def test_a_filler_that_is_slower_than_its_lease_goes_on_if_nobody_has_taken_it(
         return read(*args)
 
     monkeypatch.setattr(bootstrap, "cap_rows_of_shows", slow)
-    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     assert not emptied.store.client.exists(keys.BOOTSTRAP_LEASE)
     emptied.exact()
 
@@ -253,11 +249,12 @@ def test_a_filler_that_lost_its_lease_before_it_closed_the_store_leaves_it_to_th
 def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open(
     emptied: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).epoch
+    ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
+    opened = emptied.ledger.epoch()
     seen = iter([StoreState.LOST])
     monkeypatch.setattr(bootstrap, "store_state", lambda client: next(seen, None) or store_state(client))
-    report = ensure_bootstrapped(emptied.engine, newcomer(emptied), wait_age=0)
-    assert (report.action, report.epoch) == (Action.VERIFIED, opened)
+    assert ensure_bootstrapped(emptied.engine, newcomer(emptied), wait_age=0) is Action.VERIFIED
+    assert emptied.ledger.learn_epoch() == opened
 
 
 @pytest.mark.parametrize("slow", ["write_caps", "apply"])
@@ -272,7 +269,7 @@ def test_a_filler_keeps_its_lease_while_it_writes(emptied: World, monkeypatch: p
         return write(*args, **how)
 
     monkeypatch.setattr(emptied.ledger, slow, slowly)
-    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     assert len(left) > 1
     assert min(left) > 1000
 
@@ -303,7 +300,7 @@ def test_a_filler_that_pauses_before_it_wipes_cannot_wipe_what_its_successor_fil
         while paused.boundary == "redis SCAN":
             paused.step()
         client.delete(keys.BOOTSTRAP_LEASE)
-        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
         with pytest.raises(NotReady):
             while paused.step():
                 pass
@@ -324,8 +321,8 @@ def test_a_store_emptied_while_it_is_filled_is_not_opened(emptied: World) -> Non
 def test_a_different_release_feed_than_the_fleets_is_refused_and_taken_over_at_fleet_start(world: World) -> None:
     with pytest.raises(InvalidInput, match="release_feed"):
         ensure_bootstrapped(world.engine, newcomer(world), dual=True, wait_age=0)
-    report = ensure_bootstrapped(world.engine, newcomer(world), dual=True, fleet_start=True, wait_age=0)
-    assert (report.action, report.epoch.dual) == (Action.FILLED, True)
+    action = ensure_bootstrapped(world.engine, newcomer(world), dual=True, fleet_start=True, wait_age=0)
+    assert (action, world.ledger.learn_epoch().dual) == (Action.FILLED, True)
 
 
 @pytest.fixture
@@ -344,9 +341,8 @@ def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engin
         own_redis.restart()
         with pytest.raises(NotReady):
             world.ledger.book([world.entry(world.procs[0])])
-        report = ensure_bootstrapped(engine, world.ledger, wait_age=0)
-        assert report.action is Action.FILLED
-        assert report.epoch.run_id != first.run_id
+        assert ensure_bootstrapped(engine, world.ledger, wait_age=0) is Action.FILLED
+        assert world.ledger.epoch().run_id != first.run_id
         world.exact()
     finally:
         client.close()

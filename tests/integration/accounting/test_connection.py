@@ -188,7 +188,7 @@ def test_after_a_failover_nobody_books_on_the_replicas_copy(
                 world.ledger.book([world.entry(world.procs[0])])
             assert store_state(client) is StoreState.LOST
             ledger = make_ledger(world.engine, client, owner="next")
-            assert ensure_bootstrapped(world.engine, ledger, wait_age=0).action is Action.FILLED
+            assert ensure_bootstrapped(world.engine, ledger, wait_age=0) is Action.FILLED
             world.exact()
         finally:
             first.resume()

@@ -180,7 +180,7 @@ def test_a_reseed_paused_past_a_take_over_writes_no_cap(world: World) -> None:
     paused.join(30)
     assert isinstance(paused.end, FencedOff)
     before = contents(client)
-    assert reseed_limits(world.engine, world.ledger.under(present), shows).written > 0
+    assert reseed_limits(world.engine, world.ledger.under(present), shows)[0] > 0
     assert contents(client) != before
 
 
