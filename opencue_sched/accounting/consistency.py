@@ -147,27 +147,28 @@ def parse_event(line: str) -> EntryChange:
     return EntryChange(int(seq), sign == "+", proc_id, entry)
 
 
-def expected(check: ConsistencyCheck) -> dict[str, Amounts]:
-    """For each counter read, the sum of the entries that were in the ledger at the moment it was read."""
+def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
+    """Counters that differ from the sum of the entries that were in the ledger when they were read, and by how much
+    (counter less entries). Empty when I1 holds."""
     logged: dict[str, list[EntryChange]] = defaultdict(list)
     for event in check.events:
         logged[event.proc_id].append(event)
-    sums: dict[str, Amounts] = dict.fromkeys(check.readings, (0, 0))
+    off = {key: reading.counted for key, reading in check.readings.items()}
 
-    def add(entry: str, times: int = 1, only: str | None = None) -> None:
+    def take(entry: str, times: int = 1, only: str | None = None) -> None:
         for key, cores, gpus in amounts(entry):
-            if key in sums and only in (None, key):
-                sums[key] = sums[key][0] + cores * times, sums[key][1] + gpus * times
+            if key in off and only in (None, key):
+                off[key] = off[key][0] - cores * times, off[key][1] - gpus * times
 
     quiet = Counter(record.entry for proc_id, record in check.records.items() if proc_id not in logged)
     for entry, times in quiet.items():
-        add(entry, times)
+        take(entry, times)
     for events in logged.values():
-        for key in {key for event in events for key, _, _ in amounts(event.entry)} & sums.keys():
+        for key in {key for event in events for key, _, _ in amounts(event.entry)} & off.keys():
             present = entry_at(events, check.readings[key].seq)
             if present is not None:
-                add(present, only=key)
-    return sums
+                take(present, only=key)
+    return {key: differing for key, differing in off.items() if differing != (0, 0)}
 
 
 def entry_at(events: Sequence[EntryChange], seq: int) -> str | None:
@@ -176,17 +177,6 @@ def entry_at(events: Sequence[EntryChange], seq: int) -> str | None:
     if later is not None:
         return None if later.added else later.entry
     return events[-1].entry if events[-1].added else None
-
-
-def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
-    """Counters that differ from their entries, and by how much (counter less entries). Empty when I1 holds."""
-    sums = expected(check)
-    differing = {}
-    for key, reading in check.readings.items():
-        off = reading.counted[0] - sums[key][0], reading.counted[1] - sums[key][1]
-        if off != (0, 0):
-            differing[key] = off
-    return differing
 
 
 def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:
