@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -24,9 +25,8 @@ from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge, managed_procs
 
-LOOK_AGAIN_SECONDS = 0.5
 STAYS_WRONG_SECONDS = 2.0
-LOOKS = 12
+LOOKS = 3
 CHECK_DEADLINE_SECONDS = 5.0
 KEYS_PER_ROUND_TRIP = 1000
 LOST_AFTER_SECONDS = 60.0
@@ -127,7 +127,7 @@ def _ready(ledger: Ledger) -> Finding:
 #
 # Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
 # and Redis have no moment in common; so those ids that differ, and only those, are looked at again until they agree, or
-# have contradicted each other unchanged for ``STAYS_WRONG_SECONDS``.
+# contradict each other as they did ``STAYS_WRONG_SECONDS`` ago.
 
 
 def compare_counters(ledger: Ledger) -> Finding:
@@ -138,7 +138,7 @@ def compare_counters(ledger: Ledger) -> Finding:
         check = _check_consistency(ledger)
         before = drift(check)
         if before:
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(STAYS_WRONG_SECONDS)
             check = _check_consistency(ledger)
     except NotReady as error:
         return _check("I1", text, (), (str(error),))
@@ -188,26 +188,19 @@ def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Find
 def _look_until_decided(
     engine: Engine, ledger: Ledger, said: dict[str, _Sides], age: float
 ) -> tuple[list[str], list[str]]:
-    """Look at these suspects again, LOOKS times at most, till each agrees or has stayed wrong for long enough.
+    """Look at these suspects again, LOOKS times at most, till each agrees or has contradicted itself unchanged.
 
     Returns what is wrong, and what never held still.
     """
-    since = dict.fromkeys(said, time.monotonic())
     wrong: dict[str, str] = {}
     for _ in range(LOOKS):
-        if not since:
+        if not said:
             break
-        time.sleep(LOOK_AGAIN_SECONDS)
-        sides, contradictions = _look(engine, ledger, _records(ledger, since), age, sorted(since))
-        for proc_id in tuple(since):
-            if proc_id not in contradictions:
-                del since[proc_id]
-            elif sides[proc_id] != said[proc_id]:
-                since[proc_id], said[proc_id] = time.monotonic(), sides[proc_id]
-            elif time.monotonic() - since[proc_id] >= STAYS_WRONG_SECONDS:
-                wrong[proc_id] = contradictions[proc_id]
-                del since[proc_id]
-    return [wrong[i] for i in sorted(wrong)], [f"proc {i} changed each time" for i in sorted(since)]
+        time.sleep(STAYS_WRONG_SECONDS)
+        sides, contradictions = _look(engine, ledger, _records(ledger, said), age, sorted(said))
+        wrong |= {proc_id: text for proc_id, text in contradictions.items() if sides[proc_id] == said[proc_id]}
+        said = {proc_id: sides[proc_id] for proc_id in contradictions.keys() - wrong.keys()}
+    return [wrong[i] for i in sorted(wrong)], [f"proc {i} changed each time" for i in sorted(said)]
 
 
 def _look(
@@ -242,9 +235,6 @@ def _records(ledger: Ledger, proc_ids: Iterable[str]) -> dict[str, Record]:
     for part in chunks(sorted(proc_ids), KEYS_PER_ROUND_TRIP):
         texts = cast("list[str | None]", ledger.client.hmget(keys.LEDGER, list(part)))
         for proc_id, text in zip(part, texts, strict=True):
-            try:
-                if text is not None:
-                    records[proc_id] = unpack(proc_id, text)
-            except InvalidInput:
-                continue
+            with suppress(InvalidInput):
+                records[proc_id] = unpack(proc_id, text or "")
     return records
