@@ -37,31 +37,20 @@ def lua_directory() -> Path:
 class LuaScript:
     """A script's text with its includes, and the SHA-1 by which Redis knows it."""
 
-    name: str
     text: str
     sha: str
 
 
 @cache
 def load_script(name: str) -> LuaScript:
-    """The script ``lua/NAME.lua``. Raises SchedulerError for a missing file or include, or a cycle of includes."""
-    text = _expand(name, lua_directory() / f"{name}.lua", ())
-    return LuaScript(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    """The script ``lua/NAME.lua``."""
+    text = _expand(lua_directory() / f"{name}.lua")
+    return LuaScript(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-def _expand(name: str, path: Path, parents: tuple[str, ...]) -> str:
-    if name in parents:
-        raise SchedulerError(f"Lua include cycle: {' -> '.join((*parents, name))}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise SchedulerError(f"Lua script {name!r} not found at {path}") from error
-
-    def include(match: re.Match[str]) -> str:
-        inner = match.group(1)
-        return _expand(inner, lua_directory() / "includes" / f"{inner}.lua", (*parents, name))
-
-    return _INCLUDE.sub(include, text)
+def _expand(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: _expand(lua_directory() / "includes" / f"{found[1]}.lua"), text)
 
 
 @dataclass(frozen=True, slots=True)
