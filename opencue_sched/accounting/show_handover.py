@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -60,8 +61,6 @@ HANDED_BACK = "handed-back:shows"
 
 _REFRESHED_SECONDS = 600
 """A show stays in HANDED_BACK this much longer: a refresh passes over rows that are locked."""
-_TRIES = 3
-"""Of taking the notes of shows handed back, when one is written meanwhile. The next call finds the shows again."""
 
 
 def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
@@ -129,13 +128,12 @@ class ImportedShows:
         self._ours[show_id] = ours
         return 0
 
-    def import_all(self) -> list[str]:
-        """Import every managed show that is not ours yet, with or without work to book; returns those that failed.
+    def import_all(self) -> None:
+        """Import every managed show that is not ours yet, with or without work to book.
 
         The frames of a show that is not imported count as foreign under their limits, and twice once a recompute has
         found them. Raises as admits() does when a store is lost.
         """
-        failed = []
         imported = imported_shows(self._ledger.client)
         with self._engine.begin() as connection:
             versions = managed_show_versions(connection)
@@ -150,8 +148,6 @@ class ImportedShows:
                 if _is_loss(error):
                     raise
                 log.exception("show_not_imported", show=show_id)
-                failed.append(show_id)
-        return failed
 
     def _read(self, show_id: str) -> tuple[ImportNote | None, float]:
         """The note of a show, and Redis TIME in seconds."""
@@ -264,22 +260,17 @@ def notice_handed_back(engine: Engine, client: redis.Redis) -> list[str]:
     The notes are read before the flags, and WATCH deletes none if any note was written since: a show that is handed
     over meanwhile keeps its note. The next call finds what is left then. Raises NotReady.
     """
-    with answering(), client.pipeline(transaction=True) as pipe:
-        for _ in range(_TRIES):
-            pipe.watch(keys.IMPORTED)  # type: ignore[no-untyped-call]
-            noted = cast("list[str]", pipe.hkeys(keys.IMPORTED))
-            with engine.begin() as connection:
-                gone = sorted(set(noted) - managed_show_ids(connection))
-            if not gone:
-                return []
+    with answering(), client.pipeline(transaction=True) as pipe, suppress(WatchError):
+        pipe.watch(keys.IMPORTED)  # type: ignore[no-untyped-call]
+        noted = cast("list[str]", pipe.hkeys(keys.IMPORTED))
+        with engine.begin() as connection:
+            gone = sorted(set(noted) - managed_show_ids(connection))
+        if gone:
             pipe.multi()
             pipe.hdel(keys.IMPORTED, *gone)
-            try:
-                pipe.execute()
-            except WatchError:
-                continue
+            pipe.execute()
             _remember_handed_back(client, gone)
-            return gone
+        return gone
     return []
 
 
