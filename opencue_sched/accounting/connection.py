@@ -166,9 +166,9 @@ def guard_epoch(connection: Connection) -> None:
 
 
 def _delete_foreign_epoch(connection: Connection) -> None:
-    run_id = _ask(connection, "INFO", "server")
+    info = _ask(connection, "INFO", "server")
     (stored,) = _ask(connection, "MGET", EPOCH)
-    if not stored or Epoch(_text(stored)).run_id == _server_run_id(_text(run_id)):
+    if not stored or Epoch(stored).run_id == _server_run_id(info):
         return
     try:
         _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
@@ -190,10 +190,6 @@ def takes_no_write(error: ResponseError) -> bool:
 def _ask(connection: Connection, *command: str) -> Any:
     connection.send_command(*command)  # type: ignore[no-untyped-call]
     return connection.read_response()
-
-
-def _text(answer: Any) -> str:
-    return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
 def _server_run_id(info: str) -> str:

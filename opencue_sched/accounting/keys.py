@@ -144,7 +144,6 @@ class VertexCaps:
     A limit counts frames: ``max_frames`` is its value less the frames of unmanaged shows (``foreign_frames``).
     """
 
-    key: str
     kind: VertexKind
     cores: int
     gpus: int
@@ -166,12 +165,12 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
     except ValueError:
         return None
     if ref.kind is VertexKind.LIMIT:
-        return VertexCaps(key, ref.kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
+        return VertexCaps(ref.kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
     if ref.kind is VertexKind.SUBSCRIPTION:
-        return VertexCaps(key, ref.kind, first, second, max_cores=caps[0])
+        return VertexCaps(ref.kind, first, second, max_cores=caps[0])
     # 0 and negative are unlimited to a folder or a job.
     max_cores, max_gpus = (cap if cap > 0 else None for cap in caps)
-    return VertexCaps(key, ref.kind, first, second, max_cores, max_gpus)
+    return VertexCaps(ref.kind, first, second, max_cores, max_gpus)
 
 
 # How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua.

@@ -155,7 +155,7 @@ class CapFarm:
         cores, gpus, frames = booked.get("cores", 8), booked.get("gpus", 4), booked.get("frames", 4)
         foreign = booked.get("foreign", 0)
         return {
-            key: VertexCaps(key, kind, cores, gpus, **most)
+            key: VertexCaps(kind, cores, gpus, **most)
             for key, kind, most in (
                 (keys.subscription(self.show, self.alloc), VertexKind.SUBSCRIPTION, {"max_cores": 100_000.0}),
                 (keys.folder(self.folder), VertexKind.FOLDER, {"max_cores": 100.0, "max_gpus": 50.0}),
@@ -163,10 +163,9 @@ class CapFarm:
             )
         } | {
             keys.limit(self.limit): VertexCaps(
-                keys.limit(self.limit), VertexKind.LIMIT, 0, 0, frames=frames, max_frames=100.0 - foreign,
-                foreign_frames=foreign,
+                VertexKind.LIMIT, 0, 0, frames=frames, max_frames=100.0 - foreign, foreign_frames=foreign
             )
-        }  # fmt: skip
+        }
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Se
         procs = plan(farm, settings, cores=2)
         connection.execute(text("UPDATE job_resource SET int_max_cores = 300 WHERE pk_job = :j"), {"j": jobs[0].id})
     key = keys.job(jobs[0].id)
-    caps = {key: VertexCaps(key, VertexKind.JOB, 4, 0, max_cores=10_000)}
+    caps = {key: VertexCaps(VertexKind.JOB, 4, 0, max_cores=10_000)}
 
     result = commit(engine, procs, settings, caps)
 
