@@ -52,13 +52,13 @@ _RELEASED_PER_ROUND_TRIP = 200
 @dataclass(frozen=True, slots=True)
 class BookingRefused:
     """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned,
-    unseeded or error; ``current`` and ``limit`` in cores, GPUs or frames; ``vertex`` is the key that refused, or of an
-    error what Redis said."""
+    unseeded or error; ``current`` and ``limit`` in cores, GPUs or frames. ``text``: an unseeded vertex' key, a
+    released id, or what Redis said of an error."""
 
     table: str
-    current: float
-    limit: float
-    vertex: str
+    current: float = 0.0
+    limit: float = 0.0
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,10 @@ class Ledger:
             answers |= again
             caps |= fresh
         refused = [b for b in bookings if refused_for(answers[b.proc_id]) is not None]
-        refusals = {b.proc_id: _refused(b, answers[b.proc_id], caps) for b in refused}
+        refusals = {b.proc_id: _refused(answers[b.proc_id]) for b in refused}
         failed = [b for b in refused if refusals[b.proc_id].table == ERROR]
         if failed:
-            jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].vertex
+            jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].text
             log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=error)
         taken = frozenset(b.proc_id for b in bookings) - refusals.keys()
         return BookAnswers(taken, refusals, caps, loaded)
@@ -362,24 +362,13 @@ def _newly_taken(answer: Any) -> bool:
     return refused_for(answer) is None and len(answer) == 2
 
 
-def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> BookingRefused:
+def _refused(answer: Any) -> BookingRefused:
     if isinstance(answer, Exception):
-        return BookingRefused(ERROR, 0.0, 0.0, str(answer))
-    table, v = str(answer[1]), booking.vertices
-    if table == UNSEEDED:
-        return BookingRefused(table, 0.0, 0.0, str(answer[2]))
-    if table == "subscription":
-        vertex = keys.subscription(v.show_id, v.alloc_id)
-    elif table.startswith("folder"):
-        vertex = keys.folder(v.folder_id)
-    elif table.startswith("job"):
-        vertex = keys.job(v.job_id)
-    elif table == "limit":
-        full = [k for k in map(keys.limit, v.limit_ids) if k in caps and caps[k].frames >= (caps[k].max_frames or 0)]
-        vertex = full[0] if full else keys.limit(v.limit_ids[0])
-    else:
-        return BookingRefused(table, 0.0, 0.0, "")
-    return BookingRefused(table, float(answer[2]), float(answer[3]), vertex)
+        return BookingRefused(ERROR, text=str(answer))
+    _, table, current, limit = answer
+    if table in (UNSEEDED, TOMBSTONED):
+        return BookingRefused(table, text=str(current))
+    return BookingRefused(str(table), float(current), float(limit))
 
 
 # The calls of the scripts: what their headers ask for, built in one place (tests compare the two).
@@ -390,6 +379,7 @@ one limit or two; so little that a busy system seldom puts Redis off the process
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
+TOMBSTONED = "tombstoned"
 ERROR = "error"
 
 Mode: TypeAlias = Literal["check", "force"]

@@ -361,9 +361,9 @@ def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequ
 
 def _refusal(refused: BookingRefused) -> str:
     if refused.table == "unseeded":
-        return f"PostgreSQL has no row with the caps of {refused.vertex}"
+        return f"PostgreSQL has no row with the caps of {refused.text}"
     if refused.table == "error":
-        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.vertex}"
+        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.text}"
     if refused.table not in _BY_TABLE:
         return "its booking was taken back before it was made; tried again"
     of = refused.table.removesuffix("_gpus")

@@ -154,7 +154,7 @@ class TestLimits:
         answers = store.ledger.book(both)
         assert answers.accepted == {"a"}
         refused = answers.refusals["b"]
-        assert (refused.table, refused.vertex, refused.current, refused.limit) == ("limit", keys.limit(full), 1, 1)
+        assert (refused.table, refused.current, refused.limit) == ("limit", 1, 1)
         assert [store.running(limit) for limit in limits] == [1, 1, 1]
 
     def test_frames_of_unmanaged_shows_lower_what_is_left(self, store: Store) -> None:
@@ -256,7 +256,7 @@ class TestSettle:
 class TestReadiness:
     def test_an_unseeded_vertex_refuses_and_is_named(self, store: Store) -> None:
         answers = store.ledger.book([booking(1, proc_id="p", job_id="new")])
-        assert (answers.refusals["p"].table, answers.refusals["p"].vertex) == ("unseeded", keys.job("new"))
+        assert (answers.refusals["p"].table, answers.refusals["p"].text) == ("unseeded", keys.job("new"))
 
     def test_unseeded_vertices_are_loaded_once_and_the_booking_tried_again(self, store: Store) -> None:
         asked: list[tuple[str, ...]] = []
