@@ -143,7 +143,6 @@ def explain_job(
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    drains = figures.holds(connection, job_id=job_id)
     rank = rank_of(connection, job_id, settings.queue)
     behind = list(_behind(rank["place"] - 1, settings)) if rank is not None else []
     explained = []
@@ -155,7 +154,6 @@ def explain_job(
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
-            reasons += _of_drains(host for host in drains if host.layer_id == layer.id)
             reasons += behind if layer.id in unseen else []
             reasons = _in_order(reasons, newest[layer.id], now)
         reasons += _of_states(layer, depends, job.name)
@@ -175,8 +173,7 @@ def passes_over(
 
 def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
     """What decides; where nothing does, what the last pass said."""
-    # A host that drains for the layer says more than what a pass said before it did.
-    deciding = [it for it in found if it.decides] or [it for it in found if it.code == Verdict.DRAINING]
+    deciding = [it for it in found if it.decides]
     deciding.sort(key=lambda it: it.code in _USED_UP)  # a frame that no host takes waits beyond a cap's next release
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
@@ -429,15 +426,6 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     if mode is ThreadMode.ALL and not layer.threadable:
         found.append((1.0, "takes only frames that thread"))
     return found
-
-
-def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
-    """The hosts that drain for a frame of the layer."""
-    for host in hosts:
-        free = "when it is free is not known"
-        if host.free_in_seconds is not None:
-            free = f"expected free {f'in {duration_text(host.free_in_seconds)}' if host.free_in_seconds > 0 else 'now'}"
-        yield WaitReason(Verdict.DRAINING, f"host {host.host} drains for a frame of it, {free}", decides=False)
 
 
 def _unavailable(host: Row[Any], staleness: float) -> str:

@@ -280,9 +280,7 @@ _LIVE_JOBS = text(
 )
 _HOLDS = text(
     """
-    SELECT host.str_name AS host, hold.pk_layer AS layer_id, facility.str_name AS facility,
-           coalesce(show.str_name, '') AS show,
-           CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in_seconds,
+    SELECT facility.str_name AS facility, coalesce(show.str_name, '') AS show,
            CAST(extract(epoch FROM clock_timestamp() - min(hold.granted_at) OVER ()) AS double precision) AS oldest_age
       FROM opencue_sched_hold hold
       JOIN host ON host.pk_host = hold.pk_host
@@ -290,8 +288,6 @@ _HOLDS = text(
       JOIN facility ON facility.pk_facility = alloc.pk_facility
       LEFT JOIN (job JOIN show ON show.pk_show = job.pk_show) ON job.pk_job = hold.pk_job
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-       AND (CAST(:job AS varchar) IS NULL OR hold.pk_job = :job)
-     ORDER BY hold.free_at NULLS LAST, host.str_name
     """
 )
 _UNREACHED = text(
@@ -351,11 +347,10 @@ def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence
     return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 
-def holds(connection: Connection, facility: str | None = None, *, job_id: str | None = None) -> Sequence[Row[Any]]:
-    """The hosts that drain for a wide frame, or for one of this job, the first to be free first. ``free_in_seconds`` is
-    None where nobody knows; ``oldest_age``: for how many seconds the one has drained that has drained longest; ``show``
-    is empty for a job that is gone."""
-    return connection.execute(_HOLDS, {"facility": facility, "job": job_id}).all()
+def holds(connection: Connection, facility: str | None) -> Sequence[Row[Any]]:
+    """The hosts that drain for a wide frame. ``oldest_age``: for how many seconds the one has drained that has drained
+    longest; ``show`` is empty for a job that is gone."""
+    return connection.execute(_HOLDS, {"facility": facility}).all()
 
 
 def bookings(connection: Connection, *, seconds: float) -> int:

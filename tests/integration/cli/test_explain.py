@@ -409,27 +409,6 @@ def test_a_job_that_no_other_is_in_the_way_of_is_not_told_how_it_stands(
     assert len([line for line in told if not line.startswith("  ")]) == 1
 
 
-def test_a_layer_for_which_a_host_drains_is_told_which_and_when(
-    cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
-) -> None:
-    # given a layer for which a host has drained since the last pass, and one for which a hold is over
-    verdicts.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], {})})
-    hold = (
-        "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)"
-        " SELECT :host, :layer, :job, 8, 1, 0, now() + :until * interval '1 s', now() + interval '245 s'"
-    )
-    of = {"layer": work.layer, "job": work.job.id}
-    change(hold.replace(":host", "(SELECT pk_host FROM host)"), until=-1, **of)
-    assert reasons(cli)[0] == "capacity"
-    change("UPDATE opencue_sched_hold SET until = now() + interval '10 minutes'")
-    first = cli("explain", NAME).out.splitlines()[0]
-    assert first == "render (4 waiting): host render01 drains for a frame of it, expected free in 4m"
-    change("UPDATE opencue_sched_hold SET free_at = NULL")
-    assert "render01 drains for a frame of it, when it is free is not known" in cli("explain", NAME).out
-    change("UPDATE job SET b_paused = true")
-    assert reasons(cli) == ["paused", "draining"]
-
-
 def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
     engine: Engine, work: Work, settings: Settings
 ) -> None:
