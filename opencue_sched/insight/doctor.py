@@ -4,7 +4,6 @@ FAIL is what must be put right before frames are booked and launched.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
-from opencue_sched.store.schema import REVISION, SchemaFacts, check_schema
+from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
@@ -42,7 +41,6 @@ CLOCK_SECONDS = 2.0
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
-_ADDRESS = re.compile(r"([^\s:/@]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
@@ -100,22 +98,13 @@ def _clock(whose: str, theirs: float, asked: float, answered: float) -> Finding:
 
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
-    text = f"{made}; our tables and triggers are "
-    if facts.revision == REVISION:
-        yield _ok("schema", f"{text}there")
-    else:
-        text += f"of revision {facts.revision}, and this program is of {REVISION}"
-        yield _warn("schema", text, "upgrade this program as well")
+    yield _ok("schema", f"{made}; our tables and triggers are there")
     if not figures.guard_stands(connection):
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
 
 
-def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    facility = settings.scheduler.facility
-    if facility is not None and not facility_ids(connection, facility):
-        text = f"there is no facility {facility!r}, so nothing is ever booked"
-        yield _fail("facility", text, "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out")
+def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     shows = [it for it in list_shows(connection) if it.managed]
     with_burst = {it.show_id for it in list_subscriptions(connection) if it.burst_centicores > 0}
     if shows:
@@ -165,18 +154,10 @@ def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) 
 
 
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    addresses = settings.rqd.addresses
-    malformed = [f"{host}={address}" for host, address in addresses.items() if not _ADDRESS.fullmatch(address)]
-    if malformed:
-        remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
-        yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
-    hosts = list_hosts(connection)
-    if unknown := sorted(addresses.keys() - {it.host for it in hosts}):
-        yield _warn("RQD", f"rqd.addresses names hosts that have never reported: {listed(unknown)}")
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
-    elif up := [it for it in hosts if it.state == HardwareState.UP]:
+    elif up := [it for it in list_hosts(connection) if it.state == HardwareState.UP]:
         up.sort(key=lambda it: it.pinged, reverse=True)
         yield _probed([it.host for it in up[:RQDS_PROBED]], settings)
 

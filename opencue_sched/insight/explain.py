@@ -132,7 +132,7 @@ def explain_job(
     whole = (
         *switch_reasons(job),
         *_quarantine(jobs.quarantined_jobs(connection, job_id)),
-        *_out_of_scope(connection, job, settings.scheduler.facility),
+        *_out_of_scope(job, settings.scheduler.facility),
         *_of_subscriptions(job, subscriptions),
         *_of_caps(job),
     )
@@ -275,11 +275,9 @@ def _quarantine(quarantined: Iterable[jobs.QuarantinedJob]) -> Iterator[WaitReas
         yield WaitReason(Verdict.QUARANTINED, text)
 
 
-def _out_of_scope(connection: Connection, job: Row[Any], scope: str | None) -> Iterator[WaitReason]:
+def _out_of_scope(job: Row[Any], scope: str | None) -> Iterator[WaitReason]:
     """``scope`` is scheduler.facility."""
-    if scope is not None and not pending.facility_ids(connection, scope):
-        yield WaitReason("facility", f"scheduler.facility names {scope!r}, which is no facility")
-    elif scope not in (None, job.facility):
+    if scope not in (None, job.facility):
         yield WaitReason("facility", f"the job is in facility {job.facility}; this scheduler works on {scope} only")
 
 

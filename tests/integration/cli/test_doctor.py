@@ -202,8 +202,7 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
 @pytest.mark.parametrize(
     ("variable", "value", "what", "level", "words"),
     [
-        ("SCHEDULER__FACILITY", "lcal", "facility", "FAIL", "there is no facility 'lcal'"),
-        ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "not address:port: render01=here"),
+        ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "not render01 (here)"),
         (
             "RQD__ADDRESSES",
             '{"render01": "127.0.0.1:1"}',
@@ -211,7 +210,7 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
             "FAIL",
             "0 of 1 hosts that are up have an RQD",
         ),
-        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "hosts that have never reported: rendr01"),
+        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts that are up have an RQD"),
         ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run: frames are booked and never launched"),
         ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows with accounting."),
     ],
@@ -251,8 +250,8 @@ def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Cal
     assert "-> `opencue-sched migrate`" in cli("doctor").out
 
 
-@pytest.mark.parametrize(("revision", "level"), [("0005", "FAIL"), ("9999", "warn")])
-def test_triggers_of_another_version_are_said(
+@pytest.mark.parametrize(("revision", "level"), [("0005", "FAIL"), ("9999", "ok")])
+def test_triggers_of_an_older_version_are_said(
     cli: Cli, healthy: None, engine: Engine, revision: str, level: str
 ) -> None:
     assert levels(cli("doctor", "--json"))["schema"] == "ok"
@@ -260,7 +259,7 @@ def test_triggers_of_another_version_are_said(
         connection.execute(text("UPDATE opencue_sched_version SET version_num = :there"), {"there": revision})
     ran = cli("doctor", "--json")
     assert levels(ran)["schema"] == level
-    assert [one for one in ran.json["findings"] if f"of revision {revision}, and" in one["text"]]
+    assert any(f"of revision {revision}, and" in one["text"] for one in ran.json["findings"]) == (level == "FAIL")
 
 
 def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None) -> None:

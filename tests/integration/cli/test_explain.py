@@ -164,7 +164,7 @@ def test_tags_the_scheduler_ignores(cli: Cli, work: Work, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("facility", "words"),
     [
-        ("lcal", "scheduler.facility names 'lcal', which is no facility"),
+        ("lcal", "the job is in facility local; this scheduler works on lcal only"),
         ("cloud", "the job is in facility local; this scheduler works on cloud only"),
     ],
 )
