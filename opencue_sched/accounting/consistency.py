@@ -18,7 +18,7 @@ import structlog
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.keys import Record, VertexKind, amounts
+from opencue_sched.accounting.keys import Record, amounts
 from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, chunks, inventory_calls
 from opencue_sched.lua_scripts import call_script
 
@@ -177,8 +177,3 @@ def entry_at(events: Sequence[EntryChange], seq: int) -> str | None:
     if later is not None:
         return None if later.added else later.entry
     return events[-1].entry if events[-1].added else None
-
-
-def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:
-    """How many of these keys are of which kind."""
-    return dict(Counter(ref.kind for key in vertices if (ref := keys.parse(key)) is not None))

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, count_by_kind, vertex_keys
+from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
 from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, VertexKind, amounts, show_of
 from opencue_sched.accounting.ledger import (
     Applied,
@@ -67,7 +66,6 @@ class Cause(StrEnum):
     MISSING = "missing"  # a proc without entry
     MOVED = "moved"  # job, host or amounts changed since the booking
     LATE_SETTLE = "late_settle"  # committed, but the worker that booked it died before settling
-    FOREIGN_WRITE = "foreign_write"  # no entry at all: another program wrote to a counter (accounting.consistency)
 
 
 @dataclass(slots=True)
@@ -365,30 +363,6 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
         load_caps(engine, ledger, sorted(limits))
 
 
-# Which counters a pass found off, and put right: by kind of vertex and cause, for people and their metrics.
-
-Drift = Mapping[tuple[VertexKind, Cause], int]
-"""How many vertices of a kind were off for a cause."""
-
-
-def drift_of_entries(
-    check: ConsistencyCheck, changes: Iterable[Change], cause_of: Mapping[str, Cause], *, without: Collection[str] = ()
-) -> dict[tuple[VertexKind, Cause], int]:
-    """Vertices whose counters these changes of entries move, ``without`` those of some procs.
-
-    A vertex counts once for each cause. An entry that only becomes confirmed moves none.
-    """
-    touched: dict[Cause, set[str]] = defaultdict(set)
-    for change in changes:
-        if change.proc_id in without:
-            continue
-        known = check.records.get(change.proc_id)
-        before = set() if known is None else set(amounts(known.entry))
-        after = set() if change.entry is None else set(amounts(change.entry))
-        touched[cause_of[change.proc_id]] |= {key for key, _, _ in before ^ after}
-    return {(kind, cause): count for cause, keys in touched.items() for kind, count in count_by_kind(keys).items()}
-
-
 # The reference's reseed contract, for a store into which another program publishes plain decrements (see "Another
 # program's decrements" in docs/accounting.md): a pass ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``,
 # in which counters become what the ledger says, if nothing moved. Where something always does, it ends with the foreign
@@ -477,18 +451,16 @@ def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, 
 class RecomputeReport:
     """What a pass found and did.
 
-    ``causes``: entries that differed, by Cause. ``found`` and ``healed_vertices``: vertices whose counters were off,
-    and those put right, by kind and cause; ``drifted``: those off their entries, by kind (``check_complete`` False: not
-    looked at this time). ``passed_over``: differences that had changed by the time they were applied.
-    ``oldest_in_flight_seconds`` is by Redis TIME. ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
+    ``causes``: entries that differed, by Cause. ``drifted``: counters that were off their entries, because another
+    program wrote to them, by kind of vertex (``check_complete`` False: not looked at this time). ``passed_over``:
+    differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
+    ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """
 
     shows: int
     procs: int
     entries: int
     causes: Mapping[str, int] = field(default_factory=dict)
-    found: Drift = field(default_factory=dict)
-    healed_vertices: Drift = field(default_factory=dict)
     drifted: Mapping[str, int] = field(default_factory=dict)
     check_complete: bool = True
     passed_over: int = 0
@@ -543,17 +515,12 @@ def recompute(
     ledger.check_leader()
     check, found, applied = done.check, done.found, done.applied
     oldest = found.oldest_in_flight_at
-    drifted = count_by_kind(check.healed)
-    foreign = {(kind, Cause.FOREIGN_WRITE): count for kind, count in drifted.items()}
-    off = partial(drift_of_entries, check, found.changes, found.cause_of)
     report = RecomputeReport(
         shows=len(done.snapshot.managed),
         procs=len(done.snapshot.entries),
         entries=len(check.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
-        found=off() | foreign,
-        healed_vertices=off(without=frozenset(applied.passed_over)) | foreign,
-        drifted={kind.value: count for kind, count in drifted.items()},
+        drifted=Counter(ref.kind.value for key in check.healed if (ref := keys.parse(key)) is not None),
         check_complete=check.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,

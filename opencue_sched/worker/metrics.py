@@ -123,12 +123,7 @@ recompute_age = Gauge(
     multiprocess_mode=LATEST,
 )
 drift_found = Counter(
-    "scheduler_drift_found_total", "Vertices whose counters a recompute found off the truth.", ["kind", "cause"]
-)
-drift_healed = Counter(
-    "scheduler_drift_healed_total",
-    "Vertices whose counters a recompute put right. What had changed by then is left to the next, and not counted.",
-    ["kind", "cause"],
+    "scheduler_drift_found_total", "Counters that a recompute corrected, because another program wrote there.", ["kind"]
 )
 entries_healed = Counter(
     "scheduler_ledger_entries_healed_total", "Ledger entries that a recompute found unlike their procs.", ["cause"]
@@ -244,9 +239,8 @@ def record_recompute(report: RecomputeReport) -> None:
     recompute_duration.observe(report.seconds)
     for cause, count in report.causes.items():
         entries_healed.labels(cause).inc(count)
-    for counter, drift in ((drift_found, report.found), (drift_healed, report.healed_vertices)):
-        for (kind, why), count in drift.items():
-            counter.labels(kind.value, why.value).inc(count)
+    for kind, count in report.drifted.items():
+        drift_found.labels(kind).inc(count)
     ledger_in_flight.set(report.in_flight)
     ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
 

@@ -151,7 +151,7 @@ def test_labels_no_metric_has_are_found():
         "reason",
         "host",
     }
-    assert unknown_labels("sum by (cause) (rate(scheduler_drift_healed_total[5m]))", labels) == set()
+    assert unknown_labels("sum by (cause) (rate(scheduler_ledger_entries_healed_total[5m]))", labels) == set()
     assert unknown_labels("scheduler_workers_alive / on (job, node) scheduler_leader_fence", labels) == {"node"}
 
 

@@ -15,7 +15,7 @@ from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.reconcile import Cause, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.settings import Settings
 from tests.integration.accounting.world import AGE, World
 
@@ -148,8 +148,7 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(world: World
     monkeypatch.setattr(reconcile_module, "check_consistency", interrupted)  # type: ignore[attr-defined]
     outer = world.recompute()
     assert outer.passed_over == 2
-    assert {cause for _, cause in outer.found} == {Cause.MISSED_RELEASE, Cause.MISSING}
-    assert outer.healed_vertices == {}, "found, but healed by the other"
+    assert outer.causes == {"missed_release": 1, "missing": 1}, "found, but healed by the other"
     assert world.job_cores() == 6
     world.exact()
 

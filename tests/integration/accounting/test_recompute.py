@@ -15,9 +15,9 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.keys import EntryState, VertexKind
+from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
-from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot, recompute
+from opencue_sched.accounting.reconcile import ProcSnapshot, may_still_commit, read_snapshot, recompute
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -31,7 +31,6 @@ def test_a_proc_the_ledger_lacks_is_added(world: World) -> None:
     world.run(3)
     report = world.recompute()
     assert report.causes == {"missing": 3}
-    assert report.healed_vertices == {(kind, Cause.MISSING): 1 for kind in VertexKind if kind is not VertexKind.LIMIT}
     assert world.job_cores() == 6
     world.exact()
 
@@ -47,7 +46,7 @@ def test_a_second_pass_changes_nothing(world: World) -> None:
     world.recompute()
     seq = world.store.seq()
     report = world.recompute()
-    assert (report.healed, report.healed_vertices, report.entries) == (0, {}, 3)
+    assert (report.healed, report.entries) == (0, 3)
     assert world.store.seq() == seq
 
 
