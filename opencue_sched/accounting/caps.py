@@ -92,9 +92,9 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> t
     Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
     """
     wanted: dict[VertexKind, list[tuple[str, ...]]] = {}
-    for ref in filter(None, map(keys.parse, vertex_keys)):
-        if ref.kind is not VertexKind.LAYER:
-            wanted.setdefault(ref.kind, []).append(ref.ids)
+    for kind, ids in filter(None, map(keys.parse, vertex_keys)):
+        if kind is not VertexKind.LAYER:
+            wanted.setdefault(kind, []).append(ids)
     imported = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
@@ -118,8 +118,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
         version = store.caps_version(connection)
         of_shows = store.managed_show_ids(connection) if show_ids is None else frozenset(show_ids)
         rows = cap_rows_of_shows(connection, of_shows, imported)
-    refs = ((key, keys.parse(key)) for key in stored)
-    _add_absent_subscriptions(rows, [key for key, ref in refs if ref is not None and ref.ids[0] in of_shows])
+    _add_absent_subscriptions(rows, [key for key in stored if (found := keys.parse(key)) and found[1][0] in of_shows])
     return ledger.write_caps(version, rows)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from opencue_sched.domain.farm import Vertices
@@ -98,14 +98,6 @@ def _hierarchy(v: Vertices) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class VertexRef:
-    """A vertex key taken apart. ``ids`` has two entries for subscriptions (show, alloc) and points (dept, show)."""
-
-    kind: VertexKind
-    ids: tuple[str, ...]
-
-
 _KINDS = {kind.value: kind for kind in VertexKind}
 
 
@@ -114,12 +106,13 @@ def ids_of(kind: VertexKind) -> int:
     return 2 if kind in (VertexKind.SUBSCRIPTION, VertexKind.POINT) else 1
 
 
-def parse(key: str) -> VertexRef | None:
-    """The vertex a key stands for; None when it is no vertex key."""
+def parse(key: str) -> tuple[VertexKind, tuple[str, ...]] | None:
+    """The kind and the ids of the vertex a key stands for: two of a subscription (show, alloc) and a point (dept,
+    show); None when it is no vertex key."""
     prefix, _, name = key.partition(":")
     of_kind, *ids = name.split(":")
     kind = _KINDS.get(of_kind) if prefix == "acct" else None
-    return VertexRef(kind, tuple(ids)) if kind is not None and len(ids) == ids_of(kind) else None
+    return (kind, tuple(ids)) if kind is not None and len(ids) == ids_of(kind) else None
 
 
 # What a vertex may have, and has: the fields of the ``acct:*`` hashes as values.
@@ -156,21 +149,21 @@ class VertexCaps:
 
 def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
     """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, and for a spoilt one."""
-    ref = parse(key)
-    if ref is None or isinstance(values, Exception) or None in values[2:]:
+    if isinstance(values, Exception) or None in values[2:]:
         return None
+    kind = VertexKind(key.split(":", 2)[1])
     try:
         first, second = int(values[0] or 0), int(values[1] or 0)
         caps = [float(value or 0) for value in values[2:]]
     except ValueError:
         return None
-    if ref.kind is VertexKind.LIMIT:
-        return VertexCaps(ref.kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
-    if ref.kind is VertexKind.SUBSCRIPTION:
-        return VertexCaps(ref.kind, first, second, max_cores=caps[0])
+    if kind is VertexKind.LIMIT:
+        return VertexCaps(kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
+    if kind is VertexKind.SUBSCRIPTION:
+        return VertexCaps(kind, first, second, max_cores=caps[0])
     # 0 and negative are unlimited to a folder or a job.
     max_cores, max_gpus = (cap if cap > 0 else None for cap in caps)
-    return VertexCaps(ref.kind, first, second, max_cores, max_gpus)
+    return VertexCaps(kind, first, second, max_cores, max_gpus)
 
 
 # How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua.
@@ -204,10 +197,6 @@ class Booking:
     vertices: Vertices
     cores: int
     gpus: int = 0
-
-    def negated(self) -> Booking:
-        """The same booking as a rollback."""
-        return replace(self, cores=-self.cores, gpus=-self.gpus)
 
     def packed(self) -> str:
         """The entry as text. Raises InvalidInput for an id that would be read as two."""

@@ -12,7 +12,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -403,7 +403,7 @@ def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCal
 
 
 def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
-    return book_call(epoch, "force", booking.negated(), owner)
+    return book_call(epoch, "force", replace(booking, cores=-booking.cores, gpus=-booking.gpus), owner)
 
 
 def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:

@@ -266,12 +266,11 @@ class FirstSeen:
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
         seen = {r.proc_id: first_seen_at(stored.get(r.proc_id), r, marked_at) for r in in_flight}
         wanted = {r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}
-        with answering(), self._client.pipeline(transaction=False) as pipe:
-            for part in chunks([proc_id for proc_id in stored if proc_id not in wanted], _AT_ONCE):
-                pipe.hdel(self.key, *part)
-            for piece in chunks([pair for pair in wanted.items() if stored.get(pair[0]) != pair[1]], _AT_ONCE):
-                pipe.hset(self.key, mapping=dict(piece))
-            if wanted != stored:
+        if wanted != stored:
+            with answering(), self._client.pipeline(transaction=False) as pipe:
+                pipe.unlink(self.key)
+                for part in chunks(list(wanted.items()), _AT_ONCE):
+                    pipe.hset(self.key, mapping=dict(part))
                 pipe.expire(self.key, _KEPT_SECONDS)
                 pipe.execute()
         return frozenset(
@@ -520,7 +519,7 @@ def recompute(
         procs=len(done.snapshot.entries),
         entries=len(check.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
-        drifted=Counter(ref.kind.value for key in check.healed if (ref := keys.parse(key)) is not None),
+        drifted=Counter(found[0].value for key in check.healed if (found := keys.parse(key))),
         check_complete=check.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,
@@ -542,10 +541,10 @@ def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: Consisten
     nothing; returns how many."""
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     for key in check.readings:
-        ref = keys.parse(key)
-        if ref is not None and ref.kind is not VertexKind.LIMIT:
-            table = "show" if len(ref.ids) > 1 else ref.kind.value
-            rows[table][key] = ref.ids[-1 if ref.kind is VertexKind.POINT else 0]
+        kind, ids = keys.parse(key) or (VertexKind.LIMIT, ())
+        if kind is not VertexKind.LIMIT:
+            table = "show" if len(ids) > 1 else kind.value
+            rows[table][key] = ids[-1 if kind is VertexKind.POINT else 0]
     freed = 0
     for table, row_of in rows.items():
         alive: set[str] = set()

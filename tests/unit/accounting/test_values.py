@@ -41,10 +41,11 @@ class TestKeys:
 
     @pytest.mark.parametrize("key", keys.counted(VERTICES))
     def test_every_vertex_key_is_read_back(self, key: str) -> None:
-        ref = keys.parse(key)
-        assert ref is not None
-        assert key == ":".join(("acct", ref.kind.value, *ref.ids))
-        assert key.startswith(keys.pattern(ref.kind).rstrip("*"))
+        found = keys.parse(key)
+        assert found is not None
+        kind, ids = found
+        assert key == ":".join(("acct", kind.value, *ids))
+        assert key.startswith(keys.pattern(kind).rstrip("*"))
 
     @pytest.mark.parametrize(
         "key", ["acct:seq", "acct:ledger", "acct:epoch", "acct:tomb:5", "acct:sub:s", "acct:job:a:b", "cue:job:x", ""]
