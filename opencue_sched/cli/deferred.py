@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import CommandRefused, current_user, redis_store
 from opencue_sched.cli.output import working
-from opencue_sched.domain.farm import FrameState, counted
+from opencue_sched.domain.farm import FrameState, HardwareState, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import list_procs
@@ -86,7 +86,7 @@ def settle(
     hosts = [asdict(host) for host in silent]
     if not force:
         return result, hosts
-    if not any(host.due_seconds == 0 for host in silent):
+    if not any(host.state == HardwareState.DOWN for host in silent):
         click.echo("  --force changes nothing: the reaper would end none of them yet", err=True)
         return result, hosts
     if not yes:

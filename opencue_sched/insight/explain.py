@@ -39,7 +39,7 @@ from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.insight.frame_logs import Deaths, deaths_of
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store import jobs, pending, procs
+from opencue_sched.store import jobs, pending
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
@@ -79,15 +79,13 @@ class LayerExplanation:
 class SilentHost:
     """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``.
 
-    ``frames`` are the names of the job's frames there. ``due_seconds``: in how long the reaper ends them although their
-    host cannot be asked; 0 with its next look, None when that depends on the host. ``becomes`` says it in words.
+    ``frames`` are the names of the job's frames there; ``becomes``: when they are given up, in words.
     """
 
     host: str
     state: str
     silent_seconds: float
     frames: tuple[str, ...]
-    due_seconds: float | None
     becomes: str
 
     @property
@@ -497,34 +495,25 @@ def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:
 
 
 def silent_hosts(connection: Connection, settings: Settings, facts: SchemaFacts, job_id: str) -> tuple[SilentHost, ...]:
-    """The silent hosts that frames of a job run on, in two statements."""
-    found = figures.silent_runs(connection, job_id, staleness=settings.host_cache.host_staleness_threshold)
-    if not found:
-        return ()
-    after = settings.release.host_down_after
-    up, silent, _ = procs.hearing(connection, silent_after=after)
-    # As the reaper has it, see Reaper._mark_hosts_down.
-    deaf = silent > max(1, up // 2)
-    hosts = []
-    for row in found:
-        due, becomes = _fate(row.state, row.silent_for, after * (DEAF_FACTOR if deaf else 1.0), deaf=deaf)
-        if facts.origin == "cuebot" and not row.managed:
-            due, becomes = None, "its show is not managed by this scheduler, so a Cuebot decides"
-        hosts.append(SilentHost(row.host, row.state, max(0.0, row.silent_for), tuple(row.frames), due, becomes))
-    return tuple(hosts)
+    """The silent hosts that frames of a job run on, in one statement."""
+    return tuple(
+        SilentHost(row.host, row.state, max(0.0, row.silent_for), tuple(row.frames), _becomes(row, settings, facts))
+        for row in figures.silent_runs(connection, job_id, staleness=settings.host_cache.host_staleness_threshold)
+    )
 
 
-def _fate(state: str, silent_for: float, down_after: float, *, deaf: bool) -> tuple[float | None, str]:
+def _becomes(row: Row[Any], settings: Settings, facts: SchemaFacts) -> str:
     again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
-    if state == HardwareState.DOWN:
-        return 0.0, again
-    if state == HardwareState.UP:
-        due = max(0.0, down_after - silent_for)
-        many = ", as most hosts are silent" if deaf else ""
-        when = f"in {duration_text(due)}" if due else "by then"
-        return due, f"it is DOWN {when}, after {duration_text(down_after)}{many}; {again}"
+    if facts.origin == "cuebot" and not row.managed:
+        return "its show is not managed by this scheduler, so a Cuebot decides"
+    if row.state == HardwareState.DOWN:
+        return again
+    if row.state == HardwareState.UP:
+        after = settings.release.host_down_after
+        late = duration_text(after * DEAF_FACTOR)
+        return f"it is DOWN after {duration_text(after)}, or {late} while most hosts are silent; {again}"
     dead = f"or are dead after {duration_text(GIVE_UP_SECONDS)} of silence"
-    return None, f"they wait again once it boots or its RQD answers that they are gone, {dead}"
+    return f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 
 
 # A whole explanation, for a terminal and for programs.

@@ -88,32 +88,23 @@ def states(rows: Rows) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "state", "due", "words"),
+    ("seconds", "state", "words"),
     [
-        (200, "UP", 100, "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"),
-        (200, "UP", 100, "it is DOWN in 1m, after 5m"),
-        (400, "UP", 0, "it is DOWN by then, after 5m"),
-        (30, "DOWN", 0, "host render01 (DOWN), with 2 frames of it, has been silent for 30s"),
-        (600, "REBOOTING", None, "they wait again once it boots or its RQD answers that they are gone"),
+        (200, "UP", "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"),
+        (200, "UP", "it is DOWN after 5m, or 15m while most hosts are silent;"),
+        (30, "DOWN", "host render01 (DOWN), with 2 frames of it, has been silent for 30s"),
+        (600, "REBOOTING", "they wait again once it boots or its RQD answers that they are gone"),
     ],
 )
 def test_explain_names_silent_hosts_and_when_their_frames_are_given_up(
-    cli: Cli, rendering: Rendering, silence: Callable[..., None], seconds: int, state: str, due: int, words: str
+    cli: Cli, rendering: Rendering, silence: Callable[..., None], seconds: int, state: str, words: str
 ) -> None:
     assert cli("explain", NAME, "--json").json["silent_hosts"] == []
     silence(seconds, state)
     (line,) = [line for line in cli("explain", NAME).out.splitlines() if line.startswith("host render01")]
-    assert words.replace("1m", line.partition("DOWN in ")[2].partition(",")[0] or "1m") in line
+    assert words in line
     (host,) = cli("explain", NAME, "--json").json["silent_hosts"]
     assert (host["host"], host["state"], host["frames"]) == ("render01", state, ["0001-render", "0002-render"])
-    assert host["due_seconds"] == (due if not due else pytest.approx(due, abs=30))
-
-
-def test_most_hosts_silent_at_once_are_waited_for_longer(
-    cli: Cli, rendering: Rendering, silence: Callable[..., None]
-) -> None:
-    silence(400, hosts=tuple(NOWHERE)[:3])
-    assert "after 15m, as most hosts are silent" in cli("explain", NAME).out
 
 
 def test_of_an_unmanaged_show_beside_a_cuebot_the_cuebot_decides(
