@@ -368,14 +368,6 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 # deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
 
 
-@dataclass(frozen=True, slots=True)
-class CasReport:
-    """``swapped``: the overwrite went through, at try number ``tries``."""
-
-    swapped: bool
-    tries: int
-
-
 def reseed_booked(
     ledger: Ledger,
     epoch: Epoch,
@@ -383,20 +375,18 @@ def reseed_booked(
     *,
     max_retries: int,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
-) -> tuple[Pass, CasReport]:
-    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass.
+) -> tuple[Pass, bool]:
+    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass, and whether the swap went through.
 
     ``grace_seconds``: how long after dropping an entry its decrement may still come.
     """
     _dissolve(ledger, epoch, "before", grace_seconds, _hierarchy(vertex_keys(ledger)))
-    tries, swapped = 0, False
-    while tries <= max_retries and not swapped:
-        tries += 1
+    for _ in range(1 + max_retries):
         done = one_pass()
-        swapped = swap_counters(ledger, done)
-    if not swapped:
-        _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
-    return done, CasReport(swapped, tries)
+        if swap_counters(ledger, done):
+            return done, True
+    _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
+    return done, False
 
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
@@ -453,7 +443,7 @@ class RecomputeReport:
     ``causes``: entries that differed, by Cause. ``drifted``: counters that were off their entries, because another
     program wrote to them, by kind of vertex (``check_complete`` False: not looked at this time). ``passed_over``:
     differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
-    ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
+    ``tables``: PostgreSQL rows written. ``swapped``: of a dual store, whether the counters were written anew.
     """
 
     shows: int
@@ -467,7 +457,7 @@ class RecomputeReport:
     oldest_in_flight_seconds: float = 0.0
     reclaimed: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
-    cas: CasReport | None = None
+    swapped: bool | None = None
     seconds: float = 0.0
 
     @property
@@ -498,7 +488,7 @@ def recompute(
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     eyes = first_seen or FirstSeen(ledger.client)
-    cas: CasReport | None = None
+    swapped = None
     if renew:
         renew_entries(ledger, only or ())
 
@@ -507,7 +497,7 @@ def recompute(
 
     if ledger.epoch().dual:
         epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
-        done, cas = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
+        done, swapped = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
     else:
         done = one_pass()
     # The reading may have taken long. What follows is written outside the scripts, which would look at the fence.
@@ -526,7 +516,7 @@ def recompute(
         oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, done.mark.seconds - oldest)),
         reclaimed=reclaim_orphans(engine, ledger, done.mark, check) if only is None and check.complete else 0,
         tables=store.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
-        cas=cas,
+        swapped=swapped,
         seconds=time.monotonic() - started,
     )
     if only is None:
