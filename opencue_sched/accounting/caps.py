@@ -111,8 +111,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
     """Write all caps of these shows (default: the managed ones), and every limit; returns as Ledger.write_caps.
     Subscriptions that were deleted get burst 0."""
     with answering():
-        pattern = keys.pattern(VertexKind.SUBSCRIPTION)
-        stored = list(cast("Iterable[str]", ledger.client.scan_iter(pattern, count=_SCAN_COUNT)))
+        stored = list(cast("Iterable[str]", ledger.client.scan_iter(keys.subscription("*"), count=_SCAN_COUNT)))
     imported = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
@@ -141,5 +140,5 @@ def _cap_row(kind: VertexKind, row: Row[Any]) -> CapRow:
 
 
 def _add_absent_subscriptions(rows: list[CapRow], vertex_keys: Iterable[str]) -> None:
-    found, prefix = {key for key, _ in rows}, keys.pattern(VertexKind.SUBSCRIPTION).rstrip("*")
+    found, prefix = {key for key, _ in rows}, keys.subscription("")
     rows += [(key, _NO_SUBSCRIPTION) for key in vertex_keys if key.startswith(prefix) and key not in found]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
@@ -45,36 +46,18 @@ class VertexKind(StrEnum):
 
 
 def vertex(kind: VertexKind, *ids: str) -> str:
+    """The key of a vertex."""
     return f"acct:{kind.value}:{':'.join(ids)}"
 
 
-def subscription(show_id: str, alloc_id: str) -> str:
-    return vertex(VertexKind.SUBSCRIPTION, show_id, alloc_id)
-
-
-def folder(folder_id: str) -> str:
-    return vertex(VertexKind.FOLDER, folder_id)
-
-
-def job(job_id: str) -> str:
-    return vertex(VertexKind.JOB, job_id)
-
-
-def layer(layer_id: str) -> str:
-    return vertex(VertexKind.LAYER, layer_id)
-
-
-def point(dept_id: str, show_id: str) -> str:
-    return vertex(VertexKind.POINT, dept_id, show_id)
-
-
-def limit(limit_id: str) -> str:
-    return vertex(VertexKind.LIMIT, limit_id)
-
-
-def pattern(kind: VertexKind) -> str:
-    """A SCAN pattern for all vertices of one kind."""
-    return vertex(kind, "*")
+subscription = partial(vertex, VertexKind.SUBSCRIPTION)
+"""Of a show id and an allocation id."""
+folder = partial(vertex, VertexKind.FOLDER)
+job = partial(vertex, VertexKind.JOB)
+layer = partial(vertex, VertexKind.LAYER)
+point = partial(vertex, VertexKind.POINT)
+"""Of a department id and a show id."""
+limit = partial(vertex, VertexKind.LIMIT)
 
 
 def capped(vertices: Vertices) -> tuple[str, ...]:

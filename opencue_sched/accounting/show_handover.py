@@ -194,12 +194,11 @@ def _is_loss(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """What our command did. ``counted``: procs that the ledger took over, or gave up. ``store_ready`` False: Redis was
-    not open; then the first worker imports a show handed over, and the bootstrap leaves out one handed back."""
+    """What our command did. ``store_ready`` False: Redis was not open; then the first worker imports a show handed
+    over, and the bootstrap leaves out one handed back."""
 
     changed: bool
     store_ready: bool = True
-    counted: int = 0
 
 
 def hand_over(
@@ -219,11 +218,10 @@ def hand_over(
         while left := imported.seconds_left(show_id):
             sleep(left)
         refresh_tables(engine, [show_id])
-        counted = len({record.proc_id for record in ledger.records() if record.show_id == show_id})
     except NotReady as error:
         log.info("hand_over_left_to_bootstrap", show=show_id, reason=str(error))
         return Flip(changed, store_ready=False)
-    return Flip(changed, counted=counted)
+    return Flip(changed)
 
 
 def hand_back(
@@ -245,10 +243,11 @@ def hand_back(
     _remember_handed_back(ledger.client, [show_id])
     sleep(wait_seconds)
     try:
-        return Flip(True, counted=_settle_handed_back(engine, ledger, [show_id], age_seconds))
+        _settle_handed_back(engine, ledger, [show_id], age_seconds)
     except NotReady as error:
         log.info("hand_back_left_to_bootstrap", show=show_id, reason=str(error))
         return Flip(True, store_ready=False)
+    return Flip(True)
 
 
 # From ours to handed back, to Cuebot's: what follows when the flag alone was cleared, by a Cuebot for instance.
