@@ -36,7 +36,8 @@ from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
 CLOCK_SECONDS = 2.0
-"""Clocks further apart than this make ages and time-outs wrong enough to be noticed."""
+"""Clocks further apart than this make ages and time-outs wrong enough to be noticed; no store takes so long to say what
+time it is."""
 
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
@@ -69,9 +70,8 @@ def diagnose(
 
 
 def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Finding]:
-    asked = clock()
     server = figures.server(connection)
-    answered = clock()
+    now = clock()
     where = connection.engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
@@ -82,13 +82,12 @@ def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Find
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"
         yield _fail("PostgreSQL", text, remedy)
-    yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
+    yield _clock("PostgreSQL", server.now.timestamp() - now)
 
 
-def _clock(whose: str, theirs: float, asked: float, answered: float) -> Finding:
-    """Compare a store's clock with ours. It was read between ``asked`` and ``answered`` (epoch seconds): only what lies
-    outside of these is a difference."""
-    what, ahead = f"clock of {whose}", max(0.0, theirs - answered) + min(0.0, theirs - asked)
+def _clock(whose: str, ahead: float) -> Finding:
+    """What a store's clock is ahead of ours, in seconds."""
+    what = f"clock of {whose}"
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         text = f"{abs(ahead):.1f} s {side} this machine's"
@@ -198,9 +197,8 @@ def _redis(
     try:
         check_redis(client, settings)
         info: Any = client.info()
-        asked = clock()
         seconds, microseconds = client.time()
-        answered = clock()
+        now = clock()
         state = store_state(client)
         workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
         skipped = cluster_postings(client, settings).skipped()
@@ -214,7 +212,7 @@ def _redis(
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
         yield _fail("Redis", f"is a {info.get('role')}: nothing can be written", remedy)
-    yield _clock("Redis", int(seconds) + int(microseconds) / 1e6, asked, answered)
+    yield _clock("Redis", int(seconds) + int(microseconds) / 1e6 - now)
     if state is StoreState.OPEN:
         yield _ok("counters", "open for booking")
     else:
