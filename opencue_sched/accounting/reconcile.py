@@ -527,14 +527,12 @@ def recompute(
 
 
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:
-    """Free the keys of jobs and layers that are finished or gone, and of folders and shows that are gone, if they count
-    nothing; returns how many."""
+    """Free the keys of jobs and layers that are finished or gone, if they count nothing; returns how many."""
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     for key in check.readings:
         kind, ids = keys.parse(key) or (VertexKind.LIMIT, ())
-        if kind is not VertexKind.LIMIT:
-            table = "show" if len(ids) > 1 else kind.value
-            rows[table][key] = ids[-1 if kind is VertexKind.POINT else 0]
+        if kind in (VertexKind.JOB, VertexKind.LAYER):
+            rows[kind.value][key] = ids[0]
     freed = 0
     for table, row_of in rows.items():
         alive: set[str] = set()

@@ -320,8 +320,6 @@ _ALIVE: Mapping[str, TextClause] = {
     "layer": text(
         "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
     ),
-    "folder": text("SELECT pk_folder FROM folder WHERE pk_folder = ANY(:ids)"),
-    "show": text("SELECT pk_show FROM show WHERE pk_show = ANY(:ids)"),
 }
 _UNFINISHED_COMMITS = text(
     """
@@ -347,8 +345,7 @@ def procs(
 
 
 def alive(connection: Connection, table: str, ids: Collection[str]) -> set[str]:
-    """Those of these ids that exist in table job, layer, folder or show; of jobs that are not FINISHED, and their
-    layers."""
+    """Those of these ids that are in table job or layer, of jobs that are not FINISHED."""
     return set(connection.execute(_ALIVE[table], {"ids": list(ids)}).scalars())
 
 

@@ -18,7 +18,6 @@ from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
 from opencue_sched.accounting.reconcile import ProcSnapshot, may_still_commit, read_snapshot, recompute
-from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
@@ -473,23 +472,6 @@ def test_a_layer_that_is_listed_twice_under_a_limit_takes_it_once(world: World) 
     world.recompute()
     assert world.entry(proc).vertices.limit_ids == (limit,)
     assert world.store.running(limit) == 1
-
-
-def test_keys_of_shows_that_are_gone_are_freed_once_they_count_nothing(world: World) -> None:
-    (proc,) = world.run()
-    world.recompute()
-    alive = set(world.store.client.keys("acct:*:*"))
-    gone = [keys.subscription("gone", "alloc"), keys.folder("gone"), keys.point("dept", "gone")]
-    for key in gone:
-        world.store.caps(key, burst=1)
-    used = Booking("used", Vertices("gone", "alloc", "gone", "", "", "dept"), 1)
-    world.ledger.force([used])
-    assert world.recompute().reclaimed == 0
-    world.ledger.release(["used"])
-    assert world.recompute().reclaimed == 3
-    assert not world.store.client.exists(*gone)
-    assert {key for key in alive if keys.parse(key)} <= set(world.store.client.keys("acct:*:*"))
-    assert len(world.ledger.book([Booking("more", world.entry(proc).vertices, 1)]).accepted) == 1
 
 
 def test_keys_of_finished_and_deleted_jobs_are_freed_once_they_count_nothing(world: World) -> None:
