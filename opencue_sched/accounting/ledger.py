@@ -12,7 +12,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -63,16 +63,12 @@ class BookingRefused:
 
 @dataclass(frozen=True, slots=True)
 class BookAnswers:
-    """What became of each booking.
-
-    ``caps`` are the caps of every vertex that could refuse, read after the bookings in the same round trip.
-    ``loaded`` are vertices whose caps had to be fetched from PostgreSQL first.
-    """
+    """What became of each booking. ``caps`` are those of every vertex that could refuse, read after the bookings in the
+    same round trip."""
 
     accepted: frozenset[str]
     refusals: Mapping[str, BookingRefused]
     caps: Mapping[str, VertexCaps]
-    loaded: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +141,9 @@ class Ledger:
         """
         answers, caps = self._book(bookings)
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
-        loaded: frozenset[str] = frozenset()
         if unseeded and self.load_caps is not None:
-            wanted = _capped_keys(unseeded)
-            loaded = frozenset(wanted) - caps.keys()  # each refusal names only the first in its way
             try:
-                self.load_caps(wanted)
+                self.load_caps(_capped_keys(unseeded))  # each refusal names only the first in its way
             except NotReady:
                 raise
             except Exception:
@@ -166,7 +159,7 @@ class Ledger:
             jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].text
             log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=error)
         taken = frozenset(b.proc_id for b in bookings) - refusals.keys()
-        return BookAnswers(taken, refusals, caps, loaded)
+        return BookAnswers(taken, refusals, caps)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)

@@ -617,7 +617,6 @@ class _Pass:
             # Frames of unmanaged shows under the same licences are not in the ledger: count them now.
             ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = ledger.book([booking_of(proc) for proc in procs])
-        self.report.lazy_seeds += len(answers.loaded)
         part_of = self._part_of()
         for proc_id, refused in answers.refusals.items():
             part_of[proc_id].report.refusals[refused.table] += 1

@@ -65,7 +65,7 @@ class PassEnd(StrEnum):
 @dataclass(slots=True)
 class PassReport:
     """Of one cluster. Filled in step by step, so that a pass that fails half-way still says what it did. Of several
-    clusters of one pass, the first has what they share: ``statements``, ``lazy_seeds``, ``bad_rows`` and ``seconds``.
+    clusters of one pass, the first has what they share: ``statements``, ``bad_rows`` and ``seconds``.
     Times in seconds."""
 
     cluster: Cluster
@@ -77,8 +77,6 @@ class PassReport:
     frames_booked: int = 0
     frames_launched: int = 0
     statements: int = 0
-    lazy_seeds: int = 0
-    """Vertices whose caps had to be loaded before they could be booked."""
     refusals: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)

@@ -128,9 +128,6 @@ drift_found = Counter(
 entries_healed = Counter(
     "scheduler_ledger_entries_healed_total", "Ledger entries that a recompute found unlike their procs.", ["cause"]
 )
-lazy_seeds = Counter(
-    "scheduler_lazy_seeds_total", "Vertices whose caps were loaded when they were first booked, not before."
-)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
 ledger_oldest_in_flight = Gauge(
     "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
@@ -183,7 +180,6 @@ def record_pass(report: PassReport) -> None:
     checkout_outcome.labels("dispatch_error").inc(report.losses.total())
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)
-    lazy_seeds.inc(report.lazy_seeds)
     for reason, count in report.losses.items():
         bookings_lost.labels(reason).inc(count)
     for seconds in report.seconds_to_book:

@@ -271,7 +271,6 @@ class TestReadiness:
         assert answers.refusals["q"].table == "job"
         assert asked == [(SUB, keys.folder("folder"), keys.job("new"))]
         assert answers.caps[keys.job("new")].max_cores == 2
-        assert answers.loaded == {keys.job("new")}
 
     def test_an_emptied_store_books_nothing(self, store: Store) -> None:
         store.ledger.book([booking(1)])

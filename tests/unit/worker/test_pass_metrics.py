@@ -40,16 +40,15 @@ def test_jobs_are_processed_by_a_pass_that_went_all_the_way(planned: bool, ended
     assert (after[0] - before[0], after[1] - before[1]) == (3, processed)
 
 
-def test_refusals_are_counted_by_what_refused_and_caps_by_how_many_were_loaded() -> None:
+def test_refusals_are_counted_by_what_refused() -> None:
     def counted() -> list[float]:
         tables = ("subscription", "folder", "folder_gpus", "limit")
-        refused = [sample("scheduler_accounting_limit_exceeded_total", table=table) for table in tables]
-        return [*refused, sample("scheduler_lazy_seeds_total")]
+        return [sample("scheduler_accounting_limit_exceeded_total", table=table) for table in tables]
 
     cluster = Cluster("facility", "show", ClusterKind.ALLOC, ("general",), "alloc")
     before = counted()
-    record_pass(PassReport(cluster, refusals=Counter(subscription=1, folder=2, limit=4), lazy_seeds=5))
-    assert [after - at_first for after, at_first in zip(counted(), before, strict=True)] == [1, 2, 0, 4, 5]
+    record_pass(PassReport(cluster, refusals=Counter(subscription=1, folder=2, limit=4)))
+    assert [after - at_first for after, at_first in zip(counted(), before, strict=True)] == [1, 2, 0, 4]
 
 
 def test_of_a_recompute_is_shown_what_is_in_flight_and_since_when() -> None:
