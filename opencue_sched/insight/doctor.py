@@ -19,7 +19,7 @@ from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import QueueType, beat_keys
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.domain.farm import HardwareState, LockState
+from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
@@ -121,17 +121,14 @@ def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> 
 
 def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     groups = figures.host_groups(connection, None, staleness=settings.host_cache.host_staleness_threshold)
-    states = [it for it in groups if it.state is not None]
-    up = [it for it in states if it.state in (HardwareState.UP, "SILENT")]
-    opened = [it for it in up if it.lock_state == LockState.OPEN]
-    total, running, free = (sum(it.hosts for it in found) for found in (states, up, opened))
-    fresh = sum(it.hosts for it in opened if it.state == HardwareState.UP)
-    allocations = sum(it.name is not None for it in groups)
-    text = f"{total} in {allocations} allocations: {running} up, {free} of them open, {fresh} of those heard of lately"
+    allocs = [it for it in groups if it.name is not None]
+    total, locked, down = (sum(getattr(it, name) for it in allocs) for name in ("hosts", "hosts_locked", "hosts_down"))
+    usable = total - locked - down
+    text = f"{total} in {len(allocs)} allocations: {usable} usable, {locked} locked, {down} down or silent"
     if not total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
         yield _warn("hosts", "no host has ever reported", remedy)
-    elif not fresh:
+    elif not usable:
         yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_LISTENS}")
     else:
         yield _ok("hosts", text)

@@ -128,7 +128,12 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
         ("UPDATE subscription SET int_burst = 0", "shows", "warn", "demo has no subscription with a burst"),
         ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but paused, not active or"),
         ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", "none can be used"),
-        ("UPDATE host_stat SET ts_ping = now() - interval '1 h'", "hosts", "warn", "0 of those heard of lately; none"),
+        (
+            "UPDATE host_stat SET ts_ping = now() - interval '1 h'",
+            "hosts",
+            "warn",
+            "0 usable, 0 locked, 1 down or silent",
+        ),
         (
             "DROP TRIGGER opencue_sched_guard_update ON proc",
             "guard",
