@@ -152,14 +152,8 @@ class Ledger:
             again, fresh = self._book(unseeded)
             answers |= again
             caps |= fresh
-        refused = [b for b in bookings if refused_for(answers[b.proc_id]) is not None]
-        refusals = {b.proc_id: _refused(answers[b.proc_id]) for b in refused}
-        failed = [b for b in refused if refusals[b.proc_id].table == ERROR]
-        if failed:
-            jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].text
-            log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=error)
-        taken = frozenset(b.proc_id for b in bookings) - refusals.keys()
-        return BookAnswers(taken, refusals, caps)
+        refused = {proc_id: _refused(answer) for proc_id, answer in answers.items() if refused_for(answer) is not None}
+        return BookAnswers(frozenset(answers) - refused.keys(), refused, caps)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)

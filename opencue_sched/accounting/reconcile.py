@@ -488,7 +488,7 @@ def recompute(
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     eyes = first_seen or FirstSeen(ledger.client)
-    swapped = None
+    swapped: bool | None = None
     if renew:
         renew_entries(ledger, only or ())
 

@@ -218,8 +218,7 @@ def hand_over(
         while left := imported.seconds_left(show_id):
             sleep(left)
         refresh_tables(engine, [show_id])
-    except NotReady as error:
-        log.info("hand_over_left_to_bootstrap", show=show_id, reason=str(error))
+    except NotReady:
         return Flip(changed, store_ready=False)
     return Flip(changed)
 
@@ -244,8 +243,7 @@ def hand_back(
     sleep(wait_seconds)
     try:
         _settle_handed_back(engine, ledger, [show_id], age_seconds)
-    except NotReady as error:
-        log.info("hand_back_left_to_bootstrap", show=show_id, reason=str(error))
+    except NotReady:
         return Flip(True, store_ready=False)
     return Flip(True)
 
