@@ -18,7 +18,7 @@ from celery import Celery
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import look_at_store, make_redis
-from opencue_sched.accounting.reconcile import FirstSeen, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     ImportedShows,
@@ -90,7 +90,6 @@ class Runtime:
             cluster_board(settings.coordination.namespace, settings.scheduler.facility),
             division=lambda: self.division(),
         )
-        self.first_seen = FirstSeen(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self.renewer = ClaimRenewer(
             self.postings,
@@ -305,7 +304,6 @@ class Runtime:
             self.engine,
             self.ledger.under(self._fence(fence)),
             age_seconds=accounting.in_flight_age,
-            first_seen=self.first_seen,
         )
         metrics.record_recompute(report)
         notice_handed_back(self.engine, self.client)
