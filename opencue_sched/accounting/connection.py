@@ -84,15 +84,14 @@ _NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redi
 _DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
-def make_redis(url: str | None, settings: Settings) -> redis.Redis:
-    """A thread-safe client with ``decode_responses``. ``url`` None takes the settings' own. Raises InvalidInput.
+def make_redis(url: str, settings: Settings) -> redis.Redis:
+    """A thread-safe client with ``decode_responses``. Raises InvalidInput.
 
     Every call ends within REDIS_SECONDS a try, and is tried twice: the scripts are idempotent, so a
     pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use, and anew to
     wherever the URL leads when their server has become a replica. Idle ones get no health check: redis-py would make it
     from within ``guard_epoch``, without end on a Redis that hangs.
     """
-    url = url or settings.redis_dsn
     options: dict[str, Any] = {
         "decode_responses": True,
         "encoding_errors": UNDECODABLE,

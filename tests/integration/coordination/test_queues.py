@@ -434,7 +434,7 @@ NO_TEXT = [b"\xff\xfe", b"[" * 100_000, b"null", b'{"headers": {"sent_at": []}}'
 def client(redis_server, redis_client):
     """As a worker's own: what anybody may have written comes to that."""
     settings = Settings(redis_url=redis_server.url)
-    with closing(make_redis(None, settings)) as made:
+    with closing(make_redis(settings.redis_dsn, settings)) as made:
         yield made
 
 

@@ -94,7 +94,7 @@ class Booked:
 
 @pytest.fixture
 def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[Booked]:
-    client = make_redis(None, settings)
+    client = make_redis(settings.redis_dsn, settings)
     ledger = make_ledger(engine, client, owner="test")
     info: Any = client.info("server")
     client.set(keys.EPOCH, Epoch.new(info["run_id"]).text)
