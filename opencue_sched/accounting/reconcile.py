@@ -511,7 +511,7 @@ def recompute(
         procs=len(done.snapshot.entries),
         entries=len(check.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
-        drifted=Counter(found[0].value for key in check.healed if (found := keys.parse(key))),
+        drifted=Counter(vertex[0].value for key in check.healed if (vertex := keys.parse(key))),
         check_complete=check.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,
