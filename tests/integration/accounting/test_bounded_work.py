@@ -22,7 +22,7 @@ from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from tests.integration.accounting.conftest import Store
 
 PROCS, LIMITS = 120, 2
-COMMANDS = {False: 420, True: 1080}
+COMMANDS = {False: 400, True: 800}
 """What a call does at most, in a store of ours alone and in a dual one."""
 
 Sender = Callable[[Sequence[ScriptCall]], list[Any]]

@@ -219,7 +219,7 @@ def test_local_procs_count_everywhere_but_in_the_subscription(world: World) -> N
     world.recompute()
     assert world.entry(proc).vertices.alloc_id == ""
     assert world.job_cores() == 2
-    assert world.store.client.keys("acct:sub:*") == []
+    assert world.store.client.keys(keys.subscription(world.show.id, "*")) == []
 
 
 def test_entries_of_a_show_that_is_not_managed_any_more_are_retired(world: World) -> None:

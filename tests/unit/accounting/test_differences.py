@@ -45,12 +45,6 @@ def test_an_entry_in_flight_without_proc_goes_only_if_it_was_too_old_at_the_mark
     assert judge(record(IN_FLIGHT), None, old=True).changes == [Change("p", 50, None)]
 
 
-def test_a_change_says_what_there_is_to_take_out() -> None:
-    for found in (judge(record(CONFIRMED, MARK), None), judge(record(CONFIRMED), MOVED)):
-        assert [change.before for change in found.changes] == [ENTRY]
-    assert judge(record(IN_FLIGHT), ENTRY, old=True).changes[0].before == ENTRY
-
-
 def test_an_entry_confirmed_after_the_mark_is_not_removed_because_it_had_been_too_old() -> None:
     assert judge(record(CONFIRMED, MARK + 1), None, old=True).changes == []
 
