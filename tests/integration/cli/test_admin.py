@@ -330,7 +330,7 @@ def test_nothing_is_booked_until_every_cuebot_knows_and_late_bookings_of_theirs_
 
     # when it is handed over, then the late frames are in the ledger
     flip = hand_over(engine, ledger, show.id, wait_seconds=30, age_seconds=40, sleep=quarantine)
-    assert (flip.changed, flip.counted) == (True, 2)
+    assert flip.changed
     assert len(list(ledger.records())) == 2
     assert shows.admits(show.id)
 
