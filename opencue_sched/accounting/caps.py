@@ -6,7 +6,7 @@ the version of the snapshot it was read in, and an older one of the same server 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
