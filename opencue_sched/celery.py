@@ -30,7 +30,6 @@ from celery.signals import (
     import_modules,
     setup_logging,
     worker_process_init,
-    worker_process_shutdown,
     worker_shutting_down,
 )
 from celery.worker import state
@@ -52,7 +51,7 @@ from opencue_sched.worker.control import (
     keeps_a_log,
 )
 from opencue_sched.worker.logs import configure_logging, follow_level_signals, install_level_signals
-from opencue_sched.worker.metrics import PULSE, process_ended
+from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import Workload, runtime
 
 log = structlog.get_logger(__name__)
@@ -300,11 +299,6 @@ def _child_started(**_: Any) -> None:
 
     forget_runtime()
     follow_level_signals()
-
-
-@worker_process_shutdown.connect
-def _child_stopped(pid: int | None = None, **_: Any) -> None:
-    process_ended(pid or os.getpid())
 
 
 app.steps["worker"].add(RuntimeStep)

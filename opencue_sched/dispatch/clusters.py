@@ -255,7 +255,6 @@ class SweepReport:
     clusters: dict[ClusterKind, int]
     active: int
     sleeping: int
-    active_tags: int
     scan_seconds: float | None
     """None of a sweep that did without an awake scan, because every cluster rested."""
     ask_again: float = 0.0
@@ -407,7 +406,6 @@ class Sweeper:
             clusters=dict(Counter(cluster.kind for cluster in self.feed.clusters.values())),
             active=len(active),
             sleeping=len(active - awake),
-            active_tags=len(self.feed.awake or ()),
             scan_seconds=scanned,
             ask_again=ask_again,
         )

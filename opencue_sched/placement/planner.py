@@ -254,8 +254,7 @@ class Plan:
     """What one pass wants to book for one of its clusters.
 
     ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
-    others took from meanwhile, ``given_up`` the layers for which that were too many. ``cache_hits`` and
-    ``cache_misses`` count searches for a host. ``scores`` are those of the hosts chosen by a policy that scores.
+    others took from meanwhile. ``cache_hits`` and ``cache_misses`` count searches for a host.
     ``full``: ``max_frames`` was reached, so there is more to place right away. ``unschedulable`` are the layers of
     which nothing was placed, because no host would do.
     """
@@ -264,11 +263,9 @@ class Plan:
     verdicts: list[LayerVerdict] = field(default_factory=list)
     attempts: Counter[str] = field(default_factory=Counter)
     wasted_attempts: int = 0
-    given_up: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
     full: bool = False
-    scores: list[float] = field(default_factory=list)
     unschedulable: list[UnschedulableLayer] = field(default_factory=list)
 
 
@@ -483,7 +480,6 @@ class _Planner:
             state.wasted += 1
             plan.wasted_attempts += 1
             if state.wasted >= self._policy.attempts_per_layer:
-                plan.given_up += 1
                 detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
                 return OverCap(Verdict.CAPACITY, detail)
         return None
@@ -508,8 +504,6 @@ class _Planner:
             state.plan.cache_misses += 1
             return None
         state.plan.cache_hits += 1
-        if self._policy.scores:
-            state.plan.scores.append(self._score(state, host))
         return host
 
     def _search(self, state: _LayerState, negative: NegativeCache, choice: Callable[[str], bool] | None) -> Host | None:

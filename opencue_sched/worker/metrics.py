@@ -11,8 +11,7 @@ import errno
 import math
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 from wsgiref.simple_server import WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -29,21 +28,15 @@ from prometheus_client import (
     start_http_server,
 )
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.presence import process_lives
 from opencue_sched.dispatch.clusters import SweepReport
-from opencue_sched.dispatch.promises import PromiseReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
-from opencue_sched.placement.planner import Plan
-
-if TYPE_CHECKING:
-    from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
 
 log = structlog.get_logger(__name__)
 
@@ -70,12 +63,6 @@ time_to_book = Histogram(
 sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
-host_holds = Counter(
-    "scheduler_host_holds_total", "Hosts that were held for wide frames: granted, or ended unused.", ["what"]
-)
-job_cap_precheck_skip = Counter(
-    "scheduler_job_cap_precheck_skip_total", "Layers left, at once or half-way, because the job is at its cap."
-)
 job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
 plan_duration = Histogram("scheduler_plan_duration_seconds", "Planning one pass.", buckets=_SECONDS)
 book_duration = Histogram("scheduler_book_duration_seconds", "Booking one plan in Redis.", buckets=_SECONDS)
@@ -91,29 +78,13 @@ frames_per_pass = Histogram(
     buckets=(0, 1, 5, 10, 25, 50, 100, 250, 500, 1000),
 )
 pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
-checkout_outcome = Counter(
-    "scheduler_checkout_outcome_total",
-    "Searches for a host: booked, no_progress (nothing placed on it), no_match (none found); and bookings on them that "
-    "were lost: dispatch_error.",
-    ["outcome"],
-)
 clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode=LATEST)
 clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode=LATEST)
 clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode=LATEST)
-active_tags = Gauge("scheduler_active_tags", "(facility, show, tag) with waiting work.", multiprocess_mode=LATEST)
 active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
-host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode="liveall")
+host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode=LATEST)
 host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
 host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
-placement_retries_exhausted = Counter(
-    "scheduler_placement_inner_retries_exhausted_total",
-    "Layers given up for a pass because other passes took their hosts again and again.",
-)
-placement_score = Histogram(
-    "scheduler_placement_score_chosen",
-    "Scores of the hosts chosen, for shows whose placement scores hosts (lower is better).",
-    buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
-)
 recompute_duration = Histogram(
     "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
 )
@@ -146,7 +117,6 @@ publish_misconfigured = Gauge(
     multiprocess_mode=LATEST,
 )
 release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
-reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
 
 
 def single_process_registry(*series: Collector) -> CollectorRegistry:
@@ -176,19 +146,20 @@ def record_pass(report: PassReport) -> None:
         bad_rows.labels(table).inc(count)
     sql_statements.inc(report.statements)
     if report.plan is not None:
-        _record_plan(report.plan)
-    checkout_outcome.labels("dispatch_error").inc(report.losses.total())
+        for attempts in report.plan.attempts.values():
+            candidates_per_layer.observe(attempts)
+        hosts_attempted.inc(report.plan.attempts.total())
+        wasted_attempts.inc(report.plan.wasted_attempts)
+        host_cache_hits.inc(report.plan.cache_hits)
+        host_cache_misses.inc(report.plan.cache_misses)
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)
     for reason, count in report.losses.items():
         bookings_lost.labels(reason).inc(count)
     for seconds in report.seconds_to_book:
         time_to_book.observe(seconds)
-    for verdict in report.verdicts:
-        if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
-            no_candidate_iterations.inc()
-        if verdict.verdict is Verdict.OVER_JOB and verdict.layer_id not in report.refused:
-            job_cap_precheck_skip.inc()
+    without_host = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
+    no_candidate_iterations.inc(sum(it.verdict in without_host for it in report.verdicts))
     for histogram, step in (
         (job_query_duration, "gather"),
         (plan_duration, "plan"),
@@ -203,29 +174,12 @@ def record_pass(report: PassReport) -> None:
     pass_terminated.labels(report.ended.value).inc()
 
 
-def _record_plan(plan: Plan) -> None:
-    for attempts in plan.attempts.values():
-        candidates_per_layer.observe(attempts)
-    for score in plan.scores:
-        placement_score.observe(score)
-    attempted = sum(plan.attempts.values())
-    hosts_attempted.inc(attempted)
-    wasted_attempts.inc(plan.wasted_attempts)
-    placement_retries_exhausted.inc(plan.given_up)
-    host_cache_hits.inc(plan.cache_hits)
-    host_cache_misses.inc(plan.cache_misses)
-    checkout_outcome.labels("booked").inc(attempted - plan.wasted_attempts)
-    checkout_outcome.labels("no_progress").inc(plan.wasted_attempts)
-    checkout_outcome.labels("no_match").inc(plan.cache_misses)
-
-
 def record_sweep(report: SweepReport) -> None:
     """Show one sweep."""
     for kind in ClusterKind:
         clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
     clusters_active.set(report.active)
     clusters_sleeping.set(report.sleeping)
-    active_tags.set(report.active_tags)
     if report.scan_seconds is not None:
         active_scan_duration.observe(report.scan_seconds)
 
@@ -247,20 +201,6 @@ def record_store(is_open: bool, recompute_age_seconds: float | None) -> None:
     recompute_age.set(math.nan if recompute_age_seconds is None else recompute_age_seconds)
 
 
-def record_reaped(report: ReaperReport) -> None:
-    """Count what the reaper put right."""
-    reaped.labels("host_down").inc(len(report.hosts_down))
-    reaped.labels("proc_released").inc(report.procs_released)
-    reaped.labels("frame_waiting").inc(report.frames_waiting)
-    reaped.labels("frame_dead").inc(report.frames_dead)
-
-
-def record_promises(report: PromiseReport) -> None:
-    """Count the holds that were granted, and those that ended without a booking of their owner."""
-    host_holds.labels("granted").inc(len(report.granted))
-    host_holds.labels("ended").inc(len(report.ended))
-
-
 def record_event(event: str, amount: int = 1) -> None:
     """Count one event of the farm package, by its name there."""
     release_events.labels(event).inc(amount)
@@ -276,25 +216,12 @@ def worker_registry() -> CollectorRegistry:
 
 
 class _AllProcesses(Collector):
-    """The files of this worker's processes, without the gauges of those that were killed and could not say so.
-
-    Every metric of this program has a place in the files; only those of a worker are shown.
-    """
+    """The files of this worker's processes. Every metric of this program is there; only those of a worker are shown."""
 
     def collect(self) -> Iterable[Metric]:
-        for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_*_*.db"):
-            pid = int(path.stem.rpartition("_")[2])
-            if not process_lives(pid):
-                process_ended(pid)
         ours = {metric.name for metric in REGISTRY.collect()}
         together: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
         return [metric for metric in together if metric.name in ours]
-
-
-def process_ended(pid: int) -> None:
-    """Take a dead prefork child's gauges out of the sums."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 # What a supervisor may ask of a worker, a beat or a report service: /livez and /readyz, beside its metrics.

@@ -333,7 +333,6 @@ class Runtime:
             if not mine:
                 return {"reaped": False}
             report = self.reaper.run_once()
-            metrics.record_reaped(report)
             drains = self.facts.has_frame_history_queue and not self._stopping()
             history = drain_history(self.engine) if drains else Drained()
             with self.engine.begin() as connection:
@@ -354,7 +353,6 @@ class Runtime:
         role = self.leader_keys.name
         in_use = self.ledger.cores_in_use
         report = keep_promises(self.engine, self.settings, self.facts, in_use, role=role, fence=fence)
-        metrics.record_promises(report)
         # After the COMMIT: caches read the hosts again, and whoever may use them looks.
         if report.changed:
             self.hosts.changed(report.changed)

@@ -65,18 +65,13 @@ NAMED = (
     "scheduler_host_cache_hits_total",
     "scheduler_host_cache_misses_total",
     "scheduler_accounting_limit_exceeded_total{table}",
-    "scheduler_job_cap_precheck_skip_total",
     "scheduler_cluster_round_trip_seconds{cluster_type}",
     "scheduler_clusters_total{cluster_type}",
     "scheduler_clusters_active",
-    "scheduler_active_tags",
     "scheduler_active_scan_duration_seconds",
     "scheduler_clusters_sleeping",
     "scheduler_frames_dispatched_per_pass{cluster_type}",
     "scheduler_pass_terminated_reason_total{reason}",
-    "scheduler_checkout_outcome_total{outcome}",
-    "scheduler_placement_score_chosen",
-    "scheduler_placement_inner_retries_exhausted_total",
     "scheduler_recompute_cycle_duration_seconds",
     "scheduler_hosts_attempted_total",
     "scheduler_wasted_attempts_total",
@@ -189,14 +184,13 @@ def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
         increments("scheduler_candidates_per_layer_count") as layers,
         increments("scheduler_time_to_book_seconds_count") as booked,
         increments("scheduler_no_candidate_iterations_total") as none,
-        increments("scheduler_checkout_outcome_total", outcome="booked") as outcomes,
-        increments("scheduler_checkout_outcome_total", outcome="no_match") as no_match,
+        increments("scheduler_host_cache_misses_total") as no_match,
         increments("scheduler_frames_dispatched_per_pass_sum", cluster_type="alloc") as per_pass,
         increments("scheduler_pass_terminated_reason_total", reason="booked") as ended,
     ):
         assert run_passes(runtime) == ["booked"]
     assert (queried, processed, dispatched, booked, per_pass) == ([1], [1], [3], [3], [3])
-    assert (attempted, layers, none, outcomes, no_match, ended) == ([1], [1], [1], [1], [1], [1])
+    assert (attempted, layers, none, no_match, ended) == ([1], [1], [1], [1], [1])
     assert sample("scheduler_host_cache_size") == 2
 
 
@@ -384,7 +378,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
         farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
         farm.job([LayerSpec(frames=3)])
         farm.job([LayerSpec(frames=1, cores=64)])
-        full = farm.job([LayerSpec(frames=2)], max_cores=1, priority=500)
+        farm.job([LayerSpec(frames=2)], max_cores=1, priority=500)
         bad = farm.job()
         folder = farm.folder(show.id, "capped", max_cores=100, max_gpus=2)
         farm.job([LayerSpec(frames=1, limits=[farm.limit("licence", 5)])], folder_id=folder, paused=True)
@@ -397,7 +391,6 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     run_passes(runtime)
     run_passes(runtime)
     census.look_at_farm()
-    assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
     walk.look()
 
     with engine.begin() as connection:
@@ -411,21 +404,11 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     with engine.begin() as connection:
         Farm(connection).job([LayerSpec(frames=1)], show=show, name="paused")
     _pause_before_commit(runtime, engine, monkeypatch)
-    with (
-        increments("scheduler_bookings_lost_total", reason="frame_lost") as grown,
-        increments("scheduler_checkout_outcome_total", outcome="dispatch_error") as outcomes,
-    ):
+    with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
         run_passes(runtime)
-    assert grown == outcomes
     assert grown[0] >= 1
     monkeypatch.undo()
 
-    policy = cluster_pass.policy_for
-
-    def scored(*given, **more):
-        return replace(policy(*given, **more), scores=(lambda _, host, __: host.idle_centicores / 100,))
-
-    monkeypatch.setattr(cluster_pass, "policy_for", scored)
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))
     run_passes(runtime)
@@ -436,16 +419,12 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     with engine.begin() as connection:
         hold_a_host(connection)
     census.look_at_farm()
-    with increments("scheduler_host_holds_total", what="ended") as grown:
-        runtime.keep_promises()
-    assert grown == [1], "nothing wide waits for it"
+    runtime.keep_promises()
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper.feed.clusters.values()))
-    crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1, given_up=1, cache_hits=2)
-    with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
-        metrics.record_pass(PassReport(cluster, plan=crowded))
-    assert grown == [1]
+    crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1, cache_hits=2)
+    metrics.record_pass(PassReport(cluster, plan=crowded))
     put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()
     with engine.begin() as connection:
@@ -574,9 +553,7 @@ def _hosts_go_down(runtime: Runtime, engine: Engine) -> None:
     with engine.begin() as connection:
         down = "UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'"
         connection.execute(text(down))
-    with increments("scheduler_reaped_total", cause="proc_released") as grown:
-        runtime.reap()
-    assert grown[0] > 0
+    assert runtime.reap()["procs_released"]
 
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
@@ -602,7 +579,7 @@ def test_an_address_of_another_machine_is_a_clear_error():
         metrics.serve_metrics("192.0.2.1", free_port(), REGISTRY)
 
 
-def test_processes_of_a_prefork_worker_are_shown_together_and_the_dead_forgotten(tmp_path):
+def test_processes_of_a_prefork_worker_are_shown_together(tmp_path):
     """In a process of its own: the client library decides at import whether it counts in files."""
     script = """
 import os
@@ -629,7 +606,7 @@ for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
     shown, of_beat = (text.splitlines() for text in done.stdout.split("and the beat\n")[:2])
     assert "scheduler_jobs_queried_total 7.0" in shown
     assert "scheduler_store_ready 1.0" in shown
-    assert "scheduler_host_cache_size 5.0" not in shown
+    assert "scheduler_host_cache_size 5.0" in shown
     # and only what workers feed, by these; a beat is one process, and shows its own
     assert not {line.partition(" ")[0] for line in shown} & of_beats(leading=True)
     assert {line.split()[0] for line in of_beat if line.startswith("scheduler_")} == of_beats(leading=False)

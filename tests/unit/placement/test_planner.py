@@ -577,7 +577,6 @@ class TestSize:
 
         assert planned.procs == []
         assert planned.attempts["l1"] == planned.wasted_attempts == 3
-        assert planned.given_up == 1
         assert only_verdict(planned).verdict is Verdict.CAPACITY
 
 
