@@ -175,6 +175,10 @@ class ClusterFeed:
             self._reload_at = min(self._reload_at, self._loaded_at + self._queue.active_scan_interval)
         return self._clock() >= self._reload_at and self.reload()
 
+    def reload_next(self) -> None:
+        """Have reload_if_due() read the clusters the next time."""
+        self._reload_at = float("-inf")
+
     def reload(self) -> bool:
         """Read the clusters now. When they cannot be read the previous set stays in force, and is read again after
         ``queue.active_scan_interval``; the first load raises instead, because there is nothing to keep."""
@@ -300,9 +304,8 @@ class Sweeper:
             return load_clusters(connection, self._settings)
 
     def reload(self) -> None:
-        """Read the clusters anew now, without waiting for the interval."""
-        with self._lock:
-            self._withdraw_due |= self.feed.reload()
+        """Have the next sweep read the clusters anew, without waiting for the interval."""
+        self.feed.reload_next()
 
     def sweep(
         self,

@@ -21,7 +21,6 @@ from typing import Any
 import click
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
-from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.postings import ClusterPostings
@@ -129,8 +128,8 @@ def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
 
 @control_command()
 def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
-    """Read the set of clusters anew and sweep, in the background."""
-    runtime().reload_clusters()
+    """Read the set of clusters anew with the next sweep."""
+    runtime().sweeper.reload()
     return {"ok": "reloading"}
 
 
@@ -154,26 +153,15 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     return report
 
 
-def fleet_figures() -> dict[str, object]:
-    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
-    waits and who leads only while Redis answers."""
-    from opencue_sched.insight.farm import fleet_view
-
+def worker_figures() -> dict[str, object]:
+    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of it beside Celery's own."""
     mine = runtime()
-    shown: dict[str, object] = {
+    return {
         "instance": mine.settings.instance,
         "group": mine.membership.group,
         "state": mine.membership.workload.state.value,
         "working_on": sorted(mine.membership.work()),
     }
-    with contextlib.suppress(RedisError):
-        fleet = fleet_view(mine.client, mine.settings)
-        shown["waiting"] = {
-            type_: {"messages": queue["depth"], "oldest_seconds": queue["oldest_seconds"]}
-            for type_, queue in fleet["queues"].items()
-        }
-        shown["leader"] = fleet["leader"]
-    return shown
 
 
 def fleet_control(app: Any, namespace: str, facility: str | None) -> Control:

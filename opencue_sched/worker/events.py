@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import RecomputeReport, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import resync_counts
@@ -39,6 +39,7 @@ from opencue_sched.farm.model import CountEvent
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.shows import shows_under
+from opencue_sched.worker import metrics
 
 log = structlog.get_logger(__name__)
 
@@ -310,7 +311,7 @@ class Waker(PeriodicThread):
 
 
 class Events:
-    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps; ``recomputed`` gets each report."""
+    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps."""
 
     def __init__(
         self,
@@ -319,16 +320,12 @@ class Events:
         ledger: Ledger,
         hosts: HostFeed,
         wake: Callable[[frozenset[str], frozenset[str]], float],
-        count: CountEvent,
-        *,
-        recomputed: Callable[[RecomputeReport], object],
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._ledger = ledger
         self._hosts = hosts
-        self._recomputed = recomputed
-        self._waker = Waker(wake)
+        self.waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
         self._resync = Resync(
             ledger.client,
@@ -338,29 +335,27 @@ class Events:
         handlers: dict[str, Callable[..., object]] = {
             RELEASE_CHANNEL: self._released,
             CAPS_CHANNEL: self._caps_changed,
-            WORK_CHANNEL: self._waker.shows,
+            WORK_CHANNEL: self.waker.shows,
             HANDED_BACK_CHANNEL: self._handed_back,
         }
-        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything, count=count)
+        self.listener = NotificationListener(
+            engine, handlers, on_reconnect=self._resync.everything, count=metrics.record_event
+        )
 
     def start(self) -> None:
-        self._waker.start()
+        self.waker.start()
         self._resync.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
         self._resync.stop()
-        self._waker.stop()
-
-    def hosts_freed(self, ids: Collection[str]) -> None:
-        """What this process had booked on these hosts came to nothing."""
-        self._waker.hosts(ids)
+        self.waker.stop()
 
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
         """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self._hosts.note(hosts)
-        self._waker.hosts(hosts)
+        self.waker.hosts(hosts)
         if not self._by_id:
             return
         try:
@@ -369,25 +364,23 @@ class Events:
             log.warning("release_left_to_recompute", procs=len(procs), error=str(error))
 
     def _caps_changed(self, vertices: Collection[str]) -> None:
-        """Vertices as our triggers name them: ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}``, ``limit:{id}``."""
-        try:
-            self._follow_caps(vertices)
-        except (NotReady, RedisError, SQLAlchemyError) as error:
-            log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
-            self._resync.everything()
-
-    def _follow_caps(self, vertices: Collection[str]) -> None:
-        """Load these caps, and wake the shows whose work may go on now."""
-        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
+        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
         ids = defaultdict[str, list[str]](list)
         for vertex in vertices:
             kind, _, id_ = vertex.partition(":")
             ids[kind].append(id_)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
-        if ids["folder"] or ids["job"] or ids["limit"]:
-            with self._engine.connect() as connection:
-                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        self._waker.shows(shows)
+        try:
+            load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+            if ids["folder"] or ids["job"] or ids["limit"]:
+                with self._engine.connect() as connection:
+                    shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
+            self._resync.everything()
+            return
+        self.waker.shows(shows)
 
     def _handed_back(self, shows: Sequence[str]) -> None:
         """By whomever; our own command leaves little to do."""
@@ -399,8 +392,8 @@ class Events:
     def _read_all(self) -> None:
         """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""
         age = self._settings.accounting.in_flight_age
-        self._recomputed(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
+        metrics.record_recompute(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
         with self._engine.begin() as connection:
             shows = managed_show_ids(connection)
         reseed_limits(self._engine, self._ledger, shows)
-        self._waker.shows(shows)
+        self.waker.shows(shows)

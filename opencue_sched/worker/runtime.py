@@ -165,7 +165,7 @@ class Runtime:
             imported=self.imported,
             cap_waits=self.sweeper.cap_waits,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
-            freed=lambda hosts: self.events.hosts_freed(hosts),
+            freed=lambda hosts: self.events.waker.hosts(hosts),
             committing=None if self.app.conf.worker_pool == "prefork" else set(),
         )
         return Dispatcher(
@@ -195,54 +195,32 @@ class Runtime:
     @cached_property
     def events(self) -> Events:
         """The notifications of PostgreSQL, and what they set in motion."""
-        made = Events(
-            self.settings,
-            self.engine,
-            self.ledger,
-            self.hosts,
-            self._wake,
-            metrics.record_event,
-            recomputed=metrics.record_recompute,
-        )
+        made = Events(self.settings, self.engine, self.ledger, self.hosts, self._wake)
         self._closing.callback(made.stop)
         return made
 
-    def _background(self, name: str, work: Callable[[PeriodicThread], None]) -> PeriodicThread:
-        """A thread that does ``work`` whenever it is woken, and again after a failure."""
+    @cached_property
+    def _filling(self) -> PeriodicThread:
+        """Fills the counters whenever it is woken."""
+
+        def sleep(seconds: float) -> None:
+            if thread.pause(seconds):
+                raise SchedulerError("the process is ending")
+
         thread = PeriodicThread(
-            name, lambda: work(thread), failed="background_work_failed", retry_seconds=REFRESH_SECONDS
+            "bootstrap",
+            lambda: self.bootstrap(sleep=sleep),
+            failed="background_work_failed",
+            retry_seconds=REFRESH_SECONDS,
         )
         thread.start()
         self._closing.callback(thread.stop)
         return thread
 
-    @cached_property
-    def _reloading(self) -> PeriodicThread:
-        return self._background("reload-clusters", self._reload_clusters)
-
-    @cached_property
-    def _filling(self) -> PeriodicThread:
-        return self._background("bootstrap", self._fill_counters)
-
-    def _fill_counters(self, thread: PeriodicThread) -> None:
-        def sleep(seconds: float) -> None:
-            if thread.pause(seconds):
-                raise SchedulerError("the process is ending")
-
-        self.bootstrap(sleep=sleep)
-
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
     # What the tasks call
-
-    def reload_clusters(self) -> None:
-        """Read the set of clusters anew and sweep, in the background."""
-        self._reloading.wake()
-
-    def _reload_clusters(self, _thread: PeriodicThread) -> None:
-        self.sweeper.reload()
-        self.sweep()
 
     def sweep(
         self,

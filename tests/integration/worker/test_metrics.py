@@ -387,6 +387,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     _fleet(runtime, redis_client)
     census.look_at_queues()
     runtime.sweeper.reload()
+    runtime.sweep()
     walk.look()
     run_passes(runtime)
     run_passes(runtime)

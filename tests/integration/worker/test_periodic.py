@@ -16,13 +16,13 @@ from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import reap_lease
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.runtime import Runtime
 from tests.integration.dispatch.promised import WideFarm
-from tests.polling import eventually
 
 
 @pytest.fixture
@@ -143,10 +143,18 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     assert runtime.sweeper.feed.clusters == {}
     with engine.begin() as connection:
         farm = Farm(connection)
-        farm.host()
+        farm.host(tags=["old"], hostname_tag=False)
         farm.job()
+        farm.job([LayerSpec(frames=1, tags="new")])
+    runtime.sweep()
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE host_tag SET str_tag = 'new' WHERE str_tag = 'old'"))
+    before = set(runtime.postings.posted())
+    runtime.sweep()
+    assert set(runtime.postings.posted()) == before, "the set of clusters is read now and then"
     assert control.reload_clusters(None) == {"ok": "reloading"}
-    eventually(runtime.postings.posted, what="the posting of the new cluster")
+    runtime.sweep()
+    assert set(runtime.postings.posted()) > before
 
 
 def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Runtime, engine: Engine, settings: Settings) -> None:

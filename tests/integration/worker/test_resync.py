@@ -19,6 +19,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import events as events_module
+from opencue_sched.worker import metrics
 from opencue_sched.worker.events import Resync
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
@@ -148,11 +149,10 @@ def burst(client: redis.Redis) -> str:
 
 
 def test_after_a_restart_of_postgresql_one_worker_recomputes(
-    fleet: list[Runtime], engine: Engine, redis_client: redis.Redis
+    fleet: list[Runtime], engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
     reports: list[object] = []
-    for worker in fleet:
-        worker.events._recomputed = reports.append
+    monkeypatch.setattr(metrics, "record_recompute", reports.append)
     # when all connections are lost, and with them what was said then
     with engine.begin() as connection:
         connection.execute(
@@ -185,8 +185,8 @@ def test_a_cap_that_changes_while_postgresql_fails_is_read_with_everything_a_mom
     looks: list[object] = []
     woken: list[str] = []
     for worker in fleet:
-        monkeypatch.setattr(worker.events._waker, "_sweep", lambda shows, _: woken.extend(shows) or 0.0)
-        worker.events._recomputed = looks.append
+        monkeypatch.setattr(worker.events.waker, "_sweep", lambda shows, _: woken.extend(shows) or 0.0)
+    monkeypatch.setattr(metrics, "record_recompute", looks.append)
     monkeypatch.setattr(events_module, failing, fails)
     with engine.begin() as connection:
         show = connection.execute(text("SELECT pk_show FROM proc LIMIT 1")).scalar_one()
