@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from types import FrameType
 from typing import Any
 
@@ -44,9 +43,6 @@ def configure_logging(settings: Logging) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if settings.path is not None:
         handlers.append(logging.FileHandler(settings.path))
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
     for handler in handlers:
         # Text for who looks on; whatever reads the log later gets one JSON object a line.
         watched = not isinstance(handler, logging.FileHandler) and sys.stderr.isatty()
@@ -57,8 +53,7 @@ def configure_logging(settings: Logging) -> None:
                 processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
             )
         )
-        root.addHandler(handler)
-    root.setLevel(level)
+    logging.basicConfig(level=level, handlers=handlers, force=True)
     _hush(level > logging.DEBUG)
     structlog.configure(
         processors=[
@@ -80,49 +75,33 @@ def _hush(hush: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING if hush else logging.NOTSET)
 
 
-class Level(IntEnum):
-    """What the signals switch between. ``AS_STARTED``: no signal has come yet."""
-
-    AS_STARTED = 0
-    INFO = 1
-    DEBUG = 2
-    DEBUG_WITH_SQL = 3
-
-
+_CHOICES = ("as_started", "info", "debug", "debug_with_sql")
 _chosen = mmap.mmap(-1, 1)
-"""The level, in memory that a worker shares with the children of its pool."""
+"""The number of the choice that signals made, in memory that a worker shares with the children of its pool."""
 
 
-def toggle_debug(*, sql: bool) -> Level:
-    """Switch between info and debug; ``sql`` takes the SQL logger along. Returns the new level."""
-    debug = logging.getLogger().level != logging.DEBUG
-    level = (Level.DEBUG_WITH_SQL if sql else Level.DEBUG) if debug else Level.INFO
-    _chosen[0] = level
-    _apply(level)
-    return level
-
-
-def _apply(level: Level) -> None:
-    if level is Level.AS_STARTED:
-        return
-    debug = level is not Level.INFO
-    logging.getLogger().setLevel(logging.DEBUG if debug else logging.INFO)
-    _hush(not debug)
-    logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if level is Level.DEBUG_WITH_SQL else logging.WARNING)
+def _apply() -> str:
+    """Take over the choice; its name."""
+    choice = _CHOICES[_chosen[0]]
+    if choice != "as_started":
+        logging.getLogger().setLevel(logging.INFO if choice == "info" else logging.DEBUG)
+        _hush(choice == "info")
+        logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if choice == "debug_with_sql" else logging.WARNING)
+    return choice
 
 
 def install_level_signals(children: Callable[[], Sequence[int]] = tuple) -> None:
     """SIGUSR1 and SIGUSR2 toggle the level here and in ``children``, then the handler that was there before runs."""
     owner = os.getpid()
-    for number, sql in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
+    for number, debug in ((signal.SIGUSR1, "debug"), (signal.SIGUSR2, "debug_with_sql")):
         before = signal.getsignal(number)
 
-        def handle(signum: int, frame: FrameType | None, *, sql: bool = sql, before: Any = before) -> None:
+        def handle(signum: int, frame: FrameType | None, *, debug: str = debug, before: Any = before) -> None:
             if os.getpid() != owner:  # a child that was forked a moment ago
-                _apply(Level(_chosen[0]))
+                _apply()
                 return
-            level = toggle_debug(sql=sql)
-            structlog.get_logger(__name__).info("log_level_changed", to=level.name.lower())
+            _chosen[0] = _CHOICES.index("info" if logging.getLogger().level == logging.DEBUG else debug)
+            structlog.get_logger(__name__).info("log_level_changed", to=_apply())
             for pid in children():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR2)
@@ -134,5 +113,5 @@ def install_level_signals(children: Callable[[], Sequence[int]] = tuple) -> None
 
 def follow_level_signals() -> None:
     """In a child of the pool: take over the parent's level, now and at each SIGUSR2 from it. SIGUSR1 is Celery's."""
-    signal.signal(signal.SIGUSR2, lambda *_: _apply(Level(_chosen[0])))
-    _apply(Level(_chosen[0]))
+    signal.signal(signal.SIGUSR2, lambda *_: _apply())
+    _apply()
