@@ -112,7 +112,7 @@ def _flower_starts(**_: Any) -> None:
 def _logging(**_: Any) -> None:
     try:
         configure_logging(get_settings().logging)
-    except (InvalidInput, OSError) as error:
+    except OSError as error:
         _refuse(error)
 
 

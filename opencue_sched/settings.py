@@ -133,6 +133,7 @@ HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
 LogRoots = Annotated[dict[str, str], NoDecode, BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
+LogLevel = Annotated[str, StringConstraints(pattern="^(?i:debug|info|warning|error)$", to_lower=True)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
@@ -145,7 +146,7 @@ class _Section(BaseModel):
 class Logging(_Section):
     """Logs."""
 
-    level: str = Field("info", description="Log level: debug, info, warning or error.")
+    level: LogLevel = Field("info", description="Log level: debug, info, warning or error.")
     path: Path | None = Field(None, description="File to append to as well, besides standard error.")
 
 
@@ -176,15 +177,9 @@ class Stream(_Section):
         "otherwise. (The jobs of a pass are planned together, so there is nothing else to buffer.)",
     )
 
-    @property
-    def clusters_at_once(self) -> int | None:
-        """cluster_buffer_size where somebody set it; Celery's own settings have defaults of their own."""
-        return self.cluster_buffer_size if "cluster_buffer_size" in self.model_fields_set else None
-
-    @property
-    def messages_per_thread(self) -> int | None:
-        """job_buffer_size where somebody set it."""
-        return self.job_buffer_size if "job_buffer_size" in self.model_fields_set else None
+    def given(self) -> dict[str, int]:
+        """Those that somebody set; Celery's own settings have defaults of their own."""
+        return self.model_dump(exclude_unset=True)
 
 
 class Queue(_Section):
@@ -514,15 +509,6 @@ for _remedy, _keys in (
         "hosts are chosen by core_saturation and memory_saturation",
         "queue.host_booking_strategy.type queue.host_booking_strategy.weights "
         "queue.host_booking_strategy.max_candidates",
-    ),
-    (
-        "it is fixed here: remove it",
-        "queue.cluster_empty_sleep queue.max_frames_per_plan queue.host_candidate_attempts_per_layer "
-        "queue.mem_reserved_min database.connect_timeout database.statement_timeout rqd.launch_concurrency "
-        "rqd.channel_idle_timeout host_cache.clean_up_interval host_cache.concurrent_fetch_permit "
-        "host_cache.group_refresh_interval accounting.redis_timeout accounting.managed_shows_ttl "
-        "accounting.cas_max_retries coordination.queue_age coordination.claim_ttl release.workers "
-        "release.default_alloc_tag",
     ),
 ):
     _REPLACED |= dict.fromkeys(_keys.split(), _remedy)

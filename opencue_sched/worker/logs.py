@@ -19,20 +19,15 @@ from typing import Any
 
 import structlog
 
-from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Logging, unknown_variables
 
 SQL_LOGGER = "sqlalchemy.engine"
 _SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure_logging(settings: Logging) -> None:
     """Send structlog and the standard library's records to standard error, and to a file if asked to; then warn of
-    variables that are no settings. Raises InvalidInput for an unknown level, and OSError for a file."""
-    level = _LEVELS.get(settings.level.lower())
-    if level is None:
-        raise InvalidInput(f"logging.level {settings.level!r} is none of {', '.join(_LEVELS)}")
+    variables that are no settings. Raises OSError for a file."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -53,8 +48,8 @@ def configure_logging(settings: Logging) -> None:
                 processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
             )
         )
-    logging.basicConfig(level=level, handlers=handlers, force=True)
-    _hush(level > logging.DEBUG)
+    logging.basicConfig(level=settings.level.upper(), handlers=handlers, force=True)
+    _hush(settings.level != "debug")
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -353,7 +353,7 @@ def test_what_cannot_work_says_why_and_ends(site, tmp_path):
         ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, "a Sentinel URL is"),
         ("beat", threads, "many"): (78, threads),
         ("beat", "OPENCUE_SCHED_INSTANCE", "render 01"): (78, "OPENCUE_SCHED_INSTANCE"),
-        ("beat", level, "loud"): (78, "logging.level 'loud'"),
+        ("beat", level, "loud"): (78, f"setting {level}: String should match"),
         ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "set FLOWER_BASIC_AUTH"),
         ("flower", "--address=", "FLOWER_PORT", "0"): (78, "on every address"),
         ("flower", f"--conf={opened}", "FLOWER_PORT", "0"): (78, "on 0.0.0.0"),

@@ -216,7 +216,8 @@ def test_unknown_keys_and_nonsense_are_refused_by_the_variables_name(monkeypatch
         ),
         ("log_root: {windows: S:/logs}", "log_root", "'default_os' is missing"),
         ("submission: {log_root: /logs}", "submission", "there is no such setting; use log_root"),
-        ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting; it is fixed here"),
+        ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting"),
+        ("logging: {level: loud}", "logging.level", "String should match pattern '^(?i:debug|info|warning|error)$'"),
     ],
 )
 def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_path, text, key, reason):
