@@ -41,13 +41,12 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, describe_failure
-from opencue_sched.settings import get_settings, setting_problems, unknown_variables
+from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.worker.control import (
     asks_for_prefork,
     guard_flower,
     is_celery,
     is_flower,
-    keeps_a_log,
     worker_figures,
 )
 from opencue_sched.worker.logs import configure_logging, follow_level_signals, install_level_signals
@@ -85,9 +84,6 @@ if is_celery(sys.argv):
                 add_to_flower(get_settings())
     except (ValidationError, SchedulerError) as error:
         _refuse(error)
-    if not keeps_a_log(sys.argv):
-        for name in unknown_variables(os.environ):
-            print(f"warning: {name} is no setting and has no effect", file=sys.stderr, flush=True)  # noqa: T201
 
 app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")

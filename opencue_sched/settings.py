@@ -14,6 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -102,17 +103,14 @@ def _database_url(value: SecretStr) -> SecretStr:
     from sqlalchemy.exc import ArgumentError
 
     url = value.get_secret_value()
-    if not _POSTGRESQL.match(url):
-        raise ValueError("database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name")
-    try:
-        make_url(url)
-    except (ArgumentError, ValueError):
-        # Not even as the cause: SQLAlchemy shows what it could not read, which may be part of a password.
-        raise ValueError(
-            "database_url cannot be read: postgresql://user:password@host:port/name, with / @ and : in the password "
-            "as %2F %40 and %3A, and a port that is a number"
-        ) from None
-    return value
+    with suppress(ArgumentError, ValueError):
+        if _POSTGRESQL.match(url) and make_url(url):
+            return value
+    # Without the cause: SQLAlchemy shows what it could not read, which may be part of a password.
+    raise ValueError(
+        "database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name, with / @ and : in the "
+        "password as %2F %40 and %3A, and a port that is a number"
+    )
 
 
 def _redis_url(value: SecretStr) -> SecretStr:

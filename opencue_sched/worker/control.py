@@ -202,11 +202,6 @@ def is_flower(argv: Sequence[str]) -> bool:
     return is_celery(argv) and "flower" in argv[1:]
 
 
-def keeps_a_log(argv: Sequence[str]) -> bool:
-    """Whether this is a worker or a beat, which log as our settings say."""
-    return is_celery(argv) and not {"worker", "beat"}.isdisjoint(argv[1:])
-
-
 def asks_for_prefork(argv: Sequence[str]) -> bool:
     """Whether the command line asks for the prefork pool.
 

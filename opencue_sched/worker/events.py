@@ -58,7 +58,6 @@ _PAYLOAD = TypeAdapter[dict[str, list[str]] | list[str]](
 """A payload is an object with these lists, or the only one itself."""
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
-_PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 
 
@@ -129,20 +128,13 @@ class NotificationListener(PeriodicThread):
         return connection
 
     def _hear(self, connection: Any) -> None:
-        idle = 0.0
+        # Keep-alives end a connection whose other end vanished (store/engine.py).
         # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
         news = select.poll()
         news.register(connection, select.POLLIN)
         while not self.pause(0):
             if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
-                idle = 0.0
-            else:
-                idle += _POLL_SECONDS
-                if idle >= _PROBE_SECONDS:
-                    with connection.cursor() as cursor:
-                        cursor.execute("SELECT 1")
-                    idle = 0.0
             while connection.notifies:
                 notification = connection.notifies.pop(0)
                 self._handle(notification.channel, notification.payload)

@@ -194,14 +194,8 @@ class Workload:
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait until nothing is in hand; False when that took longer than ``seconds``."""
-        deadline = time.monotonic() + seconds
         with self._changed:
-            while self.in_hand:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
+            return self._changed.wait_for(lambda: not self.in_hand, seconds)
 
 
 FENCED_OFF = "fenced_off"

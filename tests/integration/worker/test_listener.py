@@ -156,21 +156,6 @@ def test_a_lost_connection_is_opened_again_and_said_so(
     assert listener.wait_connected(0)
 
 
-def test_a_connection_that_hears_nothing_is_tried_now_and_then(
-    engine: Engine, view: FarmView, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One whose other end vanished would hear nothing for ever."""
-    monkeypatch.setattr("opencue_sched.worker.events._PROBE_SECONDS", 0.1)
-    monkeypatch.setattr("opencue_sched.worker.events._POLL_SECONDS", 0.1)
-    listener = NotificationListener(engine, {WORK_CHANNEL: lambda _: None}, count=Counted())
-    listener.start()
-    last = "SELECT query FROM pg_stat_activity WHERE application_name = 'opencue-sched-listener'"
-    try:
-        eventually(lambda: "SELECT 1" in {row.query for row in view.rows(f"{last} AND datname = current_database()")})
-    finally:
-        listener.stop()
-
-
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
     handlers = {WORK_CHANNEL: heard.shows.extend}
