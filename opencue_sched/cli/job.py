@@ -24,7 +24,7 @@ from opencue_sched.cli.inputs import (
     layer_ids,
     most_option,
 )
-from opencue_sched.cli.job_follow import log_command, wait_command
+from opencue_sched.cli.job_follow import log_command, wait_for
 from opencue_sched.cli.output import (
     HIGH,
     LOW,
@@ -141,7 +141,18 @@ job_command = Commands("job", "List, show and manage jobs. A job is named by its
 
 
 job_command.add_command(log_command)
-job_command.add_command(wait_command)
+
+
+@job_command.on_farm("wait demo-sh010-alice_comp_v001 && echo done")
+@_JOBS
+def wait(engine: Engine, _: SchemaFacts, chosen: list[NamedRow]) -> Done:
+    """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
+
+    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
+    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
+    or were eaten, or a job was killed or removed.
+    """
+    return wait_for(engine, chosen)
 
 
 @job_command.on_farm("list --show demo --user alice")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.inputs import JOB, CommandRefused, choose, choose_all, farm, layer_ids, patiently
-from opencue_sched.cli.output import json_option, live, show_json
+from opencue_sched.cli.inputs import JOB, CommandRefused, choose, farm, layer_ids, patiently
+from opencue_sched.cli.output import Done, asked_for_json, live
 from opencue_sched.domain.farm import FrameState, JobState, counted, duration_text, exit_meaning
 from opencue_sched.domain.frames import log_path
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
@@ -34,27 +34,6 @@ _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 10.0
 """Without a terminal, a layer that goes on has a line that often at most."""
 _LEAST_ROWS = 4
-
-
-@click.command("wait")
-@click.argument("names", type=JOB, nargs=-1, required=True)
-@json_option
-def wait_command(names: tuple[str, ...], as_json: bool) -> None:
-    """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
-
-    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
-    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
-    or were eaten, or a job was killed or removed.
-
-    Example: opencue-sched job wait demo-sh010-alice_comp_v001 && echo done
-    """
-    with farm() as (engine, _):
-        with engine.connect() as connection:
-            chosen = choose_all(connection, Kind.JOB, names)
-        ended = wait_for(engine, chosen, quiet=as_json)
-    if as_json:
-        show_json([asdict(job) for job in ended])
-    exit_as(ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +60,20 @@ class Ended:
         return f"{self.job}: {done}{more.get(self.outcome, '')}"
 
 
-def exit_as(ended: Sequence[Ended]) -> None:
-    """Exit status 1 unless all succeeded."""
-    if any(job.outcome != "succeeded" for job in ended):
-        raise click.exceptions.Exit(1)
-
-
-def wait_for(engine: Engine, chosen: Sequence[NamedRow], *, quiet: bool = False) -> list[Ended]:
-    """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL."""
+def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
+    """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL. How
+    they ended: exit status 1 unless all succeeded."""
     ended: dict[str, Ended] = {}
     looks = _looks(engine, chosen, ended)
-    if quiet:
+    if asked_for_json():
         deque(looks, maxlen=0)
     elif sys.stdout.isatty():
         live(lambda console: (_picture(layers, *console.size) for layers in looks))
     else:
         _show_lines(looks)
     result = [ended[job.id] for job in chosen]
-    if not quiet:
-        click.echo("\n".join(job.words() for job in result))
-    return result
+    failed = any(job.outcome != "succeeded" for job in result)
+    return Done([job.words() for job in result], [asdict(job) for job in result], status=int(failed))
 
 
 def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) -> Iterator[Sequence[LayerProgress]]:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 
+
+def asked_for_json() -> bool:
+    """Whether the command that runs was given --json."""
+    return bool(click.get_current_context().params["as_json"])
+
+
 NAME = 9
 """Importance of a column that is the argument of the next command: it is shown whole, however narrow the terminal."""
 HIGH, LOW = 2, 0

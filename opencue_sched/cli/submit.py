@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import BinaryIO
 
 import click
 
-from opencue_sched.cli.inputs import current_user, farm
-from opencue_sched.cli.job_follow import Ended, exit_as, wait_for
-from opencue_sched.cli.output import json_option, show_json, working
+from opencue_sched.cli.inputs import TOP, current_user, farm
+from opencue_sched.cli.job_follow import wait_for
+from opencue_sched.cli.output import Done, asked_for_json, working
 from opencue_sched.domain.farm import counted
 from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.farm.submission import Submitted, submit_job
@@ -19,21 +19,18 @@ from opencue_sched.store.shows import NamedRow
 from opencue_sched.text_file import InvalidFile
 
 
-@click.command("submit")
+@TOP.answers("submit examples/animation.yaml --paused")
 @click.argument("file", type=click.File("rb"))
 @click.option("--paused", is_flag=True, help="Submit it paused, whatever the file says.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would go in, but leave nothing.")
 @click.option("--wait", is_flag=True, help="Show how far it is, until it has ended: like `job wait`.")
-@json_option
-def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bool) -> None:
+def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
     """Submit a job file, YAML or JSON; - reads standard input.
 
     The format is described in docs/job-file.md. All fields that are wrong are said at once, and then
     nothing is stored. What the farm could not serve today (tags, OS, sizes, subscriptions, services) is noted on
     standard error, or as `notes` with --json; the job goes in all the same. Exit status: 0 submitted, 1 refused.
     With --wait, 0 all frames succeeded, 1 refused, or ended otherwise; Ctrl-C ends the waiting, not the job.
-
-    Example: opencue-sched submit examples/animation.yaml --paused
     """
     if wait and dry_run:
         raise click.UsageError("what is not submitted cannot be waited for")
@@ -42,26 +39,24 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool, as_json: bo
         with farm() as (engine, _), working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run, unserved=unserved)
     except InvalidFile as error:
-        if as_json:
-            show_json({"submitted": False, "problems": error.problems})
-        for problem in error.problems:
-            click.echo(f"{getattr(file, 'name', '<stdin>')}: {problem}", err=True)
-        click.echo(f"not submitted: {counted(len(error.problems), 'problem')}", err=True)
-        raise click.exceptions.Exit(1) from error
+        problems = [f"{getattr(file, 'name', '<stdin>')}: {problem}" for problem in error.problems]
+        refusal = f"not submitted: {counted(len(problems), 'problem')}"
+        return Done([], {"submitted": False, "problems": error.problems}, [*problems, refusal], status=1)
+    notes = [] if asked_for_json() else [f"note: {note}" for note in submitted.notes]
     document = {"submitted": not dry_run, "job": submitted.name, **asdict(submitted)}
-    if not as_json:
-        click.echo("\n".join(_lines(submitted)))
-        for note in submitted.notes:
-            click.echo(f"note: {note}", err=True)
-    ended: list[Ended] = []
+    done = Done(_lines(submitted), document, notes)
+    if not wait:
+        return done
+    if not asked_for_json():
+        done.show(as_json=False)
     try:
-        if wait:
-            with farm() as (engine, _):
-                ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)], quiet=as_json)
-    finally:  # also when Ctrl-C ends the waiting: the job is there
-        if as_json:
-            show_json({**document, "ended": asdict(ended[0])} if ended else document)
-    exit_as(ended)
+        with farm() as (engine, _):
+            ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
+    except BaseException:  # also when Ctrl-C ends the waiting: the job is there
+        if asked_for_json():
+            done.show(as_json=True)
+        raise
+    return replace(ended, document={**document, "ended": ended.document[0]})
 
 
 def _lines(submitted: Submitted) -> list[str]:
