@@ -55,7 +55,7 @@ DEFAULT_OS = "default_os"
 
 # What a value of a setting may look like. The refusals quote no value that may hold a password.
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
+_DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POSTGRESQL = re.compile(r"^postgres(ql)?(\+\w+)?://")
 

@@ -22,7 +22,7 @@ from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings, as_seconds, get_settings
-from opencue_sched.worker.control import broadcast, put_to_sleep
+from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.task import Messenger
 
 WAIT_SECONDS = 3.0
@@ -108,11 +108,11 @@ def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]
     return postings, listing
 
 
-def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False) -> None:
+def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = False) -> None:
     with checked_redis() as client:
         postings, listing = _found(client, cluster)
         uuids = postings.find_all(cluster) or [listing.uuid]
-        answers = [postings.update(uuid, how, reason, force=force) for uuid in uuids]
+        answers = [postings.update(uuid, how, value, force=force) for uuid in uuids]
     # Of all shards: one that is worked on is told of, but not one that is where it should be already.
     refused = [answer for answer in answers if not answer[0]]
     if held := [answer for answer in refused if answer[1] == "held"] or (refused if len(refused) == len(uuids) else []):
@@ -120,7 +120,7 @@ def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False)
         refusals = {
             "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
             "not_trashed": f"{cluster} is not in the trash",
-            "trashed": f"{cluster} is in the trash already",
+            "trashed": f"{cluster} is in the trash",
         }
         raise SchedulerError(refusals.get(str(answer[1]), f"{cluster} is gone"))
 
@@ -158,8 +158,8 @@ def _moment(milliseconds: str | None) -> datetime | None:
 ctl_command = Commands(
     "ctl",
     "Pause, resume, drain and stop workers; let a cluster sleep.\n\n"
-    "The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but "
-    "workers are addressed by queue type, group and instance. The workers of a facility hear only who has its name in "
+    "The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker`, but workers are "
+    "addressed by queue type, group and instance. The workers of a facility hear only who has its name in "
     "OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.",
     "pause --group default",
 )
@@ -207,8 +207,8 @@ def sleep(cluster: str, duration: str) -> Done:
         seconds = float(as_seconds(duration))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
-    with checked_redis() as client:
-        said = put_to_sleep(cluster_postings(client, get_settings()), cluster, seconds)
+    _update(cluster, "rest", round(seconds * 1000))
+    said = f"{cluster} sleeps for {seconds:g} s" if seconds else f"{cluster} is awake"
     return Done(said, {"ok": said})
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import math
 import os
 import re
 import signal
@@ -18,15 +17,12 @@ from functools import wraps
 from pathlib import PurePath
 from typing import Any
 
-import click
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
-from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Actor
 from opencue_sched.errors import InvalidInput
-from opencue_sched.settings import as_seconds
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.task import runtime
 
@@ -92,38 +88,6 @@ def stop_worker(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's sig
     """Finish what is in hand and end this worker, as SIGTERM does."""
     os.kill(os.getpid(), signal.SIGTERM)
     return {"ok": "stopping"}
-
-
-def duration(text: str) -> float:
-    """Seconds, of what ``celery control`` was given. Raises BadParameter, which it shows as its own refusals."""
-    try:
-        return float(as_seconds(text))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-@control_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
-def sleep_cluster(
-    state: Any,  # noqa: ARG001 - celery's signature
-    cluster: str,
-    seconds: float,
-) -> dict[str, object]:
-    """Let a cluster (by its key) sleep for some seconds, or 10m or 2h, whatever would wake it; 0 wakes it."""
-    try:
-        return {"ok": put_to_sleep(runtime().postings, cluster, seconds)}
-    except InvalidInput as error:
-        return {"error": str(error)}
-
-
-def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
-    """Let a cluster sleep in its shard, or in all if ``key`` names none, whatever would wake it; 0 wakes it. Raises
-    InvalidInput for an unknown one."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"sleep needs a finite number of seconds, 0 or more, not {seconds!r}")
-    answers = [postings.update(posting, "rest", round(seconds * 1000)) for posting in postings.find_all(key)]
-    if not any(answer[0] for answer in answers):
-        raise InvalidInput(f"cluster {key!r} cannot sleep: its posting is {answers[0][1] if answers else 'gone'}")
-    return f"{key} sleeps for {seconds:g} s" if seconds else f"{key} is awake"
 
 
 @control_command()

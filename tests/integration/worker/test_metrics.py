@@ -44,7 +44,6 @@ from opencue_sched.placement.planner import Plan
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
-from opencue_sched.worker.control import put_to_sleep
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.runtime import Runtime
 from tests.integration.dispatch.gathering import counted_statements
@@ -296,6 +295,11 @@ def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
     assert "each once" in fleet_metrics.waiting_frames_distinct._documentation
 
 
+def put_to_sleep(runtime: Runtime, cluster: str) -> None:
+    for posting in runtime.postings.find_all(cluster):
+        runtime.postings.update(posting, "rest", 60_000)
+
+
 def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, engine: Engine):
     # given two clusters that a job reaches, of which one rests
     with engine.begin() as connection:
@@ -304,10 +308,10 @@ def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, e
         farm.job([LayerSpec(frames=9, tags="general | big")])
     runtime.sweep()
     one, other = runtime.postings.posted()
-    put_to_sleep(runtime.postings, one, 60)
+    put_to_sleep(runtime, one)
     runtime.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 1)
-    put_to_sleep(runtime.postings, other, 60)
+    put_to_sleep(runtime, other)
     runtime.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 2)
     # when their work is paused
@@ -426,7 +430,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     cluster = next(iter(runtime.sweeper.feed.clusters.values()))
     crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1, cache_hits=2)
     metrics.record_pass(PassReport(cluster, plan=crowded))
-    put_to_sleep(runtime.postings, cluster.key, 60)
+    put_to_sleep(runtime, cluster.key)
     runtime.sweep()
     with engine.begin() as connection:
         connection.execute(

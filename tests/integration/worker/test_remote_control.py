@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from click import BadParameter
 from kombu import Queue
 
 from opencue_sched.celery import PresenceStep
@@ -19,7 +18,7 @@ from opencue_sched.coordination.presence import Presence, WorkerState, list_memb
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import Settings
 from opencue_sched.worker import control
-from opencue_sched.worker.control import broadcast, duration, fleet_control
+from opencue_sched.worker.control import broadcast, fleet_control
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Workload
 from tests.polling import eventually
@@ -140,19 +139,6 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     assert (told, membership.workload.state) == ([], before)
     heard(state, instances=["w2", "w1"])
     assert told or membership.workload.state is not before
-
-
-@pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
-def test_no_cluster_rests_for_a_time_that_is_none(monkeypatch, seconds):
-    monkeypatch.setattr(control, "runtime", lambda: SimpleNamespace(postings=None))
-    assert "number of seconds" in control.sleep_cluster(None, "alloc-1", seconds)["error"]
-
-
-@pytest.mark.parametrize("text", ["abc", "-5", "inf", "nan", ""])
-def test_the_command_line_refuses_a_time_that_is_none(text):
-    with pytest.raises(BadParameter, match="not a duration"):
-        duration(text)
-    assert duration("10m") == 600
 
 
 @pytest.mark.parametrize("how", ["pause_dispatch", "drain"])
