@@ -21,7 +21,7 @@ from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
-from opencue_sched.coordination.presence import Actor
+from opencue_sched.coordination.presence import Actor, WorkerState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.task import runtime
@@ -58,7 +58,7 @@ def _stop_consuming(state: Any, *types: QueueType) -> None:
 @_instance_command
 def pause_dispatch(state: Any) -> dict[str, object]:
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
-    runtime().membership.workload.pause()
+    runtime().membership.workload.become(WorkerState.PAUSED)
     _stop_consuming(state, QueueType.DISPATCH)
     return {"ok": "paused"}
 
@@ -66,7 +66,7 @@ def pause_dispatch(state: Any) -> dict[str, object]:
 @_instance_command
 def drain(state: Any) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
-    runtime().membership.workload.drain()
+    runtime().membership.workload.become(WorkerState.DRAINING)
     _stop_consuming(state, *QueueType)
     return {"ok": "draining", "in_hand": runtime().membership.in_flight()}
 
@@ -74,7 +74,7 @@ def drain(state: Any) -> dict[str, object]:
 @_instance_command
 def resume_dispatch(state: Any) -> dict[str, object]:
     """Take messages again after pause_dispatch or drain."""
-    runtime().membership.workload.resume()
+    runtime().membership.workload.become(WorkerState.WORKING)
     queues = state.app.amqp.queues
     for name in _work_queues(state, *QueueType):
         # Celery 5.6 consumes what was cancelled and added only until its next reconnect.

@@ -315,16 +315,8 @@ class Runtime:
             history = drain_history(self.engine) if drains else Drained()
             with self.engine.begin() as connection:
                 forget_ended_quarantines(connection)
-        return {
-            "reaped": True,
-            "history_events": history.events,
-            "history_skipped": history.skipped,
-            "hosts_down": len(report.hosts_down),
-            "procs_released": report.procs_released,
-            "frames_waiting": report.frames_waiting,
-            "frames_dead": report.frames_dead,
-            "deferred": report.deferred,
-        }
+        figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
+        return {"reaped": True, "history_events": history.events, "history_skipped": history.skipped, **figures}
 
     def keep_promises(self, *, fence: int | None = None) -> dict[str, object]:
         """Grant, renew and end the holds of wide frames. Raises FencedOff as recompute()."""

@@ -161,19 +161,10 @@ class Workload:
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.WORKING
 
-    def pause(self) -> None:
-        """Take no more dispatch work for now."""
+    def become(self, state: WorkerState) -> None:
+        """Pause, drain or work again, unless this process is about to end."""
         if not self._stopping:
-            self.state = WorkerState.PAUSED
-
-    def drain(self) -> None:
-        """Take no more work of any kind for now."""
-        self.state = WorkerState.DRAINING
-
-    def resume(self) -> None:
-        """Take work again, unless this process is about to end."""
-        if not self._stopping:
-            self.state = WorkerState.WORKING
+            self.state = state
 
     def stop(self) -> None:
         """Take no more work ever. Safe in a signal handler."""

@@ -11,7 +11,7 @@ from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import beat_keys, cluster_board
 from opencue_sched.coordination.postings import Claim, ClusterPostings
-from opencue_sched.coordination.presence import Presence, list_members
+from opencue_sched.coordination.presence import Presence, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.farm import fleet_view, leader_view
 from opencue_sched.settings import Settings
@@ -55,7 +55,7 @@ def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, fac
 def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings, redis_client: Redis) -> None:
     membership = Membership(redis_client, settings, lambda: {"tags-1", "alloc-1"})
     membership.join("w1@here", queues=lambda: QUEUES, capacity=4)
-    membership.workload.pause()
+    membership.workload.become(WorkerState.PAUSED)
     with membership.workload.task():
         membership.heartbeat()
     (worker,) = fleet_view(redis_client, settings)["workers"]

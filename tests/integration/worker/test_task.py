@@ -20,6 +20,7 @@ from opencue_sched.celery import app as real_app
 from opencue_sched.coordination import queues, transport
 from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
+from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -249,14 +250,14 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     # given a worker that takes no work
     sent = []
     monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
-    runtime.membership.workload.pause()
+    runtime.membership.workload.become(WorkerState.PAUSED)
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
     assert queues.is_waiting(redis_client, "cue", waiter)
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
     assert message["priority"] == CLIENT_WAITS.queue_priority
-    runtime.membership.workload.resume()
+    runtime.membership.workload.become(WorkerState.WORKING)
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
     assert queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
@@ -265,6 +266,6 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
 def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):
     sent = []
     monkeypatch.setattr(runtime.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
-    runtime.membership.workload.pause()
+    runtime.membership.workload.become(WorkerState.PAUSED)
     real_app.tasks[DISPATCH](posting)
     assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, JobPriority.NORMAL.queue_priority)

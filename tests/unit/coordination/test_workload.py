@@ -12,23 +12,25 @@ def test_a_process_takes_work_unless_told_not_to():
     workload = Workload()
     assert workload.takes_work
     workload.begin()
-    workload.pause()
+    workload.become(WorkerState.PAUSED)
     assert not workload.takes_work
     workload.begin()
     assert workload.state is WorkerState.PAUSED
-    workload.resume()
+    workload.become(WorkerState.WORKING)
     assert workload.takes_work
-    workload.drain()
+    workload.become(WorkerState.DRAINING)
     assert not workload.takes_work
-    workload.resume()
+    workload.become(WorkerState.WORKING)
     assert workload.takes_work
 
 
 def test_a_process_about_to_end_never_takes_work_again():
     workload = Workload()
     workload.stop()
-    for call in (workload.begin, workload.resume, workload.pause):
-        call()
+    workload.begin()
+    assert workload.state is WorkerState.DRAINING
+    for state in WorkerState:
+        workload.become(state)
         assert workload.state is WorkerState.DRAINING
 
 

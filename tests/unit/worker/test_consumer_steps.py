@@ -70,7 +70,7 @@ def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -
     workload = Workload()
     monkeypatch.setattr(wiring, "_workload", workload)
     wiring.begin_to_drain()
-    workload.resume()
+    workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING
 
 
