@@ -126,7 +126,6 @@ def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = F
 
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
-    """Postings with the names of shows and facilities."""
     rows: list[dict[str, Any]] = []
     for it in found:
         try:

@@ -297,7 +297,6 @@ TOP = Commands("", "", "")
 
 
 def most_option(most: int) -> Callable[[Body], Body]:
-    """How many rows a list has."""
     said = "List no more than this many."
     return click.option("--most", type=click.IntRange(1), default=most, show_default=True, help=said)
 

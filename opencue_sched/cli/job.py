@@ -196,8 +196,6 @@ def _layers(connection: Connection, job: NamedRow) -> Rows:
 
 
 def _pause_command(verb: str, word: str, does: str) -> None:
-    """Add a command that pauses jobs, or lets them go on."""
-
     @job_command.writes(f"{verb} demo-sh010-alice_comp_v001", does=does)
     @_JOBS
     def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
@@ -215,8 +213,6 @@ _pause_command("unpause", "not paused", "Let paused jobs go on.")
 
 
 def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
-    """Add a command that sets a column of jobs."""
-
     words = f"{what.replace('_', '-')} demo-sh010-alice_comp_v001 {example}"
 
     @job_command.writes(words, does=does, context_settings=NEGATIVE_NUMBERS)
@@ -293,8 +289,6 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
 
 
 def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
-    """Options --layer, --frames and --state."""
-
     def decorate(function: Body) -> Body:
         said = f"Only frames in this state, or ANY. May be given several times. Default: {', '.join(default) or 'any'}."
         states = click.Choice(_FRAME_STATES, case_sensitive=False)

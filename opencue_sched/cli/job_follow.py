@@ -49,7 +49,6 @@ class Ended:
     eaten: int
 
     def words(self) -> str:
-        """A line for people."""
         done = f"{self.succeeded} of {counted(self.frames, 'frame')} succeeded"
         more = {
             "dead": f", {self.dead} dead; `opencue-sched explain {self.job}` says of what",

@@ -105,14 +105,12 @@ class Column:
         return self.title or self.key.removesuffix("_kb").replace("_", " ").title().replace("Gpu", "GPU")
 
     def value(self, thing: Any) -> Any:
-        """The value as JSON has it."""
         if callable(self.read):
             return self.read(thing)
         name = self.read or self.key
         return thing[name] if isinstance(thing, Mapping) else getattr(thing, name)
 
     def cell(self, value: Any) -> str:
-        """The value as the table has it."""
         if value is None:
             return ""
         if self.show is not None:
@@ -137,7 +135,6 @@ class Rows:
     most: int = sys.maxsize
 
     def json(self) -> list[dict[str, Any]]:
-        """The things as JSON has them."""
         return [json_row(thing, self.columns) for thing in self.things[: self.most]]
 
     def show(self, *, as_json: bool = False) -> None:
@@ -265,7 +262,6 @@ def _one_line(text: str) -> str:
 
 
 def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
-    """A thing as JSON has it."""
     return {column.key: column.value(thing) for column in columns if column.key}
 
 

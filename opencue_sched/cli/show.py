@@ -242,7 +242,6 @@ _OPTIONS = {"min_cores": core_count, "max_cores": core_cap, "min_gpus": click.In
 
 
 def _caps(function: Body) -> Body:
-    """Options of the four caps."""
     for name, kind in _OPTIONS.items():
         unit = "CORES" if "cores" in name else "GPUS"
         does = "What its jobs should get together." if name.startswith("min") else "The most; 0 or -1 is no cap."

@@ -138,7 +138,6 @@ class Screen:
 
     @property
     def left(self) -> int:
-        """Lines that are free."""
         return self.height - len(self.lines)
 
 
@@ -303,7 +302,6 @@ def _keys(keyboard: int) -> Iterator[str]:
 
 
 def sorted_jobs(view: FarmView, chosen: Chosen) -> list[JobUse]:
-    """The jobs in the order that was chosen."""
     return sorted(view.jobs, key=SORTS[chosen.sort])
 
 

@@ -135,7 +135,6 @@ REPORT_SERVICE = single_process_registry(release_events)
 
 
 def record_pass(report: PassReport) -> None:
-    """Count one cluster pass."""
     kind = report.cluster.kind.value
     jobs_queried.inc(report.jobs)
     if report.jobs_processed:
@@ -175,7 +174,6 @@ def record_pass(report: PassReport) -> None:
 
 
 def record_sweep(report: SweepReport) -> None:
-    """Show one sweep."""
     for kind in ClusterKind:
         clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
     clusters_active.set(report.active)
@@ -185,7 +183,6 @@ def record_sweep(report: SweepReport) -> None:
 
 
 def record_recompute(report: RecomputeReport) -> None:
-    """Count what a recompute found."""
     recompute_duration.observe(report.seconds)
     for cause, count in report.causes.items():
         entries_healed.labels(cause).inc(count)

@@ -194,7 +194,6 @@ class Runtime:
 
     @cached_property
     def events(self) -> Events:
-        """The notifications of PostgreSQL, and what they set in motion."""
         made = Events(self.settings, self.engine, self.ledger, self.hosts, self._wake)
         self._closing.callback(made.stop)
         return made
@@ -395,7 +394,6 @@ _runtime: Runtime | None = None
 
 
 def runtime() -> Runtime:
-    """The runtime of this process, made on first use."""
     global _runtime
     with _lock:
         if _runtime is None:

@@ -90,7 +90,6 @@ class TolerantConsumer(Consumer):
     connection_errors: tuple[type[BaseException], ...]
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """What is called with each message."""
         handle = super().create_task_handler(*args, **kwargs)
 
         def on_task_received(message: Any) -> Any:
@@ -173,7 +172,6 @@ class Workload:
 
     @contextmanager
     def task(self) -> Iterator[None]:
-        """Count one task while it runs."""
         with self._changed:
             self.in_hand += 1
         try:
