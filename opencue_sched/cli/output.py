@@ -218,21 +218,21 @@ class Table:
         ).rstrip()
 
 
-def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None, *, least: int = _WRAPPED) -> Table:
-    """A table of what has a title and fits into the width; None: of all. What wraps gets ``least`` characters."""
+def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None) -> Table:
+    """A table of what has a title and fits into the width; None: of all. What wraps gets 24 characters at least."""
     columns = [column for column in columns if column.title]
     rows = [[column.value(thing) for column in columns] for thing in things]
     cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
     right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
-    shown = list(range(len(columns))) if width is None else _fit(columns, cells, widths, width, least)
+    shown = list(range(len(columns))) if width is None else _fit(columns, cells, widths, width)
     return Table([column.title for column in columns], cells, widths, right, shown)
 
 
-def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], width: int, wrapped: int) -> list[int]:
+def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], width: int) -> list[int]:
     """The numbers of the columns that there is room for; those that wrap are made narrower in ``widths``."""
     room = width + len(_GAP)
-    least = [min(width, wrapped) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
+    least = [min(width, _WRAPPED) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
     shown = list(range(len(columns)))
     if cells and sum(width + len(_GAP) for width in widths) > room:
         shown = [number for number in shown if any(texts[number] for texts in cells)]

@@ -52,8 +52,6 @@ _STEPS = {"up": -1, "down": 1}
 ANY_HEIGHT = 100_000
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
-_WHY = 30
-"""Characters of a reason for which other columns are left out."""
 
 SORTS: dict[str, Callable[[JobUse], Any]] = {
     "wait": lambda _: 0,
@@ -414,7 +412,7 @@ def _table(
     screen: Screen, columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], *, more: int = 0
 ) -> None:
     """A line of titles and one for each row, of the columns that fit."""
-    table = lay_out(rows, columns, screen.width, least=_WHY)
+    table = lay_out(rows, columns, screen.width)
     screen.add(table.line(table.titles) + (f"  ({more} more)" if more else ""), "bold underline")
     for texts, style in zip(table.cells, styles, strict=False):
         screen.add(table.line([_cut(text, width) for text, width in zip(texts, table.widths, strict=True)]), style)
