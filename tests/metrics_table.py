@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
 from opencue_sched.worker import fleet_metrics, metrics
+from opencue_sched.worker.fleet_metrics import RecentFigures
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD = "| metric | kind | what it says |\n|---|---|---|\n"
 _TABLE = re.compile(rf"(?<=\n){re.escape(HEAD)}(?:\|.*\n)*")
 
 
-def _row(family: MetricWrapperBase) -> str:
-    name = family._name + ("_total" if family._type == "counter" else "")
-    labels = f"{{{','.join(family._labelnames)}}}" if family._labelnames else ""
-    return f"| `{name}{labels}` | {family._type} | {family._documentation} |\n"
+def _row(name: str, labels: Sequence[str], kind: str, text: str) -> str:
+    named = f"{name}{{{','.join(labels)}}}" if labels else name
+    return f"| `{named}` | {kind} | {text} |\n"
+
+
+def _of_census(*collectors: RecentFigures) -> str:
+    gauges = (gauge for figures in collectors for gauge in figures.gauges)
+    return "".join(_row(f"scheduler_{name}", labels.split(), "gauge", text) for name, labels, text in gauges)
+
+
+def _declared(families: Iterable[MetricWrapperBase]) -> str:
+    return "".join(
+        _row(it._name + ("_total" if it._type == "counter" else ""), it._labelnames, it._type, it._documentation)
+        for it in families
+    )
 
 
 def tables() -> list[str]:
     """Of the farm, of the fleet, of every beat, and of workers, in the order in which they are declared."""
-    declared = [
-        *fleet_metrics.OF_USE.values(),
-        *(it for module in (fleet_metrics, metrics) for it in vars(module).values()),
-    ]
-    families = list(dict.fromkeys(it for it in declared if isinstance(it, MetricWrapperBase)))
-    of_farm = set(fleet_metrics.OF_USE.values())
-    of_leader = {it for figures in fleet_metrics.LEADING for it in _registered(figures.registry)} - of_farm
-    of_beats = set(_registered(fleet_metrics.BEAT)) - of_leader - of_farm
-    groups: list[list[MetricWrapperBase]] = [[], [], [], []]
-    for it in families:
-        groups[0 if it in of_farm else 1 if it in of_leader else 2 if it in of_beats else 3].append(it)
-    return [HEAD + "".join(map(_row, group)) for group in groups]
-
-
-def _registered(registry: object) -> list[MetricWrapperBase]:
-    collectors = registry._collector_to_names  # type: ignore[attr-defined]
-    return [it for it in collectors if isinstance(it, MetricWrapperBase)]
+    found = [it for module in (fleet_metrics, metrics) for it in vars(module).values()]
+    families = dict.fromkeys(it for it in found if isinstance(it, MetricWrapperBase))
+    registered = fleet_metrics.BEAT._collector_to_names
+    of_beats = [it for it in families if it in registered]
+    of_workers = [it for it in families if it not in registered]
+    fleet = _of_census(fleet_metrics.OF_QUEUES, fleet_metrics.OF_WAITING)
+    parts = (_of_census(fleet_metrics.OF_USE), fleet, _declared(of_beats), _declared(of_workers))
+    return [HEAD + part for part in parts]
 
 
 def with_tables(document: str) -> str:

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import Metric
+from prometheus_client import Counter, Gauge
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Row
 
@@ -51,68 +51,38 @@ OTHER = "other"
 _OTHERS = (OTHER, OTHER)
 
 
-class RecentFigures(Collector):
-    """Gauges that are shown for a while after each update, and only while ``shown`` says so."""
+Sample = tuple[str, tuple[str, ...], float]
+"""Name of a gauge, the values of its labels, and its value."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+
+class RecentFigures(Collector):
+    """Gauges (name, labels, text) as a census found them: for a minute after it, and only while ``shown`` says so."""
+
+    def __init__(self, *gauges: tuple[str, str, str]) -> None:
+        self.gauges = gauges
         self.shown: Callable[[], bool] = lambda: True
+        self._families: Sequence[Metric] = ()
         self._until = -math.inf
 
-    def updated(self) -> None:
-        """Show the gauges, which were just set, for the next minute."""
-        self._until = boot_clock() + _SHOWN_SECONDS
+    def update(self, samples: Iterable[Sample]) -> None:
+        """Show these from now on, and no others. Values of the same labels are added up."""
+        sums: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        for name, values, number in samples:
+            sums[name, values] += number
+        families = {
+            name: GaugeMetricFamily(f"scheduler_{name}", text, labels=labels.split())
+            for name, labels, text in self.gauges
+        }
+        for (name, values), number in sums.items():
+            families[name].add_metric(values, number)
+        self._families, self._until = list(families.values()), boot_clock() + _SHOWN_SECONDS
 
-    def collect(self) -> Iterable[Metric]:
-        return self.registry.collect() if boot_clock() < self._until and self.shown() else ()
+    def collect(self) -> Sequence[Metric]:
+        return self._families if boot_clock() < self._until and self.shown() else ()
 
-
-of_queues = RecentFigures()
-of_farm = RecentFigures()
-LEADING = (of_queues, of_farm)
-BEAT = single_process_registry(*LEADING)
-
-leader_fence = Gauge("scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", registry=BEAT)
-tick_age = Gauge(
-    "scheduler_tick_age_seconds", "Seconds since any beat fired a tick, as this beat knows.", registry=BEAT
-)
-ticks_ahead = Gauge(
-    "scheduler_ticks_ahead_seconds", "How long a task waits: a future tick is recorded as fired.", registry=BEAT
-)
-
-
-def _gauge(figures: RecentFigures, name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(f"scheduler_{name}", text, labels, registry=figures.registry)
-
-
-queue_depth = _gauge(of_queues, "queue_depth", "Messages waiting in this fleet's queues of a type.", "type")
-queue_oldest = _gauge(of_queues, "queue_oldest_seconds", "Age of the oldest waiting message of a type.", "type")
-backlog_per_worker = _gauge(
-    of_queues, "backlog_per_worker", "Dispatch messages waiting for a group or in hand, per live worker of it.", "group"
-)
-workers_alive = _gauge(of_queues, "workers_alive", "Live workers of this beat's fleet that dispatch.")
-clusters_cooled_down = _gauge(
-    of_queues, "clusters_cooled_down", "Clusters left alone for a while, by what failed in their last pass.", "reason"
-)
-postings_trashed = _gauge(of_queues, "postings_trashed", "Clusters taken off the board, until they are brought back.")
-waiting_frames = _gauge(
-    of_farm,
-    "waiting_frames",
-    "Frames that the last passes left waiting, or had no turn for, once for each cluster that reaches them.",
-    "verdict",
-)
-waiting_frames_distinct = _gauge(
-    of_farm, "waiting_frames_distinct", "Frames of the whole fleet that wait and may be booked, each once."
-)
-host_report_age = _gauge(
-    of_farm, "host_report_age_seconds", "Seconds since the newest report of any host; not a number without a host."
-)
-oldest_hold = _gauge(
-    of_farm, "oldest_hold_seconds", "Seconds that the longest drain for a wide frame has lasted, or 0."
-)
 
 _SUBSCRIPTION, _FOLDER = "facility allocation show_name", "show_name folder"
-_USE = (
+OF_USE = RecentFigures(
     ("farm_hosts", "facility state lock", "Hosts by state and lock. SILENT: up, but nothing was heard of them lately."),
     ("farm_cores", "facility allocation use", "Cores of hosts: booked, idle, locked and not booked, or down."),
     ("show_frames", "show_name state", "Frames of a show's pending jobs, in all facilities: running, waiting or dead."),
@@ -130,8 +100,35 @@ _USE = (
     ("limit_frames", "limit", "Frames that run under a limit (a licence)."),
     ("limit_max_frames", "limit", "Frames that may run under a limit."),
 )
-OF_USE = {name: _gauge(of_farm, name, text, *labels.split()) for name, labels, text in _USE}
-"""The gauges of hosts, shows and caps."""
+"""Of hosts, shows and caps."""
+OF_WAITING = RecentFigures(
+    (
+        "waiting_frames",
+        "verdict",
+        "Frames that the last passes left waiting, or had no turn for, once for each cluster that reaches them.",
+    ),
+    ("waiting_frames_distinct", "", "Frames of the whole fleet that wait and may be booked, each once."),
+    ("host_report_age_seconds", "", "Seconds since the newest report of any host; not a number without a host."),
+    ("oldest_hold_seconds", "", "Seconds that the longest drain for a wide frame has lasted, or 0."),
+)
+OF_QUEUES = RecentFigures(
+    ("queue_depth", "type", "Messages waiting in this fleet's queues of a type."),
+    ("queue_oldest_seconds", "type", "Age of the oldest waiting message of a type."),
+    ("backlog_per_worker", "group", "Dispatch messages waiting for a group or in hand, per live worker of it."),
+    ("workers_alive", "", "Live workers of this beat's fleet that dispatch."),
+    ("clusters_cooled_down", "reason", "Clusters left alone for a while, by what failed in their last pass."),
+    ("postings_trashed", "", "Clusters taken off the board, until they are brought back."),
+)
+LEADING = (OF_USE, OF_QUEUES, OF_WAITING)
+BEAT = single_process_registry(*LEADING)
+
+leader_fence = Gauge("scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", registry=BEAT)
+tick_age = Gauge(
+    "scheduler_tick_age_seconds", "Seconds since any beat fired a tick, as this beat knows.", registry=BEAT
+)
+ticks_ahead = Gauge(
+    "scheduler_ticks_ahead_seconds", "How long a task waits: a future tick is recorded as fired.", registry=BEAT
+)
 
 messages_dropped = Counter(
     "scheduler_messages_dropped_total",
@@ -161,8 +158,8 @@ def _samples(
     draining: Sequence[Row[Any]],
     shows: Sequence[ShowUse],
     caps: Mapping[str, Sequence[Cap]],
-) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """Gauges of OF_USE with the values of their labels and a value, which are to be added up.
+) -> Iterator[Sample]:
+    """The samples of OF_USE.
 
     Of each kind of name the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
     Facilities are few and all have theirs.
@@ -220,15 +217,6 @@ def _first(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
     return lambda name: name if name in own else other
 
 
-def _replace_series(gauge: Gauge, series: Mapping[tuple[str, ...], float]) -> None:
-    """Show these series of a gauge and no others. What stays is there at each moment, also to a scrape meanwhile."""
-    for labels, value in series.items():
-        gauge.labels(*labels).set(value)
-    shown = {tuple(sample.labels.values()) for metric in gauge.collect() for sample in metric.samples}
-    for labels in shown - series.keys():
-        gauge.remove(*labels)
-
-
 class FleetCensus:
     """Looks at the fleet every 15 s while ``leads()``, from a thread and with connections of its own.
 
@@ -260,44 +248,42 @@ class FleetCensus:
         return CENSUS_SECONDS
 
     def look_at_queues(self) -> None:
-        """Set the gauges of what Redis knows. Raises RedisError."""
+        """Show what Redis knows. Raises RedisError."""
         members = list_members(self._client, self._namespace)
         facility = self._settings.scheduler.facility
         census = queue_census(self._client, self._namespace, members, group=self._group, facility=facility)
-        for type_, figures in census.by_type.items():
-            queue_depth.labels(type_).set(figures.depth)
-            queue_oldest.labels(type_).set(figures.oldest_seconds)
-        workers_alive.set(census.workers)
-        _replace_series(backlog_per_worker, {(group,): it for group, it in census.backlog_per_worker.items()})
         skipped = self._postings.skipped()
         failed = [it.kind for it in skipped if it.until is not None]
-        for kind in FAILURE_KINDS:
-            clusters_cooled_down.labels(kind).set(failed.count(kind))
-        postings_trashed.set(len(skipped) - len(failed))
-        of_queues.updated()
+        samples: list[Sample] = [
+            ("workers_alive", (), census.workers),
+            ("postings_trashed", (), len(skipped) - len(failed)),
+        ]
+        samples += [("clusters_cooled_down", (kind,), failed.count(kind)) for kind in FAILURE_KINDS]
+        samples += [("backlog_per_worker", (group,), it) for group, it in census.backlog_per_worker.items()]
+        for type_, figures in census.by_type.items():
+            samples.append(("queue_depth", (type_,), figures.depth))
+            samples.append(("queue_oldest_seconds", (type_,), figures.oldest_seconds))
+        OF_QUEUES.update(samples)
 
     def look_at_farm(self) -> None:
-        """Set the gauges of waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and
-        RedisError."""
+        """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
         waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings), forget=True)
-        for verdict in Verdict:
-            waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
-        waiting_frames_distinct.set(waiting.distinct)
         facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
         with self._engine.connect() as connection:
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
             shows, caps = show_uses(connection, facility), _caps(connection)
-        host_report_age.set(min((it.report_age for it in groups if it.report_age is not None), default=math.nan))
-        oldest_hold.set(draining[0].oldest_age if draining else 0.0)
-        series: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in OF_USE}
-        for name, labels, value in _samples(groups, draining, shows, caps):
-            series[name][labels] += value
-        for name, gauge in OF_USE.items():
-            _replace_series(gauge, series[name])
-        of_farm.updated()
+        report_age = min((it.report_age for it in groups if it.report_age is not None), default=math.nan)
+        samples: list[Sample] = [
+            ("host_report_age_seconds", (), report_age),
+            ("waiting_frames_distinct", (), waiting.distinct),
+            ("oldest_hold_seconds", (), draining[0].oldest_age if draining else 0.0),
+        ]
+        samples += [("waiting_frames", (it.value,), waiting.by_verdict.get(it.value, 0)) for it in Verdict]
+        OF_WAITING.update(samples)
+        OF_USE.update(_samples(groups, draining, shows, caps))
 
     def close(self) -> None:
         """End the thread, and give the connections back."""

@@ -119,6 +119,6 @@ def test_a_real_scrape_has_what_dashboards_and_alerts_ask_for(scrape: Scrape, tm
     # and what a beat sees of the farm comes from the one that leads
     exporters = {name: {instance for instance, _ in found} for name, found in scrape.samples.items() if found}
     of_use = [name for name in exporters if re.match("scheduler_(farm|show|subscription|folder|limit|draining)_", name)]
-    assert len(of_use) == len(fleet_metrics.OF_USE)
+    assert len(of_use) == len(fleet_metrics.OF_USE.gauges)
     assert [name for name in of_use if exporters[name] != {"beat"}] == []
     assert exporters["scheduler_leader_fence"] == {"beat", "standby"}

@@ -41,10 +41,14 @@ CELERY_COMMANDS = {"worker", "beat", "flower"}
 METRICS_PORT = "OPENCUE_SCHED_QUEUE__METRICS_PORT"
 
 
+def labels_of_a_census() -> dict[str, set[str]]:
+    gauges = (gauge for figures in fleet_metrics.LEADING for gauge in figures.gauges)
+    return {f"scheduler_{name}": set(labels.split()) for name, labels, _ in gauges}
+
+
 def known_metrics() -> set[str]:
-    of_leader = [figures.registry for figures in fleet_metrics.LEADING]
-    names = set()
-    for family in (it for registry in (REGISTRY, fleet_metrics.BEAT, *of_leader) for it in registry.collect()):
+    names = set(labels_of_a_census())
+    for family in (it for registry in (REGISTRY, fleet_metrics.BEAT) for it in registry.collect()):
         names.add(family.name)
         names |= {family.name + suffix for suffix in ("_total", "_bucket", "_sum", "_count", "_created")}
     return names
@@ -52,8 +56,8 @@ def known_metrics() -> set[str]:
 
 def known_labels() -> dict[str, set[str]]:
     """Labels by the names a metric's samples have."""
-    found: dict[str, set[str]] = {}
-    ours = [*fleet_metrics.OF_USE.values(), *vars(metrics).values(), *vars(fleet_metrics).values()]
+    found = labels_of_a_census()
+    ours = [*vars(metrics).values(), *vars(fleet_metrics).values()]
     for family in ours:
         if isinstance(family, MetricWrapperBase):
             for suffix in ("", "_total", "_bucket", "_sum", "_count"):

@@ -79,27 +79,31 @@ NAMED = (
 )
 
 
-def families() -> dict[str, MetricWrapperBase]:
-    """Our metrics by exposed name."""
-    ours = [
-        *fleet_metrics.OF_USE.values(),
-        *(value for module in (metrics, fleet_metrics) for value in vars(module).values()),
-    ]
-    found = [value for value in ours if isinstance(value, MetricWrapperBase)]
-    return {value._name + ("_total" if value._type == "counter" else ""): value for value in found}
+def wrapped() -> list[MetricWrapperBase]:
+    """Our metrics but those of a census."""
+    found = (value for module in (metrics, fleet_metrics) for value in vars(module).values())
+    return [value for value in found if isinstance(value, MetricWrapperBase)]
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """The labels of our metrics by exposed name."""
+    found = {it._name + ("_total" if it._type == "counter" else ""): tuple(it._labelnames) for it in wrapped()}
+    of_leader = [gauge for figures in fleet_metrics.LEADING for gauge in figures.gauges]
+    return found | {f"scheduler_{name}": tuple(labels.split()) for name, labels, _ in of_leader}
 
 
 def values() -> dict[str, dict[tuple[object, ...], float]]:
     """Every sample of our metrics, by exposed name of the family."""
-    return {
-        name: {
-            (sample.name, *sorted(sample.labels.items())): sample.value
-            for metric in family.collect()
-            for sample in metric.samples
-            if not sample.name.endswith("_created")
-        }
-        for name, family in families().items()
-    }
+    found: dict[str, dict[tuple[object, ...], float]] = {name: {} for name in families()}
+    for metric in (it for registry in (REGISTRY, fleet_metrics.BEAT) for it in registry.collect()):
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        if name in found:
+            found[name] = {
+                (sample.name, *sorted(sample.labels.items())): sample.value
+                for sample in metric.samples
+                if not sample.name.endswith("_created")
+            }
+    return found
 
 
 def sample(name: str, **labels: str) -> float:
@@ -165,7 +169,7 @@ def test_every_named_metric_is_exported_with_its_labels():
     for wanted in NAMED:
         name, _, label = wanted.rstrip("}").partition("{")
         assert name in exported, name
-        assert exported[name]._labelnames == ((label,) if label else ()), name
+        assert exported[name] == ((label,) if label else ()), name
 
 
 def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
@@ -291,8 +295,9 @@ def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
     assert run_passes(runtime) == ["saturated"] * 2
     assert shown_waiting(census) == (18, 9)
     # then the help of the one says so, and the other counts it once
-    assert "once for each cluster that reaches them" in fleet_metrics.waiting_frames._documentation
-    assert "each once" in fleet_metrics.waiting_frames_distinct._documentation
+    told = {name: text for name, _, text in fleet_metrics.OF_WAITING.gauges}
+    assert "once for each cluster that reaches them" in told["waiting_frames"]
+    assert "each once" in told["waiting_frames_distinct"]
 
 
 def put_to_sleep(runtime: Runtime, cluster: str) -> None:
@@ -463,7 +468,9 @@ def hold_a_host(connection) -> None:
 
 def _forget_gauges() -> None:
     """Whatever tests before this one left there."""
-    for gauge in (family for family in families().values() if isinstance(family, Gauge)):
+    for figures in fleet_metrics.LEADING:
+        figures.update([])
+    for gauge in (family for family in wrapped() if isinstance(family, Gauge)):
         if gauge._labelnames:
             gauge.clear()
         else:
@@ -597,7 +604,6 @@ for jobs, ready in ((3, 0), (4, 1)):
         metrics.store_ready.set(ready)
         metrics.host_cache_size.set(5)
         fleet_metrics.ticks_ahead.set(6)
-        fleet_metrics.workers_alive.set(7)
         os._exit(0)
     os.waitpid(child, 0)
 for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
@@ -618,9 +624,9 @@ for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
 
 
 def of_beats(*, leading: bool) -> set[str]:
-    groups = [figures.registry for figures in fleet_metrics.LEADING] if leading else []
+    of_leader = {name for figures in fleet_metrics.LEADING for name, _, _ in figures.gauges} if leading else set()
     standby = {"leader_fence", "tick_age_seconds", "ticks_ahead_seconds"}
-    return {f"scheduler_{name}" for name in standby} | {metric.name for group in groups for metric in group.collect()}
+    return {f"scheduler_{name}" for name in standby | of_leader}
 
 
 def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, monkeypatch):
@@ -743,7 +749,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
         ("local", "DOWN", "OPEN"): 1,
     }
     # and nothing of it is shown by a beat that leads no more
-    monkeypatch.setattr(fleet_metrics.of_farm, "shown", lambda: False)
+    monkeypatch.setattr(fleet_metrics.OF_USE, "shown", lambda: False)
     assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
 
 
