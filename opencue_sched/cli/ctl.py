@@ -11,7 +11,7 @@ import redis
 
 from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database, with_names
 from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, field_lines, json_row, working
-from opencue_sched.coordination.board import Listing, Pages, Update
+from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
@@ -59,14 +59,8 @@ def list_postings(state: str | None) -> Rows:
     """List postings: what waits, is worked on, sleeps or is in the trash."""
     with checked_redis() as client:
         board = cluster_postings(client, get_settings())
-        pages: list[Pages] = ["trash"] if state == "trash" else ["listed"] if state else ["listed", "trash"]
-        found = [
-            listing
-            for which in pages
-            for listing in board.listings(which)
-            if state in (None, listing.fields.get("state"))
-        ]
-    return Rows(_read(found), _POSTING_COLUMNS)
+        there = [*board.listings("listed"), *board.listings("trash")]
+    return Rows(_read([it for it in there if state in (None, it.fields.get("state"))]), _POSTING_COLUMNS)
 
 
 @board_command.answers("show alloc-0f3a9c1d2b4e5f60")
