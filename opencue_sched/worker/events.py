@@ -35,7 +35,6 @@ from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import NotReady, SchedulerError
-from opencue_sched.farm.model import CountEvent
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.shows import shows_under
@@ -74,7 +73,6 @@ class NotificationListener(PeriodicThread):
         handlers: Mapping[str, Callable[..., object]],
         *,
         on_reconnect: Callable[[], object] = bool,
-        count: CountEvent = lambda *_: None,
     ) -> None:
         super().__init__(
             "notifications",
@@ -86,7 +84,6 @@ class NotificationListener(PeriodicThread):
         self._engine = engine
         self._handlers = handlers
         self._on_reconnect = on_reconnect
-        self.count = count
         self._connected = threading.Event()
         self._connected_before = False
 
@@ -104,7 +101,7 @@ class NotificationListener(PeriodicThread):
             self._connected_before = True
             self._hear(connection)
         except (psycopg2.Error, OSError) as error:
-            self.count("listener_lost")
+            metrics.record_event("listener_lost")
             log.warning("listener_lost_connection", error=str(error).strip())
         finally:
             self._connected.clear()
@@ -123,7 +120,7 @@ class NotificationListener(PeriodicThread):
                 for channel in self._handlers:
                     cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
         except (psycopg2.Error, SQLAlchemyError) as error:
-            self.count("listener_connect_failed")
+            metrics.record_event("listener_connect_failed")
             raise SchedulerError(str(error).strip()) from error
         return connection
 
@@ -144,7 +141,7 @@ class NotificationListener(PeriodicThread):
         try:
             content = _PAYLOAD.validate_json(payload)
         except ValueError as error:
-            self.count("notification_malformed")
+            metrics.record_event("notification_malformed")
             log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
             return
         lists = [content] if isinstance(content, list) else [content.get(name, []) for name in _LISTS[channel]]
@@ -154,10 +151,10 @@ class NotificationListener(PeriodicThread):
         try:
             handler()
         except Exception:
-            self.count("notification_failed")
+            metrics.record_event("notification_failed")
             log.exception("notification_failed", channel=name)
         else:
-            self.count(f"notification_{name}")
+            metrics.record_event(f"notification_{name}")
 
 
 SETTLE_SECONDS = 0.25
@@ -330,9 +327,7 @@ class Events:
             WORK_CHANNEL: self.waker.shows,
             HANDED_BACK_CHANNEL: self._handed_back,
         }
-        self.listener = NotificationListener(
-            engine, handlers, on_reconnect=self._resync.everything, count=metrics.record_event
-        )
+        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything)
 
     def start(self) -> None:
         self.waker.start()

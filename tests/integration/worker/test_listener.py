@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
+from opencue_sched.worker import metrics
 from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
-from tests.counted import Counted
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame, start
 from tests.polling import eventually
@@ -39,6 +40,15 @@ class Heard:
         self.reconnects += 1
 
 
+@pytest.fixture(autouse=True)
+def _nothing_counted() -> None:
+    metrics.release_events.clear()
+
+
+def counted(event: str) -> float:
+    return REGISTRY.get_sample_value("scheduler_release_events_total", {"event": event}) or 0.0
+
+
 @pytest.fixture
 def heard() -> Heard:
     return Heard()
@@ -51,7 +61,7 @@ def listener(engine: Engine, heard: Heard) -> Iterator[NotificationListener]:
         CAPS_CHANNEL: heard.caps.extend,
         WORK_CHANNEL: heard.shows.extend,
     }
-    listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect, count=Counted())
+    listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect)
     listener.start()
     assert listener.wait_connected(20)
     try:
@@ -94,7 +104,7 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     notify(engine, "opencue_sched_release", payload)
     notify(engine, "opencue_sched_release", json.dumps({"procs": ["p1"], "hosts": ["h1"]}))
     eventually(lambda: heard.procs == ["p1"])
-    assert listener.count["notification_malformed"] == 1
+    assert counted("notification_malformed") == 1
 
 
 def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engine: Engine, heard: Heard) -> None:
@@ -108,7 +118,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engin
         while number < 1024:
             number = os.open(os.devnull, os.O_RDONLY)
             files.callback(os.close, number)
-        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend}, count=Counted())
+        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend})
         listener.start()
         files.callback(listener.stop)
         assert listener.wait_connected(20)
@@ -124,14 +134,14 @@ def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
         if shows == ["bad"]:
             raise RuntimeError("handler failed")
 
-    listener = NotificationListener(engine, {WORK_CHANNEL: on_work}, count=Counted())
+    listener = NotificationListener(engine, {WORK_CHANNEL: on_work})
     listener.start()
     try:
         assert listener.wait_connected(20)
         notify(engine, "opencue_sched_work", '["bad"]')
         notify(engine, "opencue_sched_work", '["good"]')
         eventually(lambda: seen == [["bad"], ["good"]])
-        assert listener.count["notification_failed"] == 1
+        assert counted("notification_failed") == 1
     finally:
         listener.stop()
 
@@ -152,16 +162,16 @@ def test_a_lost_connection_is_opened_again_and_said_so(
     eventually(lambda: heard.reconnects == 1)
     notify(engine, "opencue_sched_work", '["show-1"]')
     eventually(lambda: heard.shows == ["show-1"])
-    assert listener.count["listener_lost"] == 1
+    assert counted("listener_lost") == 1
     assert listener.wait_connected(0)
 
 
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
     handlers = {WORK_CHANNEL: heard.shows.extend}
-    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect, count=Counted())
+    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect)
     listener.start()
-    eventually(lambda: listener.count["listener_connect_failed"] >= 2)
+    eventually(lambda: counted("listener_connect_failed") >= 2)
     assert not listener.wait_connected(0)
     listener.stop()
     assert heard.reconnects == 0
@@ -169,7 +179,7 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
 
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
-        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None}, count=Counted())
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None})
         listener.start()
-        eventually(lambda: listener.count["listener_connect_failed"] >= 2)
+        eventually(lambda: counted("listener_connect_failed") >= 2)
         listener.stop()
