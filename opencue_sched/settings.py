@@ -482,34 +482,29 @@ def get_settings() -> Settings:
 
 # What is wrong with the settings, in words for the person who wrote them.
 
-_REPLACED = {  # of former releases, and of the reference scheduler
-    "logging.format": "a terminal gets text, everything else JSON",
-    "logging.file_appender": "logs are appended to logging.path when that is set",
-    "host_cache.update_stat_on_book": "what procs reserve is taken off what hosts report free anyway",
-    "accounting.recompute_interval": "use accounting.recompute_interval_seconds",
-    "accounting.limit_reseed_interval": "use accounting.limit_reseed_interval_seconds",
-    "accounting.redis": "use accounting.redis_url and accounting.redis_pool_size",
-    "coordination.beat_metrics_port": "it follows from queue.metrics_port",
-    "coordination.handover_wait": "use coordination.lease_ttl",
-    "release.facility": "scheduler.facility is that of hosts that report none",
-    "submission": "use log_root, with a value for each OS if need be",
-    "sentry_dsn": "it is not needed here: errors are in the log",
-    "queue.empty_job_cycles_before_quiting": "a worker runs until it is told to stop",
+_REMEDIES = {
+    "a terminal gets text, everything else JSON": "logging.format",
+    "logs are appended to logging.path when that is set": "logging.file_appender",
+    "what procs reserve is taken off what hosts report free anyway": "host_cache.update_stat_on_book",
+    "use accounting.recompute_interval_seconds": "accounting.recompute_interval",
+    "use accounting.limit_reseed_interval_seconds": "accounting.limit_reseed_interval",
+    "use accounting.redis_url and accounting.redis_pool_size": "accounting.redis",
+    "it follows from queue.metrics_port": "coordination.beat_metrics_port",
+    "use coordination.lease_ttl": "coordination.handover_wait",
+    "scheduler.facility is that of hosts that report none": "release.facility",
+    "use log_root, with a value for each OS if need be": "submission",
+    "it is not needed here: errors are in the log": "sentry_dsn",
+    "a worker runs until it is told to stop": "queue.empty_job_cycles_before_quiting",
+    "use rqd.timeout": "rqd.launch_timeout rqd.kill_timeout",
+    "it follows from accounting.commit_deadline": "host_cache.checkout_timeout accounting.in_flight_age",
+    "it follows from coordination.lease_ttl": "coordination.renew_deadline coordination.retry_interval",
+    "it is not needed here: see the metrics": "host_cache.monitoring_interval queue.monitor_interval",
+    "OpenCue's schema counts 100 centicores a core: remove it": "queue.core_multiplier database.core_multiplier",
+    "hosts are chosen by core_saturation and memory_saturation": "queue.host_booking_strategy.type "
+    "queue.host_booking_strategy.weights queue.host_booking_strategy.max_candidates",
 }
-"""Keys that do not exist (any more), and what replaces them."""
-for _remedy, _keys in (
-    ("use rqd.timeout", "rqd.launch_timeout rqd.kill_timeout"),
-    ("it follows from accounting.commit_deadline", "host_cache.checkout_timeout accounting.in_flight_age"),
-    ("it follows from coordination.lease_ttl", "coordination.renew_deadline coordination.retry_interval"),
-    ("it is not needed here: see the metrics", "host_cache.monitoring_interval queue.monitor_interval"),
-    ("OpenCue's schema counts 100 centicores a core: remove it", "queue.core_multiplier database.core_multiplier"),
-    (
-        "hosts are chosen by core_saturation and memory_saturation",
-        "queue.host_booking_strategy.type queue.host_booking_strategy.weights "
-        "queue.host_booking_strategy.max_candidates",
-    ),
-):
-    _REPLACED |= dict.fromkeys(_keys.split(), _remedy)
+_REPLACED = {key: remedy for remedy, keys in _REMEDIES.items() for key in keys.split()}
+"""Keys of former releases, and of the reference scheduler, that do not exist (any more), and what replaces them."""
 
 
 def setting_problems(error: ValidationError) -> list[str]:
