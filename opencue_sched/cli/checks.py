@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import JOB, TOP, checked_redis, database, layer_ids, redis_store, with_names
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, table_lines, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
@@ -150,10 +150,9 @@ def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
         yield f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}"
     said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
     yield f"beats: {', '.join(said) or 'none alive'}"
-    workers = Rows(view["workers"], _WORKER_COLUMNS)
-    yield from workers.lines() if workers.things else ["workers: none alive"]
-    queues = Rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
-    yield from ["", *queues.lines(), ""]
+    yield from table_lines(view["workers"], _WORKER_COLUMNS) if view["workers"] else ["workers: none alive"]
+    queues = [{"type": name, **figures} for name, figures in view["queues"].items()]
+    yield from ["", *table_lines(queues, _QUEUE_COLUMNS), ""]
     clusters = "{ready} ready, {claimed} worked on, {delayed} delayed, {trash} trashed".format_map(view["postings"])
     yield f"clusters: {clusters} (opencue-sched board list)"
     backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())

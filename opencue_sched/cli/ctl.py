@@ -10,7 +10,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database, with_names
-from opencue_sched.cli.output import HIGH, NAME, Column, Done, Rows, age_text, field_lines, json_row, working
+from opencue_sched.cli.output import HIGH, NAME, Column, Done, age_text, field_lines, json_row, listed, working
 from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued, decode_cluster
@@ -55,12 +55,12 @@ board_command = Commands("board", "List, show, trash and restore cluster posting
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
-def list_postings(state: str | None) -> Rows:
+def list_postings(state: str | None) -> Done:
     """List postings: what waits, is worked on, sleeps or is in the trash."""
     with checked_redis() as client:
         board = cluster_postings(client, get_settings())
         there = [*board.listings("listed"), *board.listings("trash")]
-    return Rows(_read([it for it in there if state in (None, it.fields.get("state"))]), _POSTING_COLUMNS)
+    return listed(_read([it for it in there if state in (None, it.fields.get("state"))]), _POSTING_COLUMNS)
 
 
 @board_command.answers("show alloc-0f3a9c1d2b4e5f60")

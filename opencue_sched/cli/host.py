@@ -23,7 +23,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     notify_hosts_changed,
 )
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, Rows, age_text, in_cores, shown, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, in_cores, listed, shown, working
 from opencue_sched.domain.farm import (
     HOST_TAG_WIDTH,
     HardwareState,
@@ -98,10 +98,10 @@ host_command = Commands(
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @most_option(1000)
-def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Rows:
+def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Done:
     """List hosts with what is idle on them. Ping is how long ago the last report came."""
     found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, **wanted, most=most + 1)
-    return Rows(found, _COLUMNS, most=most)
+    return listed(found, _COLUMNS, most=most)
 
 
 @host_command.reads("info render01")
@@ -109,7 +109,7 @@ def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **want
 def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return shown(row, _COLUMNS, "procs", Rows(hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS))
+    return shown(row, _COLUMNS, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 
 @host_command.writes("lock render01 render02")
@@ -288,9 +288,9 @@ proc_command = Commands(
 @proc_command.reads("list --job demo-sh010-alice_comp_v001")
 @_places
 @most_option(1000)
-def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Rows:
+def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Done:
     """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it."""
-    return Rows(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
+    return listed(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
 
 
 @proc_command.on_farm('kill --host render01 --reason "fan is broken"')

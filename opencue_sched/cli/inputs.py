@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from opencue_sched.cli.output import Answer, Done, json_option
+from opencue_sched.cli.output import Done, json_option
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
@@ -211,7 +211,7 @@ class NameOf(click.types.StringParamType):
 ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
 
 
-Body = Callable[..., Answer]
+Body = Callable[..., Done]
 """What a command does, as a function: its parameters are the command's."""
 _Decorator = Callable[[Body], click.Command]
 
@@ -265,7 +265,7 @@ class Commands(click.Group):
     ) -> _Decorator:
         def decorate(function: Body) -> click.Command:
             @wraps(function)
-            def run(**given: Any) -> Answer:
+            def run(**given: Any) -> Done:
                 with farm() as (engine, facts):
                     with engine.connect() as connection:
                         given |= _rows_of_names(connection, given)
@@ -273,8 +273,7 @@ class Commands(click.Group):
                         return function(engine, facts, **given)
                     with connect(engine) as connection:
                         answer = function(connection, **given)
-                if isinstance(answer, Done):
-                    notify_hosts_changed(answer.hosts)
+                notify_hosts_changed(answer.hosts)
                 return answer
 
             return self.answers(example, **settings)(run)

@@ -31,14 +31,15 @@ from opencue_sched.cli.output import (
     NAME,
     Column,
     Done,
-    Rows,
     age_text,
     cap_text,
     cores,
     in_cores,
     in_words,
+    json_rows,
+    listed,
     shown,
-    watch_rows,
+    watch,
     working,
 )
 from opencue_sched.domain.cluster import join_tags
@@ -164,7 +165,7 @@ def wait(engine: Engine, _: SchemaFacts, chosen: list[NamedRow]) -> Done:
 @most_option(500)
 def list_jobs(
     engine: Engine, _: SchemaFacts, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
-) -> Rows:
+) -> Done:
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold."""
 
     def find(most: int) -> Sequence[jobs.JobView]:
@@ -172,8 +173,8 @@ def list_jobs(
             return jobs.list_jobs(connection, show_id=show and show.id, state=_STATES[state], **wanted, most=most)
 
     if watched:
-        watch_rows(lambda rows: Rows(find(min(most, rows)), _COLUMNS))
-    return Rows(find(most + 1), _COLUMNS, most=most)
+        watch(lambda rows: find(min(most, rows)), _COLUMNS)
+    return listed(find(most + 1), _COLUMNS, most=most)
 
 
 @job_command.reads("info demo-sh010-alice_comp_v001")
@@ -185,14 +186,14 @@ def info(connection: Connection, job: NamedRow) -> Done:
     about what waits.
     """
     (row,) = jobs.list_jobs(connection, job_id=job.id)
-    return shown(row, _COLUMNS, "layers", _layers(connection, job))
+    return shown(row, _COLUMNS, "layers", *_layers(connection, job))
 
 
-def _layers(connection: Connection, job: NamedRow) -> Rows:
-    """A job's layers, with the last verdicts on them."""
+def _layers(connection: Connection, job: NamedRow) -> tuple[list[jobs.LayerView], tuple[Column, ...]]:
+    """A job's layers, and their columns with the last verdicts."""
     from opencue_sched.cli.checks import last_verdicts
 
-    return Rows(jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id)))
+    return jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id))
 
 
 def _pause_command(verb: str, word: str, does: str) -> None:
@@ -240,7 +241,7 @@ job_command.add_command(depends)
 @depends.reads("list demo-sh010-alice_comp_v001")
 @_JOB
 @click.option("--all", "met", is_flag=True, help="Also what is met already.")
-def list_depends(connection: Connection, job: NamedRow, met: bool) -> Rows:
+def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
     """List what a job, its layers and its frames wait for."""
     from opencue_sched.insight.explain import describe_depend
 
@@ -253,7 +254,7 @@ def list_depends(connection: Connection, job: NamedRow, met: bool) -> Rows:
         *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
         *map(Column, ("open_pairs", "pairs")),
     )
-    return Rows(jobs.depends_of(connection, job.id, met=met), columns, "depend")
+    return listed(jobs.depends_of(connection, job.id, met=met), columns, "depend")
 
 
 def _what_waits(depend: jobs.Depend) -> str:
@@ -317,10 +318,10 @@ def _wanted(
 @_JOB
 @_selecting(())
 @most_option(1000)
-def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Rows:
+def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Done:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
     found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
-    return Rows(found, _FRAME_COLUMNS, most=most)
+    return listed(found, _FRAME_COLUMNS, most=most)
 
 
 @job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
@@ -420,9 +421,9 @@ layer_command = Commands(
 
 @layer_command.reads("list demo-sh010-alice_comp_v001")
 @_JOB
-def list_layers(connection: Connection, job: NamedRow) -> Rows:
+def list_layers(connection: Connection, job: NamedRow) -> Done:
     """List the layers of a job: counts, needs, limits, and the last verdict on them."""
-    return _layers(connection, job)
+    return listed(*_layers(connection, job))
 
 
 @layer_command.on_farm("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
@@ -480,7 +481,7 @@ def set_layers(
             f"{job.name} {row.name}: cores {row.cores_min / CENTICORES_PER_CORE:g}, {in_words(row, needs)}"
             for row in found
         ],
-        {"job": job.name, "layers": Rows(found, columns).json(), "notes": notes},
+        {"job": job.name, "layers": json_rows(found, columns), "notes": notes},
         [f"note: {note}" for note in notes],
     )
 

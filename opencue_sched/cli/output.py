@@ -122,47 +122,21 @@ class Column:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
-
-    Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
-    """
-
-    things: Sequence[Any]
-    columns: Sequence[Column]
-    noun: str = ""
-    most: int = sys.maxsize
-
-    def json(self) -> list[dict[str, Any]]:
-        return [json_row(thing, self.columns) for thing in self.things[: self.most]]
-
-    def show(self, *, as_json: bool = False) -> None:
-        """Print a JSON list or a table. Where there are none, standard error says so."""
-        if len(self.things) > self.most:
-            click.echo(f"note: there are more than {self.most}; --most lists more", err=True)
-        if as_json:
-            show_json(self.json())
-        elif self.things:
-            click.echo("\n".join(self.lines()))
-        else:
-            click.echo(f"no {self.noun or self.columns[0].title.lower()}s", err=True)
-
-    def lines(self) -> Iterator[str]:
-        """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no
-        cell cut, and the names of those that do not; a pipe gets all."""
-        table = lay_out(self.things[: self.most], self.columns, _terminal_width() if sys.stdout.isatty() else None)
-        yield click.style(table.line(table.titles), bold=True)
-        for texts in table.cells:
-            parts = [
-                textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
-                for text, width in zip(texts, table.widths, strict=True)
-            ]
-            for number in range(max(len(parts[it]) for it in table.shown)):
-                yield table.line([part[number] if number < len(part) else "" for part in parts])
-        if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
-            note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
-            yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
+def table_lines(things: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
+    """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
+    cut, and the names of those that do not; a pipe gets all."""
+    table = lay_out(things, columns, _terminal_width() if sys.stdout.isatty() else None)
+    yield click.style(table.line(table.titles), bold=True)
+    for texts in table.cells:
+        parts = [
+            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
+            for text, width in zip(texts, table.widths, strict=True)
+        ]
+        for number in range(max(len(parts[it]) for it in table.shown)):
+            yield table.line([part[number] if number < len(part) else "" for part in parts])
+    if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
+        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
+        yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +146,7 @@ class Done:
     ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status.
     """
 
-    lines: str | Sequence[str]
+    lines: str | Iterable[str]
     document: Any
     notes: Sequence[str] = ()
     status: int = 0
@@ -190,15 +164,22 @@ class Done:
             raise click.exceptions.Exit(self.status)
 
 
-def shown(thing: Any, columns: Sequence[Column], key: str, rows: Rows) -> Done:
-    """One thing, a line for each column, and the rows that it has. JSON has them as ``key``."""
+def listed(things: Sequence[Any], columns: Sequence[Column], noun: str = "", most: int = sys.maxsize) -> Done:
+    """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
+
+    Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
+    """
+    notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
+    notes += [] if things else [f"no {noun or columns[0].title.lower()}s"]
+    return Done(table_lines(things[:most], columns) if things else [], json_rows(things[:most], columns), notes)
+
+
+def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], its_columns: Sequence[Column]) -> Done:
+    """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""
     lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns})
-    if rows.things:
-        lines += ["", *rows.lines()]
-    return Done(lines, {**json_row(thing, columns), key: rows.json()})
-
-
-Answer = Rows | Done
+    if its:
+        lines += ["", *table_lines(its, its_columns)]
+    return Done(lines, {**json_row(thing, columns), key: json_rows(its, its_columns)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +242,10 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
+def json_rows(things: Sequence[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    return [json_row(thing, columns) for thing in things]
+
+
 def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
     return {column.key: column.value(thing) for column in columns if column.key}
 
@@ -317,7 +302,7 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
             shown.update(picture, refresh=True)
 
 
-def watch_rows(find: Callable[[int], Rows]) -> None:
+def watch(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) -> None:
     """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal")
@@ -326,7 +311,7 @@ def watch_rows(find: Callable[[int], Rows]) -> None:
     def pictures(console: Console) -> Iterator[Text]:
         while True:
             title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
-            lines = find(console.height - _LINES_AROUND).lines()
+            lines = table_lines(find(console.height - _LINES_AROUND), columns)
             yield Text.from_ansi("\n".join([click.style(title, dim=True), *lines]))
             time.sleep(_WATCH_SECONDS)
 

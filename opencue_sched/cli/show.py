@@ -30,12 +30,12 @@ from opencue_sched.cli.output import (
     NAME,
     Column,
     Done,
-    Rows,
     cap_text,
     cores,
     in_cores,
     in_words,
     json_row,
+    listed,
     shown,
     working,
 )
@@ -139,9 +139,9 @@ show_command = Commands("show", "List, create and change shows.", "create demo -
 
 
 @show_command.reads("list")
-def list_shows(connection: Connection) -> Rows:
+def list_shows(connection: Connection) -> Done:
     """List shows and what they are doing."""
-    return Rows(shows.list_shows(connection), _SHOW_COLUMNS)
+    return listed(shows.list_shows(connection), _SHOW_COLUMNS)
 
 
 @show_command.reads("info demo")
@@ -149,8 +149,8 @@ def list_shows(connection: Connection) -> Rows:
 def show_info(connection: Connection, show: NamedRow) -> Done:
     """Show one show with its subscriptions."""
     (row,) = shows.list_shows(connection, show.id)
-    subscriptions = Rows(shows.list_subscriptions(connection, show_id=show.id), _SUBSCRIPTION_COLUMNS)
-    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions)
+    subscriptions = shows.list_subscriptions(connection, show_id=show.id)
+    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
 
 
 @show_command.on_farm("create demo --managed --max-cores 200")
@@ -259,9 +259,9 @@ folder_command = Commands(
 
 @folder_command.reads("list demo")
 @click.argument("show", type=SHOW, required=False)
-def list_folders(connection: Connection, show: NamedRow | None) -> Rows:
+def list_folders(connection: Connection, show: NamedRow | None) -> Done:
     """List folders with their caps and what is used of them. The root of each show comes first."""
-    return Rows(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
+    return listed(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
 
 
 @folder_command.writes("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
@@ -341,9 +341,9 @@ alloc_command = Commands(
 
 
 @alloc_command.reads("list")
-def list_allocations(connection: Connection) -> Rows:
+def list_allocations(connection: Connection) -> Done:
     """List allocations with their hosts. Idle cores are those of hosts that are up and open."""
-    return Rows(shows.list_allocations(connection), _ALLOCATION_COLUMNS)
+    return listed(shows.list_allocations(connection), _ALLOCATION_COLUMNS)
 
 
 @alloc_command.writes("create cloud.gpu --tag gpu --new-facility")
@@ -390,14 +390,14 @@ subscription_command = Commands(
 @subscription_command.reads("list demo")
 @click.argument("show", type=SHOW, required=False)
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
-def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Rows:
+def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Done:
     """List subscriptions, or those of one show.
 
     Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
     that are up and open have left.
     """
     found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
-    return Rows(found, _SUBSCRIPTION_COLUMNS, "subscription")
+    return listed(found, _SUBSCRIPTION_COLUMNS, "subscription")
 
 
 @subscription_command.writes("create demo local.general 100 150%")
@@ -490,9 +490,9 @@ limit_command = Commands(
 
 
 @limit_command.reads("list")
-def list_limits(connection: Connection) -> Rows:
+def list_limits(connection: Connection) -> Done:
     """List limits with the frames that run under each."""
-    return Rows(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
+    return listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
 
 
 @limit_command.writes("create arnold 20")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Rows, in_cores, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, in_cores, listed, working
 
 
 class Terminal(io.StringIO):
@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[str]) -> None:
-    Rows(THINGS, COLUMNS).show(as_json=True)
+    listed(THINGS, COLUMNS).show(as_json=True)
     assert json.loads(capsys.readouterr().out) == [
         {"thing": "a", "cores": 1.5, "up": True, "note": None},
         {"thing": "b", "cores": 10, "up": False, "note": "full"},
@@ -59,11 +59,11 @@ def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[s
 
 
 def test_of_nothing_standard_error_says_what_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
-    Rows([], COLUMNS).show()
-    Rows([], COLUMNS, "gadget").show()
+    listed([], COLUMNS).show(as_json=False)
+    listed([], COLUMNS, "gadget").show(as_json=False)
     assert capsys.readouterr() == ("", "no things\nno gadgets\n")
-    Rows([], COLUMNS).show(as_json=True)
-    assert capsys.readouterr() == ("[]\n", "")
+    listed([], COLUMNS).show(as_json=True)
+    assert capsys.readouterr() == ("[]\n", "no things\n")
 
 
 def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
@@ -81,14 +81,14 @@ def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
     ):
         monkeypatch.setattr("opencue_sched.cli.output._terminal_width", lambda width=width: width)
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        Rows(THINGS[:1], columns).show()
+        listed(THINGS[:1], columns).show(as_json=False)
         lines = click.unstyle(capsys.readouterr().out).splitlines()
         assert lines[0].split() == titles
         assert lines[1].count("word") == 5, "what wraps has the room"
 
 
 def test_a_column_with_a_title_is_in_the_table_and_numbers_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    Rows(THINGS, COLUMNS).show()
+    listed(THINGS, COLUMNS).show(as_json=False)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "Thing  Cores  Up   Note",
         "a        1.5  yes",
