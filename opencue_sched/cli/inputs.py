@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from opencue_sched.cli.output import Done, json_option
+from opencue_sched.cli.output import Done
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
@@ -238,10 +238,11 @@ class Commands(click.Group):
             def run(*, as_json: bool, **given: Any) -> None:
                 function(**given).show(as_json=as_json)
 
-            parameters = vars(json_option(run))["__click_params__"]
-            parameters.insert(0, parameters.pop())  # --json is the last that the help has
             said = self._help(does or cleandoc(function.__doc__ or ""), example)
-            return self.command(example.split()[0], help=said, **settings)(run)
+            made = self.command(example.split()[0], help=said, **settings)(run)
+            as_json = "Print JSON for scripts instead of a table."
+            made.params.append(click.Option(["--json", "as_json"], is_flag=True, help=as_json))
+            return made
 
         return decorate
 

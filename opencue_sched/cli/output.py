@@ -24,8 +24,6 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE, duration_text
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
-
 
 def asked_for_json() -> bool:
     """Whether the command that runs was given --json."""
@@ -155,7 +153,7 @@ class Done:
     def show(self, *, as_json: bool) -> None:
         """Print it, and end with the exit status."""
         if as_json:
-            show_json(self.document)
+            click.echo(json.dumps(self.document, indent=2, default=_json_value))
         elif self.lines:
             click.echo(self.lines if isinstance(self.lines, str) else "\n".join(self.lines))
         for note in self.notes:
@@ -267,11 +265,6 @@ def field_lines(fields: Mapping[str, str]) -> list[str]:
         for heading, lines in known.items()
         for number, line in enumerate(lines)
     ]
-
-
-def show_json(value: Any) -> None:
-    """Print one JSON document. Times are ISO 8601."""
-    click.echo(json.dumps(value, indent=2, default=_json_value))
 
 
 @contextmanager

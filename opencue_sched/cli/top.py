@@ -32,8 +32,8 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
-from opencue_sched.cli.inputs import checked_redis, farm
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, cap_text, json_option, lay_out, live, show_json
+from opencue_sched.cli.inputs import TOP, checked_redis
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, asked_for_json, cap_text, lay_out, live
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.errors import SchedulerError
@@ -142,40 +142,36 @@ class Screen:
 Look = Callable[[Chosen, Read], Read]
 
 
-@click.command("top")
+@TOP.on_farm("top --once --json | jq '.jobs[] | {name, why_text}'")
 @click.option("--once", is_flag=True, help="Print the farm once and end.")
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
 @click.option("--job", default="", metavar="PART", help="Only jobs with this in their name.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="wait", show_default=True, help="Order of the jobs.")
-@json_option
-def top_command(once: bool, show: str, job: str, sort: str, as_json: bool) -> None:
+def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: str, sort: str) -> Done:
     """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason; every two seconds anew.
 
     Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Each look costs
     the same number of statements on a farm of any size. When a store goes away, a line says so and the figures stay as
     they were. Exit status 1 if one is away at the start.
-
-    Example: opencue-sched top --once --json | jq '.jobs[] | {name, why_text}'
     """
-    watched = not (once or as_json)
+    watched = not (once or asked_for_json())
     if watched and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("this is no terminal; --once prints the farm once, --json for scripts")
     chosen = Chosen(sort=sort, show=show, job=job)
     settings = get_settings()
-    with farm() as (engine, facts), checked_redis() as client:
+    with checked_redis() as client:
         if watched:
             structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
             look = partial(_look, engine, facts, client, settings)
             live(lambda console: _pictures(console, look, chosen), screen=True)
-            return
+            return Done([], None)
         view = farm_view(engine, client, settings, show=show, job=job)
-    if as_json:
-        show_json(asdict(view))
-        return
-    console = Console(width=None if sys.stdout.isatty() else ANY_HEIGHT, highlight=False, soft_wrap=True)
-    screen = Screen(console.width)
-    farm_lines(screen, view, chosen)
-    console.print(*screen.lines, sep="\n")
+    if not asked_for_json():
+        console = Console(width=None if sys.stdout.isatty() else ANY_HEIGHT, highlight=False, soft_wrap=True)
+        screen = Screen(console.width)
+        farm_lines(screen, view, chosen)
+        console.print(*screen.lines, sep="\n")
+    return Done([], asdict(view))
 
 
 def _look(
