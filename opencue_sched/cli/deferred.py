@@ -52,15 +52,11 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
 
     settings = get_settings()
     alive: dict[str, tuple[str, str]] = {}
-    with redis_store() as client:
+    with redis_store() as client, RqdChannels(settings.rqd) as channels:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         changes = HostChanges(client, settings.coordination.namespace)
-        channels = RqdChannels(settings.rqd)
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
-        try:
-            yield JobControl(Releaser(engine, settings.release, ledger, changes), killer), alive
-        finally:
-            channels.close()
+        yield JobControl(Releaser(engine, settings.release, ledger, changes), killer), alive
 
 
 def who_and_why(verb: str, reason: str | None) -> str:

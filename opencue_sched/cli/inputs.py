@@ -128,16 +128,13 @@ def redis_store() -> Iterator[redis.Redis]:
 
     from opencue_sched.accounting.connection import make_redis
 
-    settings = get_settings()
-    client = make_redis(settings.redis_dsn, settings)
     try:
-        yield client
+        with make_redis(get_settings().redis_dsn, get_settings()) as client:
+            yield client
     except NotReady as error:
         if isinstance(error.__cause__, RedisError):
             raise StoreAway(f"{error}; set OPENCUE_SCHED_REDIS_URL") from error
         raise
-    finally:
-        client.close()
 
 
 def current_user() -> str | None:
