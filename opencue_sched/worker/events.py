@@ -84,18 +84,12 @@ class NotificationListener(PeriodicThread):
         self._engine = engine
         self._handlers = handlers
         self._on_reconnect = on_reconnect
-        self._connected = threading.Event()
         self._connected_before = False
-
-    def wait_connected(self, timeout: float) -> bool:
-        """Whether it listens, waiting at most ``timeout`` seconds for it."""
-        return self._connected.wait(timeout)
 
     def _listen(self) -> float:
         """Listen until the connection is lost, or the thread is to end; returns how long to wait before the next."""
         connection = self._connect()
         try:
-            self._connected.set()
             if self._connected_before:
                 self._call("reconnect", self._on_reconnect)
             self._connected_before = True
@@ -104,7 +98,6 @@ class NotificationListener(PeriodicThread):
             metrics.record_event("listener_lost")
             log.warning("listener_lost_connection", error=str(error).strip())
         finally:
-            self._connected.clear()
             connection.close()
         return _FIRST_RETRY_SECONDS
 
@@ -117,8 +110,7 @@ class NotificationListener(PeriodicThread):
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
             with connection.cursor() as cursor:
                 cursor.execute("SET application_name = 'opencue-sched-listener'; SET statement_timeout = '5s'")
-                for channel in self._handlers:
-                    cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
+                cursor.execute("; ".join(f"LISTEN {quote_ident(channel, cursor)}" for channel in self._handlers))
         except (psycopg2.Error, SQLAlchemyError) as error:
             metrics.record_event("listener_connect_failed")
             raise SchedulerError(str(error).strip()) from error

@@ -26,6 +26,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import refresh_tables
 from opencue_sched.worker.runtime import Runtime
+from tests.listening import eventually_listen
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -170,7 +171,7 @@ def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Ite
     made = Runtime(settings.model_copy(update={"accounting": short}), app)
     made.bootstrap(fleet_start=True)
     made.events.start()
-    assert made.events.listener.wait_connected(RECENT)
+    eventually_listen(engine)
     yield made
     made.close()
     app.close()

@@ -17,6 +17,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.runtime import Runtime
+from tests.listening import eventually_listen
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -37,7 +38,7 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
     )
     made = Runtime(changed, app)
     made.events.start()
-    assert made.events.listener.wait_connected(RECENT)
+    eventually_listen(engine)
     yield made
     made.close()
     app.close()

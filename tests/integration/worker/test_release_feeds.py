@@ -20,6 +20,7 @@ from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.runtime import Runtime
 from tests.cuebot_publish import PUBLISH
+from tests.listening import eventually_listen
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -28,8 +29,9 @@ Start = Callable[..., Runtime]
 
 
 @pytest.fixture
-def start(settings: Settings) -> Iterator[Start]:
+def start(settings: Settings, engine: Engine) -> Iterator[Start]:
     """A worker's stores and listener with a release feed, its counters filled."""
+    started: list[Runtime] = []
     with ExitStack() as stack:
 
         def made(feed: str, instance: str = "one", *, fleet_start: bool = True) -> Runtime:
@@ -46,7 +48,8 @@ def start(settings: Settings) -> Iterator[Start]:
             stack.callback(runtime.close)
             runtime.bootstrap(fleet_start=fleet_start)
             runtime.events.start()
-            assert runtime.events.listener.wait_connected(RECENT)
+            started.append(runtime)
+            eventually_listen(engine, len(started))
             return runtime
 
         yield made

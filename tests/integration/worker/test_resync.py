@@ -22,6 +22,7 @@ from opencue_sched.worker import events as events_module
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import Resync
 from opencue_sched.worker.runtime import Runtime
+from tests.listening import eventually_listen
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -138,8 +139,8 @@ def fleet(settings: Settings, engine: Engine) -> Iterator[list[Runtime]]:
             stack.callback(worker.close)
             worker.bootstrap()
             worker.events.start()
-            assert worker.events.listener.wait_connected(RECENT)
             made.append(worker)
+            eventually_listen(engine, len(made))
         yield made
 
 
