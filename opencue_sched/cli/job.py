@@ -189,7 +189,7 @@ def info(connection: Connection, job: NamedRow) -> Done:
     return shown(row, _COLUMNS, "layers", *_layers(connection, job))
 
 
-def _layers(connection: Connection, job: NamedRow) -> tuple[list[jobs.LayerView], tuple[Column, ...]]:
+def _layers(connection: Connection, job: NamedRow) -> tuple[Sequence[jobs.LayerView], tuple[Column, ...]]:
     """A job's layers, and their columns with the last verdicts."""
     from opencue_sched.cli.checks import last_verdicts
 
