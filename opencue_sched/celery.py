@@ -44,10 +44,10 @@ from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.worker.control import (
     asks_for_prefork,
+    fleet_figures,
     guard_flower,
     is_celery,
     is_flower,
-    worker_figures,
 )
 from opencue_sched.worker.logs import configure_logging, follow_level_signals, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -222,7 +222,7 @@ class PresenceStep(bootsteps.StartStopStep):
 
     def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
         """Celery's ``stats`` has what its steps return here."""
-        return worker_figures()
+        return fleet_figures()
 
 
 def sleep_unless_stopped(seconds: float) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
+from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.presence import Actor, WorkerState
@@ -117,15 +118,26 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     return report
 
 
-def worker_figures() -> dict[str, object]:
-    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of it beside Celery's own."""
+def fleet_figures() -> dict[str, object]:
+    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
+    waits and who leads only while Redis answers."""
+    from opencue_sched.insight.farm import fleet_view
+
     mine = runtime()
-    return {
+    shown: dict[str, object] = {
         "instance": mine.settings.instance,
         "group": mine.membership.group,
         "state": mine.membership.workload.state.value,
         "working_on": sorted(mine.membership.work()),
     }
+    with contextlib.suppress(RedisError):
+        fleet = fleet_view(mine.client, mine.settings)
+        shown["waiting"] = {
+            type_: {"messages": queue["depth"], "oldest_seconds": queue["oldest_seconds"]}
+            for type_, queue in fleet["queues"].items()
+        }
+        shown["leader"] = fleet["leader"]
+    return shown
 
 
 def fleet_control(app: Any, namespace: str, facility: str | None) -> Control:
