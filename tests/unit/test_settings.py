@@ -23,6 +23,7 @@ READ_ELSEWHERE = {
     "database.db_name",
     "database.db_user",
     "database.db_pass",
+    "release.frame_memory",
 }
 
 
