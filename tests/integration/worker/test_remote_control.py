@@ -170,7 +170,7 @@ def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, r
         keys = LeaderKeys("cue", "beat")
         mine = SimpleNamespace(membership=membership, client=client, leader_keys=keys, settings=settings)
         monkeypatch.setattr(control, "runtime", lambda mine=mine: mine)
-        membership.tend()
+        membership.heartbeat()
         figures = PresenceStep(None).info(None)
         assert figures["working_on"] == ["alloc-1"]
         waiting = {"dispatch": {"messages": 0, "oldest_seconds": 0.0}} if fence else {}
