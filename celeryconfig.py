@@ -126,7 +126,6 @@ beat_schedule = {
     "reseed-limits": _every(
         "opencue_sched.accounting.reseed_limits", _settings.accounting.limit_reseed_interval_seconds, "latest"
     ),
-    "recalculate-subs": _every("opencue_sched.maintenance.recalculate_subs", 7200.0, "latest"),
     "reap": _every("opencue_sched.maintenance.reap", 30.0, "latest"),
     "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0, "latest"),
     # Debts are counted in steps of this: of a short block time it must be a part.

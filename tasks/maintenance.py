@@ -6,12 +6,6 @@ from opencue_sched.celery import app
 from opencue_sched.worker.task import fence_of, runtime
 
 
-@app.task(name="opencue_sched.maintenance.recalculate_subs", acks_late=True)
-def recalculate_subs() -> dict[str, object]:
-    """Recount the subscriptions of unmanaged shows (beat, every 2 hours)."""
-    return runtime().recalculate_subs()
-
-
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
 def reap() -> dict[str, object]:
     """Put right what hosts and processes left behind (beat, every 30 seconds)."""

@@ -129,17 +129,6 @@ _SET_FRAME_STATES = text(
     RETURNING pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state
     """
 )
-# It lifts a burst and puts it back: a change of no cap, for which no booking has to wait.
-_RECALCULATE_SUBS = text("SET LOCAL opencue_sched.lifts_caps = 'on'; SELECT recalculate_subs()")
-# A Cuebot stamps the lock of each of its periodic tasks; this one runs every two hours.
-_CUEBOT_RECALCULATES = text(
-    """
-    SELECT EXISTS (
-        SELECT 1 FROM task_lock
-         WHERE str_name = 'LOCK_SUBSCRIPTION_RECALCULATION' AND ts_lastrun > current_timestamp - interval '3 hours'
-    )
-    """
-)
 
 ChangedFrame = Row[Any]
 """A frame whose state a call changed: its ``id``, ``layer_id`` and ``job_id``; ``state`` is what the triggers made of
@@ -258,19 +247,6 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
     if peaks_kb:
         rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
         connection.execute(_LOWER_LAYER_MEMORY, {"rows": rows, "margin": MEMORY_FLOOR_KB})
-
-
-def cuebot_recalculates_subs(connection: Connection) -> bool:
-    """On a database made by Cuebot: whether a Cuebot has recomputed the subscriptions lately.
-
-    It stamps its own local time, so this may be wrong by hours: then both do it, or nobody for some hours more.
-    """
-    return bool(connection.execute(_CUEBOT_RECALCULATES).scalar())
-
-
-def recalculate_subs(connection: Connection) -> None:
-    """Recompute the subscriptions of unmanaged shows (Cuebot does so every 2 h)."""
-    connection.execute(_RECALCULATE_SUBS)
 
 
 # Undoing a committed booking whose frame certainly does not run (facts C, "Compensation").

@@ -57,7 +57,6 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.jobs import forget_ended_quarantines
 from opencue_sched.store.procs import UpkeepScope
-from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
 from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
@@ -294,14 +293,6 @@ class Runtime:
         """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
         written, kept = reseed_limits(self.engine, self.ledger.under(self._fence(fence)))
         return {"written": written, "kept": kept}
-
-    def recalculate_subs(self) -> dict[str, object]:
-        """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
-        with self.engine.begin() as connection:
-            if self.facts.origin == "cuebot" and cuebot_recalculates_subs(connection):
-                return {"recalculated": False}
-            recalculate_subs(connection)
-        return {"recalculated": True}
 
     def reap(self) -> dict[str, object]:
         """Put right what hosts and processes left behind, unless another process of the fleet is at it."""

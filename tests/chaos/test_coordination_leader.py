@@ -354,7 +354,7 @@ def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(pair, 
 def test_no_tick_is_fired_twice_though_everything_in_redis_was_deleted(site):
     """Most tasks have intervals so long that their ticks of before are still going on afterwards."""
     start_two(site)
-    eventually(lambda: {"recalculate-subs@7200", "reap@30"} <= {task for task, _ in sent(site.client)}, 30, "all tasks")
+    eventually(lambda: {"recover-depends@60", "reap@30"} <= {task for task, _ in sent(site.client)}, 30, "all tasks")
     before = sent(site.client, then_flush=True)
     fired = eventually(lambda: sweeps(site.client) >= 2 and sent(site.client), 30, "two more sweeps")
     assert set((before + fired).values()) == {1}

@@ -35,46 +35,12 @@ def runtime(settings: Settings) -> Iterator[Runtime]:
     app.close()
 
 
-def booked_by_the_columns(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text("SELECT int_cores FROM subscription")).scalar_one())
-
-
-def spoil(engine: Engine, *, last_run: str) -> None:
-    """An unmanaged show without procs whose subscription says 7 cores; a Cuebot's last run this long ago."""
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.subscription(farm.show(managed=False), farm.default_alloc(), size=10)
-        connection.execute(text("UPDATE subscription SET int_cores = 700"))
-        connection.execute(
-            text("UPDATE task_lock SET ts_lastrun = now() - CAST(:ago AS interval) WHERE str_name LIKE '%SUBSCR%'"),
-            {"ago": last_run},
-        )
-
-
 def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) -> None:
     with capture_logs() as logs:
         runtime.start("w1@here", 1, time.sleep)
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
     assert found["revision"] == REVISION
     assert found["has_start_after"] == runtime.facts.has_start_after
-
-
-def test_without_a_cuebot_subscriptions_are_recounted(runtime: Runtime, engine: Engine) -> None:
-    spoil(engine, last_run="1 minute")
-    runtime.__dict__["facts"] = replace(runtime.facts, origin="opencue-sched")
-    assert runtime.recalculate_subs() == {"recalculated": True}
-    assert booked_by_the_columns(engine) == 0
-
-
-@pytest.mark.parametrize(("last_run", "recounted"), [("2 hours", False), ("5 hours", True)])
-def test_on_a_cuebots_database_only_when_no_cuebot_has_lately(
-    runtime: Runtime, engine: Engine, last_run: str, recounted: bool
-) -> None:
-    spoil(engine, last_run=last_run)
-    runtime.__dict__["facts"] = replace(runtime.facts, origin="cuebot")
-    assert runtime.recalculate_subs() == {"recalculated": recounted}
-    assert booked_by_the_columns(engine) == (0 if recounted else 700)
 
 
 def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, settings: Settings) -> None:
