@@ -128,7 +128,6 @@ _REACTIVATE = text(
     more AS (SELECT frame.pk_frame, count(*) AS waits_for FROM again {_WAITED} GROUP BY frame.pk_frame)
     UPDATE frame SET int_depend_count = int_depend_count + more.waits_for
       FROM more WHERE frame.pk_frame = more.pk_frame
-    RETURNING frame.pk_frame
     """  # noqa: S608
 )
 _REACTIVATED_AFFECTS = text(
@@ -138,7 +137,6 @@ _FREE_STUCK_FRAMES = text(
     """
     UPDATE frame SET int_depend_count = 0
      WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'DEPEND'
-    RETURNING pk_frame
     """
 )
 
@@ -286,13 +284,12 @@ def counters_of_reactivation(connection: Connection, frames: Collection[str], la
     return counters_of(connection.execute(_REACTIVATED_AFFECTS, {"frames": list(frames), "layers": list(layers)}))
 
 
-def reactivate_depends(connection: Connection, frames: Collection[str], layers: Collection[str]) -> int:
-    """A frame that rendered is to render again: what was satisfied by it waits again. Returns the frames that do.
+def reactivate_depends(connection: Connection, frames: Collection[str], layers: Collection[str]) -> None:
+    """A frame that rendered is to render again: what was satisfied by it waits again.
 
     FRAME_ON_FRAME and LAYER_ON_LAYER only, as Cuebot. The triggers turn dependents that are not running to DEPEND.
     """
-    rows = connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})
-    return len(rows.all())
+    connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})
 
 
 def find_stuck(
@@ -311,4 +308,4 @@ def find_stuck(
 
 def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
     """Set the dependency count of DEPEND frames to zero; returns how many became bookable."""
-    return len(connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).all())
+    return connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).rowcount

@@ -13,7 +13,8 @@ from opencue_sched.domain.farm import INT_MAX, MEMORY_FLOOR_KB, ExitStatus, Fram
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
-# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
+# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. With checkpointing
+# on, RUNNING to WAITING would become CHECKPOINT, for a checkpoint that nobody copies: it is off from then on.
 _STOP_FRAMES = text(
     """
     UPDATE frame
@@ -132,7 +133,7 @@ _SET_FRAME_STATES = text(
 
 ChangedFrame = Row[Any]
 """A frame whose state a call changed: its ``id``, ``layer_id`` and ``job_id``; ``state`` is what the triggers made of
-it (DEPEND, CHECKPOINT)."""
+it (DEPEND)."""
 StoppedFrame = Row[Any]
 """A ChangedFrame that was stopped: whether with ``success``, and the ``max_rss_kb``, ``seconds``, ``centicores`` and
 ``gpus`` of its run."""
@@ -252,8 +253,7 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
 # Undoing a committed booking whose frame certainly does not run (facts C, "Compensation").
 
 # The version is the one *after* the start: with the one before, the frame would stay RUNNING for ever. Exit status 299
-# makes the history trigger forget the run. A frame that has a proc again is somebody else's. RUNNING to WAITING with
-# checkpointing on would become CHECKPOINT, for a checkpoint that nobody makes: it is off for the moment.
+# makes the history trigger forget the run. A frame that has a proc again is somebody else's.
 _CLEAR_FRAMES = text(
     """
     UPDATE frame f
@@ -261,18 +261,9 @@ _CLEAR_FRAMES = text(
         ts_updated = current_timestamp, int_version = COALESCE(f.int_version, 0) + 1,
         str_checkpoint_state = 'DISABLED'
     FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS started(pk_frame, version)
-    JOIN frame AS was ON was.pk_frame = started.pk_frame
     WHERE f.pk_frame = started.pk_frame AND f.str_state = 'RUNNING'
       AND f.int_version IS NOT DISTINCT FROM started.version
       AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
-    RETURNING f.pk_frame, was.str_checkpoint_state
-    """
-)
-_CHECKPOINTING = text(
-    """
-    UPDATE frame f SET str_checkpoint_state = before.state
-    FROM unnest(CAST(:frames AS varchar[]), CAST(:states AS varchar[])) AS before(pk_frame, state)
-    WHERE f.pk_frame = before.pk_frame
     """
 )
 
@@ -282,7 +273,7 @@ def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> froze
 
     Each proc's frame has int_version as its booking left it. Idempotent: what somebody else released, or an
     earlier call undid, is left as it is. Ids of the procs that this call deleted. Seven statements whatever the number
-    of bookings, one more for frames that have a checkpoint.
+    of bookings.
     """
     ids, frames = [proc.proc_id for proc in procs], [proc.frame.id for proc in procs]
     # In the order of every transaction that ends runs: frames, procs, hosts, counters of layers, of jobs.
@@ -293,8 +284,5 @@ def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> froze
     restore_hosts(connection, deleted)
     versions = [proc.frame.version for proc in procs]
     parameters = {"frames": frames, "versions": versions, "exit_status": int(ExitStatus.FRAME_CLEARED)}
-    cleared = connection.execute(_CLEAR_FRAMES, parameters).all()
-    checkpoints = {row.pk_frame: row.str_checkpoint_state for row in cleared if row.str_checkpoint_state != "DISABLED"}
-    if checkpoints:
-        connection.execute(_CHECKPOINTING, {"frames": list(checkpoints), "states": list(checkpoints.values())})
+    connection.execute(_CLEAR_FRAMES, parameters)
     return frozenset(proc.id for proc in deleted)

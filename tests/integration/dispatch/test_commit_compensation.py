@@ -56,7 +56,7 @@ def test_a_frame_that_may_make_checkpoints_waits_again_too(engine: Engine, setti
         undo_bookings(connection, committed)
 
         rows = connection.execute(text("SELECT str_state, str_checkpoint_state FROM frame ORDER BY int_number")).all()
-    assert [tuple(row) for row in rows] == [("WAITING", "ENABLED"), ("WAITING", "DISABLED")]
+    assert [tuple(row) for row in rows] == [("WAITING", "DISABLED")] * 2
     assert_consistent(engine)
 
 
