@@ -279,6 +279,6 @@ def drain_history(engine: Engine) -> Drained:
     except SQLAlchemyError as error:
         _log.error("frame_history_not_drained", error=describe(error))
         return Drained()
-    for detail in drained.refused:
-        _log.error("frame_history_event_skipped", detail=detail)
+    if drained.skipped:
+        _log.error("frame_history_events_skipped", events=drained.skipped)
     return drained

@@ -13,8 +13,8 @@ from opencue_sched.domain.farm import INT_MAX, MEMORY_FLOOR_KB, ExitStatus, Fram
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
-# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. With checkpointing
-# on, RUNNING to WAITING would become CHECKPOINT, for a checkpoint that nobody copies: it is off from then on.
+# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
+# With checkpointing on, RUNNING to WAITING would become CHECKPOINT, for a copy nobody makes: it is off from then on.
 _STOP_FRAMES = text(
     """
     UPDATE frame
