@@ -49,7 +49,8 @@ from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.reconcile import Cause, RecomputeReport, recompute
 from opencue_sched.errors import NotReady
 from opencue_sched.store import shows
-from opencue_sched.store.accounting import has_release_trigger, managed_show_ids, managed_show_versions, refresh_tables
+from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
+from opencue_sched.store.schema import ANNOUNCES_RELEASES, triggers_of_proc
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +73,7 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
     """
     with engine.begin() as connection:
         managed = len(managed_show_ids(connection))
-        triggered = has_release_trigger(connection)
+        triggered = ANNOUNCES_RELEASES in triggers_of_proc(connection)
     if not managed:
         return False, "no show is managed by this scheduler"
     late = "cores released by others stay booked until the next recompute."

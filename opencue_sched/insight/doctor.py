@@ -31,7 +31,7 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, triggers_of_proc
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
@@ -98,7 +98,7 @@ def _clock(whose: str, ahead: float) -> Finding:
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     yield _ok("schema", f"{made}; our tables and triggers are there")
-    if not figures.guard_stands(connection):
+    if not triggers_of_proc(connection) >= GUARDS:
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
 

@@ -30,13 +30,6 @@ _MANAGED_VERSIONS = text(
     """
 )
 
-_RELEASE_TRIGGER = text(
-    """
-    SELECT EXISTS (SELECT 1 FROM pg_trigger
-                    WHERE tgrelid = 'proc'::regclass AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D')
-    """
-)
-
 # Of each kind of vertex (accounting.keys.VertexKind): its ids, in the order of its key, then its caps by their names in
 # the accounting reference.
 _SUBSCRIPTIONS = "SELECT pk_show, pk_alloc, int_size AS size, int_burst AS burst FROM subscription"
@@ -97,11 +90,6 @@ def managed_show_ids(connection: Connection) -> frozenset[str]:
 def managed_show_versions(connection: Connection, show_ids: Sequence[str] | None = None) -> dict[str, str]:
     """The same, or those of ``show_ids``, each with the version of its row: another one after every change."""
     return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS, {"shows": show_ids})}
-
-
-def has_release_trigger(connection: Connection) -> bool:
-    """Whether our trigger on deleted procs is in the database and enabled."""
-    return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
 
 
 def fetch_caps(

@@ -180,23 +180,11 @@ _SERVER = text(
            current_setting('application_name') AS client
     """
 )
-_GUARD = text(
-    """
-    SELECT count(*) = 2 FROM pg_trigger
-     WHERE tgrelid = to_regclass('proc') AND tgenabled <> 'D'
-       AND tgname IN ('opencue_sched_guard_insert', 'opencue_sched_guard_update')
-    """
-)
 
 
 def server(connection: Connection) -> Row[Any]:
     """PostgreSQL's ``version`` (150004) and clock (``now``), and the name it knows our session by (``client``)."""
     return connection.execute(_SERVER).one()
-
-
-def guard_stands(connection: Connection) -> bool:
-    """Whether our triggers on proc are enabled that let nobody else assign frames of managed shows."""
-    return bool(connection.execute(_GUARD).scalar_one())
 
 
 # What the farm is like now, as top, its page and its metrics show it: summed, or bounded.

@@ -55,6 +55,18 @@ _FACTS = text(
            EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue
     """
 )
+_TRIGGERS = text(
+    """
+    SELECT tgname FROM pg_trigger
+     WHERE tgrelid = to_regclass('proc') AND tgenabled <> 'D' AND starts_with(tgname, 'opencue_sched_')
+    """
+)
+
+GUARDS = {"opencue_sched_guard_insert", "opencue_sched_guard_update"}
+"""The triggers that let nobody else assign frames of managed shows."""
+
+ANNOUNCES_RELEASES = "opencue_sched_proc_released"
+"""The trigger that tells of deleted procs."""
 
 
 @cache
@@ -81,6 +93,11 @@ class SchemaFacts:
 def has_cuebot_tables(connection: Connection) -> bool:
     """Whether OpenCue's tables are there, whoever made them."""
     return bool(connection.execute(_FACTS).one().has_cuebot_tables)
+
+
+def triggers_of_proc(connection: Connection) -> frozenset[str]:
+    """Our triggers on proc that are there and enabled."""
+    return frozenset(connection.execute(_TRIGGERS).scalars())
 
 
 def read_origin(connection: Connection) -> Origin:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import IntegrityError
 
-from opencue_sched.store.insight import guard_stands
+from opencue_sched.store.schema import GUARDS, triggers_of_proc
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 
 REFUSED = "is managed by opencue-sched, which alone books its frames"
@@ -113,7 +113,7 @@ def test_local_procs_are_cuebots_in_every_show(engine: Engine, cuebot: Engine, f
 def test_what_is_missing_of_the_guard_is_known(engine: Engine) -> None:
     def whole() -> bool:
         with engine.connect() as connection:
-            return guard_stands(connection)
+            return triggers_of_proc(connection) >= GUARDS
 
     assert whole()
     do(engine, "ALTER TABLE proc DISABLE TRIGGER opencue_sched_guard_update")
