@@ -98,9 +98,12 @@ host_command = Commands(
 @click.option("--tag", metavar="TAG", help="Only with this tag.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @most_option(1000)
-def list_hosts(connection: Connection, alloc: NamedRow | None, most: int, **wanted: str | None) -> Done:
+def list_hosts(
+    connection: Connection, alloc: NamedRow | None, tag: str | None, most: int, **wanted: str | None
+) -> Done:
     """List hosts with what is idle on them. Ping is how long ago the last report came."""
-    found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, **wanted, most=most + 1)
+    tags = None if tag is None else [tag]
+    found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, tags=tags, **wanted, most=most + 1)
     return listed(found, _COLUMNS, most=most)
 
 

@@ -40,6 +40,7 @@ from opencue_sched.insight.frame_logs import Deaths, deaths_of
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
+from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
@@ -205,7 +206,7 @@ def verdict_text(verdict: LayerVerdict) -> str:
 def _hosts_of(connection: Connection, layers: Sequence[jobs.LayerView]) -> tuple[Sequence[Row[Any]], Sequence[str]]:
     """The hosts with any tag of the layers; and all tags there are, where some tag is on no host."""
     tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    hosts = figures.tagged_hosts(connection, tags)
+    hosts = list_hosts(connection, tags=tags)
     return hosts, figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
 
 
@@ -391,8 +392,8 @@ _SIZE = attrgetter("centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_m
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
     """None of the hosts could take a frame even with nothing on it: what the nearest one lacks."""
-    one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("name"), reverse=True)}
-    lacks = {host.name: _lacks(layer, host) for host in one_of_each_size.values()}
+    one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("host"), reverse=True)}
+    lacks = {host.host: _lacks(layer, host) for host in one_of_each_size.values()}
     if all(lacks.values()):
         # The fewest kinds of things first, then the least of them.
         name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
@@ -404,7 +405,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     """What a host has too little of for one frame even when idle: the share of it that is missing, and words."""
     mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
     size = (row.centicores, row.centicores, row.memory_kb, row.memory_kb)
-    host = Host(row.id, row.name, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
+    host = Host(row.id, row.host, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
     need = Need(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
     least = least_cores(Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max), host)
     sizes = (
@@ -426,7 +427,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
 
 def _unavailable(host: Row[Any], staleness: float) -> str:
     """Why a host cannot be used; empty if it can."""
-    for state, usable in ((host.state, HardwareState.UP), (host.lock_state, LockState.OPEN)):
+    for state, usable in ((host.state, HardwareState.UP), (host.lock, LockState.OPEN)):
         if state != usable:
             return str(state).lower().replace("_", " ")
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""

@@ -156,14 +156,16 @@ def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str
 
 _HOSTS = text(
     """
-    SELECT host.pk_host AS id, host.str_name AS host, alloc.str_name AS allocation, facility.str_name AS facility,
-           str_lock_state AS lock, str_lock_source AS lock_source, host_stat.str_state AS state, b_nimby AS nimby,
+    SELECT host.pk_host AS id, host.str_name AS host, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+           alloc.pk_facility AS facility_id, facility.str_name AS facility, str_lock_state AS lock,
+           str_lock_source AS lock_source, host_stat.str_state AS state, b_nimby AS nimby,
            int_cores AS centicores, int_cores_idle AS idle_centicores, int_mem AS memory_kb,
            int_mem_idle AS idle_memory_kb, host_stat.int_mem_free AS free_memory_kb, int_gpus AS gpus,
            int_gpus_idle AS idle_gpus, int_gpu_mem AS gpu_memory_kb, int_gpu_mem_idle AS idle_gpu_memory_kb,
            int_load AS load, str_os AS os, int_thread_mode AS thread_mode, ts_ping AS pinged, ts_booted AS booted,
+           CAST(extract(epoch FROM clock_timestamp() - ts_ping) AS double precision) AS report_age,
            coalesce(running.procs, 0) AS frames,
-           ARRAY(SELECT str_tag FROM host_tag WHERE host_tag.pk_host = host.pk_host
+           ARRAY(SELECT replace(str_tag, ' ', '') FROM host_tag WHERE host_tag.pk_host = host.pk_host
                   ORDER BY upper(str_tag_type), str_tag) AS tags
       FROM host
       JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -175,8 +177,8 @@ _HOSTS = text(
        AND (CAST(:alloc AS varchar) IS NULL OR host.pk_alloc = :alloc)
        AND (CAST(:lock AS varchar) IS NULL OR str_lock_state = :lock)
        AND (CAST(:state AS varchar) IS NULL OR host_stat.str_state = :state)
-       AND (CAST(:tag AS varchar) IS NULL OR EXISTS (
-               SELECT 1 FROM host_tag WHERE host_tag.pk_host = host.pk_host AND replace(str_tag, ' ', '') = :tag))
+       AND (CAST(:tags AS varchar[]) IS NULL OR host.pk_host IN (
+               SELECT pk_host FROM host_tag WHERE replace(str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))))
        AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN lower(host.str_name)) > 0)
      ORDER BY host.str_name LIMIT :most
     """
@@ -263,15 +265,18 @@ def list_hosts(
     alloc_id: str | None = None,
     lock: str | None = None,
     state: str | None = None,
-    tag: str | None = None,
+    tags: Collection[str] | None = None,
     part: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """Hosts by name; of these ids, an allocation, lock state, hardware state or tag, or with ``part`` in their name.
+    """Hosts by name; of these ids, an allocation, lock state or hardware state, with any of ``tags``, or with ``part``
+    in their name.
 
-    ``free_memory_kb`` is what the machine itself reports free; ``load`` in hundredths, as reported.
+    ``free_memory_kb`` is what the machine itself reports free; ``load`` in hundredths, as reported; ``report_age``:
+    seconds since its last report.
     """
-    wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tag": tag, "part": part}
+    any_tag = None if tags is None else list(tags)
+    wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}
     return connection.execute(_HOSTS, {**wanted, "most": most}).all()
 
 

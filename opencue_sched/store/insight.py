@@ -6,7 +6,7 @@ Reads only; usage is summed from the procs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -105,24 +105,6 @@ _SILENT = text(
      GROUP BY host.pk_host, host_stat.pk_host_stat ORDER BY host.str_name
     """
 )
-_HOSTS = text(
-    """
-    SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
-           alloc.pk_facility AS facility_id, facility.str_name AS facility, host.str_lock_state AS lock_state,
-           host_stat.str_state AS state, host_stat.str_os AS os, host.int_thread_mode AS thread_mode,
-           host.int_cores AS centicores, host.int_mem AS memory_kb, host.int_gpus AS gpus,
-           host.int_gpu_mem AS gpu_memory_kb,
-           CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS report_age,
-           array_agg(DISTINCT replace(host_tag.str_tag, ' ', '')) AS tags
-      FROM host_tag
-      JOIN host ON host.pk_host = host_tag.pk_host
-      JOIN host_stat ON host_stat.pk_host = host.pk_host
-      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
-     WHERE replace(host_tag.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
-     GROUP BY host.pk_host, host_stat.pk_host_stat, alloc.pk_alloc, facility.pk_facility
-    """
-)
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
 _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
 
@@ -152,14 +134,6 @@ def silent_runs(connection: Connection, job_id: str, *, staleness: float) -> Seq
     """The hosts that frames of a job run on and that are DOWN, or have not reported for ``staleness`` seconds:
     ``host``, ``state``, ``silent_for`` seconds, the names of the ``frames``, and whether their show is ``managed``."""
     return connection.execute(_SILENT, {"job": job_id, "staleness": staleness}).all()
-
-
-def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[Any]]:
-    """All hosts, of any facility and in any state, with any of these tags, which they carry as ``tags``.
-
-    ``report_age``: seconds since a host's last report. What it has in all is in centicores, KB and whole GPUs.
-    """
-    return connection.execute(_HOSTS, {"tags": list(tags)}).all()
 
 
 def all_tags(connection: Connection) -> list[str]:
@@ -434,14 +408,6 @@ RULES = {
 }
 """Invariants that PostgreSQL alone can show: what is looked at, and a statement that judges each row (see judge())."""
 
-_MANAGED_PROCS = text(
-    f"""
-    SELECT p.pk_proc, {_CORES} AS cores, p.int_gpus_reserved AS gpus
-    FROM proc p JOIN show s ON s.pk_show = p.pk_show AND s.b_scheduler_managed
-    WHERE CAST(:ids AS varchar[]) IS NULL OR p.pk_proc = ANY(CAST(:ids AS varchar[]))
-    """  # noqa: S608 - constants only
-)
-
 
 def judge(connection: Connection, invariant: str, *, grace_seconds: float = 0.0) -> Row[Any]:
     """Judge all rows by one of RULES, in one statement: ``looked_at`` rows, of which ``wrong`` contradict the rule.
@@ -454,9 +420,3 @@ def judge(connection: Connection, invariant: str, *, grace_seconds: float = 0.0)
         FROM ({RULES[invariant][1]}) judged
         """  # noqa: S608 - constants only
     return connection.execute(text(statement), {"grace": grace_seconds} if ":grace" in statement else {}).one()
-
-
-def managed_procs(connection: Connection, proc_ids: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
-    """pk_proc -> (whole cores, GPUs) of every proc of a managed show, or of those among ``proc_ids``."""
-    ids = None if proc_ids is None else list(proc_ids)
-    return {row.pk_proc: (int(row.cores), int(row.gpus)) for row in connection.execute(_MANAGED_PROCS, {"ids": ids})}
