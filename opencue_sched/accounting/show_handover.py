@@ -213,7 +213,7 @@ def hand_over(
 ) -> Flip:
     """Make a show ours; returns when it may be booked. ``wait_seconds`` is its quarantine."""
     with engine.begin() as connection:
-        changed = shows.set_show(connection, show_id, "b_scheduler_managed", True)
+        changed = shows.set_rows(connection, "show", "pk_show", [show_id], {"b_scheduler_managed": True})
     imported = ImportedShows(engine, ledger, quarantine_seconds=wait_seconds, age_seconds=age_seconds)
     try:
         while left := imported.seconds_left(show_id):
@@ -239,7 +239,7 @@ def hand_back(
         if not shows.lock_show(connection, show_id):
             return Flip(False)
         refresh_tables(engine, [show_id], as_cuebot=True)
-        shows.set_show(connection, show_id, "b_scheduler_managed", False)
+        shows.set_rows(connection, "show", "pk_show", [show_id], {"b_scheduler_managed": False})
     _remember_handed_back(ledger.client, [show_id])
     sleep(wait_seconds)
     try:

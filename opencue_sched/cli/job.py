@@ -56,7 +56,7 @@ from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.schema import SchemaFacts
-from opencue_sched.store.shows import NamedRow
+from opencue_sched.store.shows import NamedRow, set_rows
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
@@ -220,7 +220,7 @@ def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
     @_JOBS
     @click.argument("value", type=kind, metavar=what.rpartition("_")[2].upper())
     def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-        jobs.set_resource(connection, [job.id for job in chosen], f"int_{what}", value)
+        set_rows(connection, "job_resource", "pk_job", [job.id for job in chosen], {f"int_{what}": value})
         told = cores(value) if "cores" in what else value
         text = "unlimited" if what.startswith("max") and value <= 0 else told
         lines = [f"{job.name}: {what.replace('_', ' ').replace('gpu', 'GPU')} {text}" for job in chosen]

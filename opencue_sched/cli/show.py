@@ -50,6 +50,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
+from opencue_sched.store.insight import host_groups
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
@@ -80,12 +81,12 @@ _ALLOCATION_COLUMNS = (
     Column("id"),
     Column("tag", "Tag"),
     Column("facility", "Facility", importance=LOW),
-    Column("running_cores", "Running Cores", in_cores("booked_centicores")),
-    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
-    Column("cores", "Cores", in_cores("centicores")),
+    Column("running_cores", "Running Cores", "booked"),
+    Column("idle_cores", "Idle Cores", "idle"),
+    Column("cores", "Cores"),
     Column("hosts", "Hosts"),
-    Column("locked", "Locked"),
-    Column("down", "Down"),
+    Column("locked", "Locked", "hosts_locked"),
+    Column("down", "Down", "hosts_down"),
     Column("default", "Default"),
 )
 _SUBSCRIPTION_COLUMNS = (
@@ -182,7 +183,7 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     @click.argument("value", type=kind, metavar="on|off" if kind is _SWITCH else "CORES")
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
         stored = value == "on" if kind is _SWITCH else value
-        changed = shows.set_show(connection, show.id, column, stored)
+        changed = shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
         told = stored if kind is _SWITCH else cores(stored)
         text = value if kind is _SWITCH else "unlimited" if stored < 0 else told
         document = {"show": show.name, "id": show.id, name.replace("-", "_"): told, "changed": changed}
@@ -273,11 +274,13 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     """Create a folder, with the department of the one it is in."""
     new_name("folder", name, width=FOLDER_NAME_WIDTH)
     above = _folder(connection, show, parent)
-    made = shows.insert_folder(connection, name, above)
+    # The schema's triggers make the rows of folder_level and folder_resource.
+    row = {"pk_parent_folder": above.id, "pk_show": above.show_id, "pk_dept": above.dept_id, "str_name": name}
+    made = shows.insert_row(connection, "folder", **row)
     if made is None:
         raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
-    row = _set_caps(connection, show, made, caps)
-    return Done(f"created folder {name} of show {show.name}, {_caps_text(row)}", json_row(row, _FOLDER_COLUMNS))
+    folder = _set_caps(connection, show, made, caps)
+    return Done(f"created folder {name} of show {show.name}, {_caps_text(folder)}", json_row(folder, _FOLDER_COLUMNS))
 
 
 @folder_command.writes("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
@@ -325,7 +328,8 @@ def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any
 
 def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> Row[Any]:
     """Set the caps that are given; the folder as it is then."""
-    shows.set_folder_caps(connection, folder_id, {f"int_{name}": value for name, value in caps.items()})
+    if given := {f"int_{name}": value for name, value in caps.items() if value is not None}:
+        shows.set_rows(connection, "folder_resource", "pk_folder", [folder_id], given)
     return _folder(connection, show, folder_id)
 
 
@@ -342,8 +346,10 @@ alloc_command = Commands(
 
 @alloc_command.reads("list")
 def list_allocations(connection: Connection) -> Done:
-    """List allocations with their hosts. Idle cores are those of hosts that are up and open."""
-    return listed(shows.list_allocations(connection), _ALLOCATION_COLUMNS)
+    """List allocations with their hosts. Idle cores are those of hosts that are up and open, hosts that are silent are
+    down."""
+    groups = host_groups(connection, None, staleness=get_settings().host_cache.host_staleness_threshold)
+    return listed([it for it in groups if it.name is not None], _ALLOCATION_COLUMNS)
 
 
 @alloc_command.writes("create cloud.gpu --tag gpu --new-facility")
@@ -356,12 +362,12 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
     facility, rest = (before, after) if dot else (shows.default_facility(connection), name)
     if new_facility:
         new_name("facility", facility, width=FACILITY_NAME_WIDTH)
-        facility_id = shows.insert_facility(connection, facility)
+        facility_id = shows.insert_row(connection, "facility", str_name=facility)
     else:
         facility_id = choose(connection, Kind.FACILITY, facility).id
     full_name = new_name("allocation", f"{facility}.{rest}", width=ALLOCATION_NAME_WIDTH)
     tag = new_name("tag", tag or rest, width=ALLOCATION_TAG_WIDTH)
-    made = shows.insert_allocation(connection, full_name, tag, facility_id)
+    made = shows.insert_row(connection, "alloc", str_name=full_name, str_tag=tag, pk_facility=facility_id)
     if made is None:
         raise CommandRefused(f"there is an allocation {full_name!r} already")
     text = f"created allocation {full_name} of hosts tagged {tag}"
@@ -374,7 +380,7 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     """Give an allocation and its hosts another tag."""
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
-    hosts = shows.set_allocation_tag(connection, alloc.id, tag)
+    hosts = shows.tag_allocation(connection, alloc.id, tag)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
     return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
 
@@ -408,7 +414,8 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
 def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
     """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it."""
     most = size if burst is None else _burst(burst, size)
-    if not shows.insert_subscription(connection, show.id, alloc.id, size=size, burst=most):
+    row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
+    if shows.insert_row(connection, "subscription", **row) is None:
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
     caps = {"size": cores(size), "burst": cores(most)}
     text = f"{show.name} may use {counted(caps['size'], 'core')} of {alloc.name}, {caps['burst']} at most"
@@ -435,7 +442,7 @@ def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: s
 
 
 def _set_subscription(connection: Connection, found: Row[Any], what: str, value: int) -> Done:
-    shows.set_subscription(connection, found.id, **{what: value})
+    shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {f"int_{what}": value})
     text = f"{what} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
     return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)})
 
@@ -450,7 +457,7 @@ def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     if found.procs and not force:
         running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
         raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
-    shows.delete_subscription(connection, found.id)
+    shows.delete_rows(connection, "subscription", "pk_subscription", found.id)
     text = f"{found.show} may not use {found.allocation} any more"
     return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id})
 
@@ -503,7 +510,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
     if shows.find_row(connection, Kind.LIMIT, name) is not None:
         raise CommandRefused(f"there is a limit {name!r} already")
-    made = shows.insert_limit(connection, name, most)
+    made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
     return Done(f"created limit {name} of {counted(most, 'frame')}", {"limit": name, "id": made, "max": most})
 
 
@@ -512,7 +519,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 @_MOST
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
-    shows.set_limit(connection, limit.id, most)
+    shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
     return Done(
         f"{counted(most, 'frame')} may run under {limit.name}", {"limit": limit.name, "id": limit.id, "max": most}
     )

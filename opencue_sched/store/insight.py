@@ -172,7 +172,8 @@ def _cores_of(what: str, where: str = "true") -> str:
 _HOST_GROUPS = text(
     f"""
     WITH found AS (
-        SELECT facility.str_name AS facility, alloc.str_name AS name, host.*, ts_ping,
+        SELECT facility.str_name AS facility, alloc.str_name AS name, alloc.pk_alloc AS id, alloc.str_tag AS tag,
+               alloc.b_default AS default, host.*, ts_ping,
                host.str_lock_state AS lock_state,
                CASE WHEN host_stat.str_state = 'UP' AND host_stat.ts_ping
                          < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
@@ -183,7 +184,7 @@ _HOST_GROUPS = text(
          WHERE coalesce(alloc.b_enabled, true)
            AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     )
-    SELECT facility, name, state, lock_state, count(pk_host) AS hosts,
+    SELECT facility, name, state, lock_state, id, tag, "default", count(pk_host) AS hosts,
            CAST(extract(epoch FROM clock_timestamp() - max(ts_ping)) AS double precision) AS report_age,
            count(*) FILTER (WHERE state = 'UP' AND lock_state <> 'OPEN') AS hosts_locked,
            count(*) FILTER (WHERE state <> 'UP') AS hosts_down,
@@ -193,7 +194,7 @@ _HOST_GROUPS = text(
            {_cores_of("int_cores_idle", "state = 'UP' AND lock_state <> 'OPEN'")} AS locked,
            {_cores_of("int_cores", "state <> 'UP'")} AS down
       FROM found
-     GROUP BY GROUPING SETS ((facility, name), (facility, state, lock_state))
+     GROUP BY GROUPING SETS ((facility, name, id, tag, "default"), (facility, state, lock_state))
      ORDER BY 1, 2, 3, 4
     """  # noqa: S608 - only our own constants
 )
@@ -287,10 +288,10 @@ _BOOKINGS = text(
 
 
 def host_groups(connection: Connection, facility: str | None, *, staleness: float) -> Sequence[Row[Any]]:
-    """Hosts and cores summed by allocation (``name``), and by ``state`` and ``lock_state`` in each facility; in either
-    kind of row what the other is summed by is None. SILENT are hosts that are UP without a report for ``staleness``
-    seconds. Enabled allocations without hosts have a row too, and a row with 0 ``hosts`` and no state.
-    ``report_age``: seconds since the newest report of any of the hosts."""
+    """Hosts and cores summed by allocation (``name``, ``id``, ``tag``, ``default``), and by ``state`` and
+    ``lock_state`` in each facility; in either kind of row what the other is summed by is None. SILENT are hosts that
+    are UP without a report for ``staleness`` seconds. Enabled allocations without hosts have a row too, and a row with
+    0 ``hosts`` and no state. ``report_age``: seconds since the newest report of any of the hosts."""
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, table, text, update
-from sqlalchemy import column as sql_column
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import FrameState
 
@@ -232,12 +231,6 @@ def deaths_of(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
 def progress_of(connection: Connection, job_ids: Sequence[str]) -> Sequence[LayerProgress]:
     """The layers of these jobs, in the order of the ids; a job that is no more has none."""
     return connection.execute(_PROGRESS, {"jobs": list(job_ids)}).all()
-
-
-def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:
-    """Set int_priority, int_min_cores, int_max_cores (centicores) or int_max_gpus of jobs."""
-    resource = table("job_resource", sql_column("pk_job"), sql_column(column))
-    connection.execute(update(resource).where(resource.c.pk_job.in_(job_ids)).values({column: value}))
 
 
 def set_layers(

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, column, or_, table, text, update
+from sqlalchemy import Connection, Row, column, delete, or_, table, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.domain.farm import FOLDER_NAME_WIDTH
-from opencue_sched.store.hosts import SHOW_TAGS
+from opencue_sched.store.hosts import list_hosts, move_hosts
+from opencue_sched.store.procs import lock_hosts
 
 _SHOWS = text(
     """
@@ -48,34 +49,7 @@ _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_nam
 # Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
 _LOCK_SHOW = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show FOR NO KEY UPDATE")
 
-_ALLOCATIONS = text(
-    """
-    SELECT alloc.pk_alloc AS id, alloc.str_name AS name, alloc.str_tag AS tag, facility.str_name AS facility,
-           alloc.b_default AS default,
-           CAST(coalesce(sum(host.int_cores), 0) AS bigint) AS centicores,
-           CAST(coalesce(sum(host.int_cores - host.int_cores_idle), 0) AS bigint) AS booked_centicores,
-           CAST(coalesce(sum(host.int_cores_idle) FILTER (WHERE str_lock_state = 'OPEN' AND str_state = 'UP'), 0)
-                AS bigint) AS idle_centicores,
-           count(host.pk_host) AS hosts, count(host.pk_host) FILTER (WHERE str_lock_state <> 'OPEN') AS locked,
-           count(host.pk_host) FILTER (WHERE str_state <> 'UP') AS down
-      FROM alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
-      LEFT JOIN host ON host.pk_alloc = alloc.pk_alloc
-      LEFT JOIN host_stat ON host_stat.pk_host = host.pk_host
-     WHERE coalesce(alloc.b_enabled, true)
-     GROUP BY alloc.pk_alloc, facility.str_name
-     ORDER BY facility.str_name, alloc.str_name
-    """
-)
 _DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
-_SET_HOST_ALLOCATION_TAGS = text(
-    """
-    UPDATE host_tag SET str_tag = :tag
-      FROM host WHERE host.pk_host = host_tag.pk_host AND host.pk_alloc = :alloc AND upper(str_tag_type) = 'ALLOC'
-    RETURNING host.pk_host
-    """
-)
-
 _SUBSCRIPTIONS = text(
     """
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
@@ -111,28 +85,26 @@ _LIMIT_USERS = text(
      WHERE pk_limit_record = :limit
     """
 )
-# No foreign key says so, but a layer under a limit that is gone would never be booked again.
-_DELETE_LIMIT = text(
-    """
-    WITH layers AS (DELETE FROM layer_limit WHERE pk_limit_record = :limit)
-    DELETE FROM limit_record WHERE pk_limit_record = :limit
-    """
-)
 
 
-def _insert(connection: Connection, name: str, **values: Any) -> Any:
+def insert_row(connection: Connection, name: str, **values: Any) -> Any:
     """Insert a row into the table of this name; its new id, or None when there is one like it."""
     row = {f"pk_{name}": str(uuid.uuid4()), **values}
     made = insert(table(name, *map(column, row))).values(row).on_conflict_do_nothing()
     return connection.execute(made.returning(column(f"pk_{name}"))).scalar()
 
 
-def _set(connection: Connection, name: str, values: Mapping[str, Any], **key: str) -> bool:
-    """Set columns of the row with this key; whether any was otherwise."""
-    row = table(name, *map(column, {**key, **values}))
-    this = [row.c[it] == value for it, value in key.items()]
+def set_rows(connection: Connection, name: str, key: str, ids: Collection[str], values: Mapping[str, Any]) -> bool:
+    """Set columns of the rows of the table of this name with these keys; whether any was otherwise."""
+    row = table(name, *map(column, (key, *values)))
     otherwise = or_(*(row.c[it].is_distinct_from(value) for it, value in values.items()))
-    return connection.execute(update(row).where(*this, otherwise).values(**values)).rowcount > 0
+    return connection.execute(update(row).where(row.c[key].in_(ids), otherwise).values(**values)).rowcount > 0
+
+
+def delete_rows(connection: Connection, name: str, key: str, row_id: str) -> None:
+    """Delete the rows of the table of this name with this key."""
+    row = table(name, column(key))
+    connection.execute(delete(row).where(row.c[key] == row_id))
 
 
 def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
@@ -147,9 +119,9 @@ def insert_show(
     dept = connection.execute(_DEFAULT_DEPT).scalar_one()
     limits = {"int_default_min_cores": min_cores, "int_default_max_cores": max_cores}
     given = {it: value for it, value in limits.items() if value is not None}
-    show = str(_insert(connection, "show", str_name=name, b_scheduler_managed=managed, **given))
+    show = str(insert_row(connection, "show", str_name=name, b_scheduler_managed=managed, **given))
     connection.execute(text("INSERT INTO show_stats (pk_show) VALUES (:show)"), {"show": show})
-    _insert(connection, "folder", pk_show=show, str_name=name[:FOLDER_NAME_WIDTH], pk_dept=dept)
+    insert_row(connection, "folder", pk_show=show, str_name=name[:FOLDER_NAME_WIDTH], pk_dept=dept)
     connection.execute(INSERT_POINT, {"show": show, "dept": dept})
     return show
 
@@ -159,38 +131,17 @@ def lock_show(connection: Connection, show_id: str) -> bool:
     return bool(connection.execute(_LOCK_SHOW, {"show": show_id}).scalar_one())
 
 
-def set_show(connection: Connection, show_id: str, name: str, value: bool | int) -> bool:
-    """Set a flag or a default of a show, the column of this name; whether that changed anything."""
-    return _set(connection, "show", {name: value}, pk_show=show_id)
-
-
-def list_allocations(connection: Connection) -> Sequence[Row[Any]]:
-    """All allocations that are in use, by facility and name. Idle are the cores of hosts that are OPEN and UP."""
-    return connection.execute(_ALLOCATIONS).all()
-
-
 def default_facility(connection: Connection) -> str:
     """The name of the facility of what names none. Every database has one from its start."""
     return str(connection.execute(_DEFAULT_FACILITY).scalar_one())
 
 
-def insert_facility(connection: Connection, name: str) -> str:
-    """A new facility; its id."""
-    return str(_insert(connection, "facility", str_name=name))
-
-
-def insert_allocation(connection: Connection, name: str, tag: str, facility_id: str) -> str | None:
-    """A new allocation; its id, or None when the name is taken."""
-    made: str | None = _insert(connection, "alloc", str_name=name, str_tag=tag, pk_facility=facility_id)
-    return made
-
-
-def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Sequence[str]:
+def tag_allocation(connection: Connection, alloc_id: str, tag: str) -> Sequence[str]:
     """Give an allocation, and with it its hosts, another tag; the ids of those hosts."""
-    _set(connection, "alloc", {"str_tag": tag}, pk_alloc=alloc_id)
-    tagged = connection.execute(_SET_HOST_ALLOCATION_TAGS, {"alloc": alloc_id, "tag": tag}).scalars().all()
-    hosts = sorted(set(tagged))
-    connection.execute(SHOW_TAGS, {"hosts": hosts})
+    set_rows(connection, "alloc", "pk_alloc", [alloc_id], {"str_tag": tag})
+    hosts = [host.id for host in list_hosts(connection, alloc_id=alloc_id)]
+    lock_hosts(connection, hosts)
+    move_hosts(connection, hosts, alloc_id)
     return hosts
 
 
@@ -204,34 +155,6 @@ def list_subscriptions(
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 
-def insert_subscription(connection: Connection, show_id: str, alloc_id: str, *, size: int, burst: int) -> bool:
-    """A new subscription; False when the show has one for the allocation."""
-    row = {"pk_show": show_id, "pk_alloc": alloc_id, "int_size": size, "int_burst": burst}
-    return _insert(connection, "subscription", **row) is not None
-
-
-def set_subscription(connection: Connection, subscription_id: str, **values: int) -> None:
-    """Change ``size`` or ``burst``."""
-    changed = {f"int_{name}": value for name, value in values.items()}
-    _set(connection, "subscription", changed, pk_subscription=subscription_id)
-
-
-def delete_subscription(connection: Connection, subscription_id: str) -> None:
-    """Delete a subscription."""
-    statement = "DELETE FROM subscription WHERE pk_subscription = :subscription"
-    connection.execute(text(statement), {"subscription": subscription_id})
-
-
-def insert_limit(connection: Connection, name: str, most: int) -> str:
-    """A new limit of ``most`` running frames; its id."""
-    return str(_insert(connection, "limit_record", str_name=name, int_max_value=most))
-
-
-def set_limit(connection: Connection, limit_id: str, most: int) -> None:
-    """Change how many frames may run under a limit."""
-    _set(connection, "limit_record", {"int_max_value": most}, pk_limit_record=limit_id)
-
-
 def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
     """How many pending jobs have layers under a limit."""
     return int(connection.execute(_LIMIT_USERS, {"limit": limit_id}).scalar_one())
@@ -239,7 +162,9 @@ def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
 
 def delete_limit(connection: Connection, limit_id: str) -> None:
     """Delete a limit and take its layers out from under it."""
-    connection.execute(_DELETE_LIMIT, {"limit": limit_id})
+    # No foreign key says so, but a layer under a limit that is gone would never be booked again.
+    for name in ("layer_limit", "limit_record"):
+        delete_rows(connection, name, "pk_limit_record", limit_id)
 
 
 # Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
@@ -317,20 +242,6 @@ def list_folders(connection: Connection, show_id: str | None = None, *, capped: 
     """The folders of all shows, or of one, the root first, with their caps and live use; ``capped``: only those of
     active shows, or in use, that have a cap."""
     return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
-
-
-def insert_folder(connection: Connection, name: str, parent: Row[Any]) -> str | None:
-    """A new folder below another one, with its department; its id, or None when there is one of that name."""
-    # The schema's triggers make the rows of folder_level and folder_resource.
-    row = {"pk_parent_folder": parent.id, "pk_show": parent.show_id, "pk_dept": parent.dept_id, "str_name": name}
-    made: str | None = _insert(connection, "folder", **row)
-    return made
-
-
-def set_folder_caps(connection: Connection, folder_id: str, caps: Mapping[str, int | None]) -> None:
-    """Set those of int_min_cores, int_max_cores, int_min_gpus and int_max_gpus that are not None."""
-    if given := {name: value for name, value in caps.items() if value is not None}:
-        _set(connection, "folder_resource", given, pk_folder=folder_id)
 
 
 def shows_of(connection: Connection, job_ids: Collection[str]) -> list[str]:
