@@ -75,7 +75,7 @@ _COLUMNS = (
     Column("waiting", "Wait", importance=HIGH),
     Column("depend", "Depend"),
     Column("dead", "Dead", importance=HIGH),
-    Column("done", "Done", lambda job: job.succeeded + job.eaten, importance=HIGH),
+    Column("done", "Done", importance=HIGH),
     *map(Column, ("succeeded", "eaten")),
     Column("frames", "Frames", importance=HIGH),
     Column("priority", "Pri"),
@@ -123,7 +123,7 @@ def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
         Column("running", "Run", importance=HIGH),
         Column("depend", "Depend"),
         Column("dead", "Dead", importance=HIGH),
-        Column("done", "Done", lambda layer: layer.succeeded + layer.eaten),
+        Column("done", "Done"),
         *map(Column, ("succeeded", "eaten", "checkpoint")),
         Column("min_cores", "Cores", lambda layer: layer.cores_min / CENTICORES_PER_CORE),
         Column("max_cores", read=in_cores("cores_max")),
@@ -170,7 +170,8 @@ def list_jobs(
 
     def find(most: int) -> Sequence[jobs.JobView]:
         with engine.connect() as connection:
-            return jobs.list_jobs(connection, show_id=show and show.id, state=_STATES[state], **wanted, most=most)
+            of_show = show and show.id
+            return jobs.list_jobs(connection, show_id=of_show, state=_STATES[state], **wanted, by_wait=False, most=most)
 
     if watched:
         watch(lambda rows: find(min(most, rows)), _COLUMNS)
@@ -182,11 +183,10 @@ def list_jobs(
 def info(connection: Connection, job: NamedRow) -> Done:
     """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
 
-    Eligible Time is when the oldest waiting frame of the layer could have run first. `opencue-sched explain` says more
+    Eligible Time is when the next waiting frame of the layer could have run first. `opencue-sched explain` says more
     about what waits.
     """
-    (row,) = jobs.list_jobs(connection, job_id=job.id)
-    return shown(row, _COLUMNS, "layers", *_layers(connection, job))
+    return shown(jobs.job_of(connection, job.id), _COLUMNS, "layers", *_layers(connection, job))
 
 
 def _layers(connection: Connection, job: NamedRow) -> tuple[Sequence[jobs.LayerView], tuple[Column, ...]]:
@@ -471,7 +471,7 @@ def set_layers(
         limits = [[row.id for row in rows] for rows in (add, drop)]
         jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
         found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
-        _check(found, *jobs.list_jobs(connection, job_id=job.id))
+        _check(found, jobs.job_of(connection, job.id))
     with engine.connect() as connection:
         notes = unserved(connection, job.id, get_settings())
     columns = layer_columns_of({})

@@ -21,7 +21,7 @@ from opencue_sched.domain.farm import FrameState, JobState, counted, duration_te
 from opencue_sched.domain.frames import log_path
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs
-from opencue_sched.store.jobs import FrameView, LayerProgress
+from opencue_sched.store.jobs import FrameView, LayerView
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
     return Done([job.words() for job in result], [asdict(job) for job in result], status=int(failed))
 
 
-def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) -> Iterator[Sequence[LayerProgress]]:
+def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) -> Iterator[Sequence[LayerView]]:
     """The layers at each look, until all jobs are among those that ``ended``."""
     stuck: set[str] = set()
     ids = [job.id for job in chosen]
     while True:
-        layers = patiently(engine, lambda connection: jobs.progress_of(connection, ids))
+        layers = patiently(engine, lambda connection: jobs.layers_of(connection, *ids))
         yield layers
         for job in chosen:
             of_job = [layer for layer in layers if layer.job_id == job.id]
@@ -98,17 +98,17 @@ def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) 
         time.sleep(_LOOK_SECONDS)
 
 
-def _outcome(layers: Sequence[LayerProgress]) -> str | None:
+def _outcome(layers: Sequence[LayerView]) -> str | None:
     """How the job of these layers ended; None if it goes on."""
     if not layers:
         return "removed"
-    if layers[0].state == JobState.STARTUP:
+    if layers[0].job_state == JobState.STARTUP:
         return None
     if all(layer.succeeded == layer.total for layer in layers):
         return "succeeded"
     if all(layer.done == layer.total for layer in layers):
         return "eaten"
-    if layers[0].state == JobState.FINISHED:
+    if layers[0].job_state == JobState.FINISHED:
         return "killed"
     goes_on = any(layer.waiting or layer.running or layer.checkpoint for layer in layers)
     return "dead" if not goes_on and any(layer.dead for layer in layers) else None
@@ -117,12 +117,12 @@ def _outcome(layers: Sequence[LayerProgress]) -> str | None:
 # What is shown meanwhile.
 
 
-def _show_lines(looks: Iterable[Sequence[LayerProgress]]) -> None:
+def _show_lines(looks: Iterable[Sequence[LayerView]]) -> None:
     """A line for each layer that is done, and now and then for each that goes on."""
     told: set[str] = set()
     due: dict[str, float] = {}
     for layer in chain.from_iterable(looks):
-        name = f"{layer.job} {layer.layer}"
+        name = f"{layer.job} {layer.name}"
         text = f"{name}: {', '.join(word for word in _words(layer) if word)}"
         over = layer.done + layer.dead == layer.total
         if text not in told and (over or time.monotonic() >= due.get(name, 0.0)):
@@ -131,7 +131,7 @@ def _show_lines(looks: Iterable[Sequence[LayerProgress]]) -> None:
             due[name] = time.monotonic() + _LINE_SECONDS
 
 
-def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
+def _picture(layers: Sequence[LayerView], width: int, height: int) -> Group:
     """Each job's name, and a bar for each layer; of more layers than the terminal has lines, of those not done."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -142,7 +142,7 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
     room = max(_LEAST_ROWS, height - len({layer.job_id for layer in layers}) - len(idle) - 3)
     shown = [layer for layer in layers if len(layers) <= room or layer.done < layer.total][:room]
     parts: list[Text | Table] = []
-    widest = min(width // 3, max((len(layer.layer) for layer in shown), default=0))
+    widest = min(width // 3, max((len(layer.name) for layer in shown), default=0))
     for job_id, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
@@ -157,14 +157,14 @@ def _picture(layers: Sequence[LayerProgress], width: int, height: int) -> Group:
         for layer in job:
             done, running, dead, left = _words(layer)
             bar = ProgressBar(total=max(1, layer.total), completed=layer.done, complete_style="cyan")
-            table.add_row(Text(layer.layer), bar, done, running, Text(dead, "red"), left)
+            table.add_row(Text(layer.name), bar, done, running, Text(dead, "red"), left)
         parts.append(table)
     if len(shown) < len(layers):
         parts.append(Text(f"and {counted(len(layers) - len(shown), 'more layer')}", style="dim"))
     return Group(*parts)
 
 
-def _words(layer: LayerProgress) -> tuple[str, str, str, str]:
+def _words(layer: LayerView) -> tuple[str, str, str, str]:
     """``12/48 done``, ``3 running``, ``1 dead`` and ``4m left``; empty where there is nothing to say."""
     left = ""
     if layer.running and layer.mean_seconds is not None:

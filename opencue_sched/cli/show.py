@@ -51,6 +51,7 @@ from opencue_sched.domain.farm import (
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.insight import host_groups
+from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
@@ -115,7 +116,7 @@ _FOLDER_COLUMNS = (
     Column("id"),
     Column("parent", "In", importance=LOW),
     Column("dept", "Dept", importance=LOW),
-    Column("used_cores", "Used", in_cores("used_centicores"), importance=HIGH),
+    Column("used_cores", "Used", importance=HIGH),
     Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text, importance=HIGH),
     Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
     Column("used_gpus", "GPUs"),
@@ -305,10 +306,10 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
     What runs goes along, and counts in the new folder within accounting.recompute_interval_seconds.
     """
     ids, names = [job.id for job in chosen], [job.name for job in chosen]
-    of_shows = shows.shows_of(connection, ids)
+    of_shows = {NamedRow(it.show_id, it.show) for it in list_jobs(connection, job_ids=ids)}
     if len(of_shows) > 1:
         raise CommandRefused("these jobs are of several shows; a job stays in its show")
-    show = choose(connection, Kind.SHOW, of_shows[0])
+    (show,) = of_shows
     row = _folder(connection, show, folder)
     shows.move_jobs(connection, ids, row.id)
     return Done(f"{', '.join(names)} in folder {row.name} now", {"show": show.name, "folder": row.name, "jobs": names})

@@ -44,7 +44,7 @@ from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
-from opencue_sched.store.shows import list_subscriptions
+from opencue_sched.store.shows import list_folders, list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 
@@ -126,14 +126,14 @@ def explain_job(
 ) -> Explanation:
     """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over; both are empty when Redis does not answer.
     ``with_logs``: say of what dead frames died, which reads their logs."""
-    job = figures.situation(connection, job_id)
+    job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     whole = (
         *switch_reasons(job),
         *_quarantine(jobs.quarantined_jobs(connection, job_id)),
         *_out_of_scope(job, settings.scheduler.facility),
         *_of_subscriptions(job, subscriptions),
-        *_of_caps(job),
+        *_of_caps(job, *(it for it in list_folders(connection, job.show_id) if it.id == job.folder_id)),
     )
     layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
@@ -148,7 +148,7 @@ def explain_job(
     for layer in layers:
         reasons: list[WaitReason] = []
         if layer.waiting:
-            reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, job)]
+            reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
             full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
@@ -225,7 +225,7 @@ _USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_
 def unserved(connection: Connection, job_id: str, settings: Settings) -> list[str]:
     """Sentences on what nothing on the farm could serve now of a job that was just put in, however idle it were; and
     on services nobody knows. At most six statements."""
-    job = figures.situation(connection, job_id)
+    job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
@@ -302,15 +302,15 @@ def _burst(subscription: Row[Any]) -> str:
     return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
 
-def _of_caps(job: Row[Any]) -> Iterator[WaitReason]:
+def _of_caps(job: jobs.JobView, folder: Row[Any]) -> Iterator[WaitReason]:
     """Caps that are used up. GPUs concern only layers that want some, so they decide nothing by themselves."""
-    folder = f"folder {job.folder} uses"
-    cores, folder_cores = job.max_centicores / CENTICORES_PER_CORE, job.folder_max_centicores / CENTICORES_PER_CORE
+    its_folder = f"folder {folder.name} uses"
+    cores, folder_cores = (it.max_centicores / CENTICORES_PER_CORE for it in (job, folder))
     for code, who, used, cap, what in (
         (Verdict.OVER_JOB, "the job uses", job.cores, cores, "cores it may; `opencue-sched job max-cores`"),
-        (Verdict.OVER_FOLDER, folder, job.folder_cores, folder_cores, "cores it may"),
+        (Verdict.OVER_FOLDER, its_folder, folder.used_cores, folder_cores, "cores it may"),
         (Verdict.OVER_JOB_GPUS, "the job uses", job.gpus, job.max_gpus, "GPUs it may"),
-        (Verdict.OVER_FOLDER_GPUS, folder, job.folder_gpus, job.folder_max_gpus, "GPUs it may"),
+        (Verdict.OVER_FOLDER_GPUS, its_folder, folder.used_gpus, folder.max_gpus, "GPUs it may"),
     ):
         if 0 < cap < used + 1:
             yield WaitReason(code, f"{who} {used} of the {cap:g} {what}", decides=code in _USED_UP)
@@ -336,11 +336,10 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
     ]
 
 
-def _of_start(layer: jobs.LayerView, job: Row[Any]) -> Iterator[WaitReason]:
-    if layer.start_after is not None and layer.start_after > job.now:
+def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
+    if layer.start_after is not None and (left := layer.start_after.timestamp() - now) > 0:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        left = duration_text((layer.start_after - job.now).total_seconds())
-        yield WaitReason("start_after", f"not to be started before {moment} (in {left})")
+        yield WaitReason("start_after", f"not to be started before {moment} (in {duration_text(left)})")
 
 
 def _of_hosts(
@@ -549,7 +548,7 @@ def explanation_lines(
 
 def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
     counts = {state: getattr(layer, state) for state in ("waiting", "running", "depend", "dead")}
-    return counts | {"done": layer.succeeded + layer.eaten}
+    return counts | {"done": layer.done}
 
 
 def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation]) -> dict[str, Any]:

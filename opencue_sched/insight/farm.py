@@ -25,7 +25,7 @@ from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import Verdict, normalise_tags
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, duration_text
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,
@@ -40,6 +40,7 @@ from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
@@ -154,7 +155,8 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
     with engine.connect() as connection:
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
         shows = show_uses(connection, facility)
-        jobs = figures.live_jobs(connection, facility, show=show, part=job, most=MOST_JOBS)
+        wanted = {"facility": facility, "show_part": show, "part": job, "state": JobState.PENDING.value}
+        jobs = list_jobs(connection, **wanted, by_wait=True, most=MOST_JOBS)
         unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
     log = VerdictLog(client, settings.coordination.namespace)
@@ -245,7 +247,8 @@ def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
     why = _why(row, verdicts, unreached, now)
     waits = "" if row.waiting_seconds is None else duration_text(row.waiting_seconds)
     trouble = why.code in _TROUBLE
-    return _filled(JobUse, row, waiting_text=waits, why=str(why.code), why_text=why.text, trouble=trouble)
+    cores = row.centicores / CENTICORES_PER_CORE
+    return _filled(JobUse, row, cores=cores, waiting_text=waits, why=str(why.code), why_text=why.text, trouble=trouble)
 
 
 def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> WaitReason:

@@ -15,37 +15,9 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.store.pending import USED
 
 _CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"
-_SWITCHES = """
-    job.str_name AS name, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
-    show.str_name AS show, show.b_active AS show_active, show.b_scheduler_managed AS show_managed,
-    show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking, show.b_paused AS show_paused
-"""
-"""What explain.switch_reasons reads."""
 
 # What the database alone says about why a job's frames wait.
 
-_SITUATION = text(
-    f"""
-    SELECT {_SWITCHES}, job.str_os AS os, job.pk_show AS show_id, job.pk_facility AS facility_id,
-           facility.str_name AS facility,
-           coalesce(resource.int_max_cores, 0) AS max_centicores, coalesce(resource.int_max_gpus, 0) AS max_gpus,
-           used.cores, used.gpus, folder.str_name AS folder, coalesce(caps.int_max_cores, 0) AS folder_max_centicores,
-           coalesce(caps.int_max_gpus, 0) AS folder_max_gpus, folder_used.cores AS folder_cores,
-           folder_used.gpus AS folder_gpus, current_timestamp AS now
-      FROM job
-      JOIN show ON show.pk_show = job.pk_show
-      JOIN facility ON facility.pk_facility = job.pk_facility
-      JOIN folder ON folder.pk_folder = job.pk_folder
-      LEFT JOIN job_resource resource ON resource.pk_job = job.pk_job
-      LEFT JOIN folder_resource caps ON caps.pk_folder = job.pk_folder
-      CROSS JOIN LATERAL (
-          SELECT {USED} FROM proc p WHERE p.pk_job = job.pk_job) used
-      CROSS JOIN LATERAL (
-          SELECT {USED}
-            FROM proc p JOIN job other ON other.pk_job = p.pk_job WHERE other.pk_folder = job.pk_folder) folder_used
-     WHERE job.pk_job = :job
-    """  # noqa: S608 - only our own constant
-)
 # The jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
     """
@@ -107,12 +79,6 @@ _SILENT = text(
 )
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
 _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
-
-
-def situation(connection: Connection, job_id: str) -> Row[Any]:
-    """A job that exists, its show, its caps and what is used under them. Caps in centicores, use in whole cores as
-    booked."""
-    return connection.execute(_SITUATION, {"job": job_id}).one()
 
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
@@ -198,49 +164,6 @@ _HOST_GROUPS = text(
      ORDER BY 1, 2, 3, 4
     """  # noqa: S608 - only our own constants
 )
-# The jobs that nothing runs of come first, those that still wait for something next, those that wait longest before
-# the others. A layer waits as long as the frame of it that goes first, which an index finds.
-_LIVE_JOBS = text(
-    f"""
-    SELECT live.*, CAST(coalesce(used.cores, 0) AS double precision) / 100 AS cores,
-           CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
-                THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
-           END AS waiting_seconds,
-           quarantine.reason AS quarantined
-      FROM (
-          SELECT {_SWITCHES}, job.pk_job AS id, job.ts_started, job.str_user AS user,
-                 resource.int_priority AS priority, int_frame_count AS frames, stat.int_waiting_count AS waiting,
-                 stat.int_running_count AS running, stat.int_dead_count AS dead,
-                 stat.int_succeeded_count + stat.int_eaten_count AS done,
-                 count(*) OVER () AS jobs
-            FROM job
-            JOIN show ON show.pk_show = job.pk_show
-            JOIN facility ON facility.pk_facility = job.pk_facility
-            JOIN job_stat stat ON stat.pk_job = job.pk_job
-            JOIN job_resource resource ON resource.pk_job = job.pk_job
-           WHERE job.str_state = 'PENDING'
-             AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
-             AND position(lower(CAST(:show AS varchar)) IN lower(show.str_name)) > 0
-             AND position(lower(CAST(:part AS varchar)) IN lower(job.str_name)) > 0
-           ORDER BY stat.int_waiting_count > 0 AND stat.int_running_count = 0 DESC, stat.int_waiting_count > 0 DESC,
-                    stat.int_running_count > 0 DESC, job.ts_started, job.pk_job
-           LIMIT :most
-      ) live
-      LEFT JOIN LATERAL (SELECT sum(int_cores_reserved) AS cores FROM proc WHERE proc.pk_job = live.id) used ON true
-      LEFT JOIN LATERAL (
-          SELECT min(next.ts_eligible) AS eligible
-            FROM layer_stat
-           CROSS JOIN LATERAL (
-               SELECT frame.ts_eligible FROM frame
-                WHERE frame.pk_layer = layer_stat.pk_layer AND frame.str_state = 'WAITING'
-                ORDER BY frame.int_dispatch_order, frame.int_layer_order LIMIT 1) next
-           WHERE layer_stat.pk_job = live.id AND layer_stat.int_waiting_count > 0) first ON true
-      LEFT JOIN opencue_sched_quarantine quarantine
-             ON quarantine.pk_job = live.id AND quarantine.until > clock_timestamp()
-     ORDER BY live.waiting > 0 AND live.running = 0 DESC, live.waiting > 0 DESC, live.running > 0 DESC,
-              waiting_seconds DESC NULLS LAST, live.ts_started, live.id
-    """  # noqa: S608 - only our own constant
-)
 _HOLDS = text(
     """
     SELECT facility.str_name AS facility, coalesce(show.str_name, '') AS show,
@@ -293,15 +216,6 @@ def host_groups(connection: Connection, facility: str | None, *, staleness: floa
     are UP without a report for ``staleness`` seconds. Enabled allocations without hosts have a row too, and a row with
     0 ``hosts`` and no state. ``report_age``: seconds since the newest report of any of the hosts."""
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
-
-
-def live_jobs(connection: Connection, facility: str | None, *, show: str, part: str, most: int) -> Sequence[Row[Any]]:
-    """Up to ``most`` of the pending ``jobs``, those of which nothing runs first, by how long they wait.
-
-    ``show`` and ``part`` are parts of the show's and the job's name.
-    """
-    wanted = {"facility": facility, "show": show, "part": part, "most": most}
-    return connection.execute(_LIVE_JOBS, wanted).all()
 
 
 def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence[Row[Any]]:

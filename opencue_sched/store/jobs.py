@@ -6,36 +6,72 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
+from sqlalchemy.exc import NoResultFound
 
 from opencue_sched.domain.farm import FrameState
+from opencue_sched.store.pending import USED
+from opencue_sched.store.shows import set_rows
 
-_JOBS = text(
-    """
-    SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, folder.str_name AS folder,
-           facility.str_name AS facility, str_shot AS shot, str_user AS user, job.str_state AS state,
-           job.b_paused AS paused, b_autoeat AS autoeat, int_max_retries AS max_retries, str_os AS os, int_uid AS uid,
-           str_log_dir AS log_dir, job.ts_started AS started, job.ts_stopped AS stopped, int_frame_count AS frames,
-           stat.int_waiting_count AS waiting, stat.int_running_count AS running, stat.int_depend_count AS depend,
-           stat.int_dead_count AS dead, stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
-           resource.int_priority AS priority, resource.int_min_cores AS min_centicores,
-           resource.int_max_cores AS max_centicores, resource.int_max_gpus AS max_gpus,
-           CAST(coalesce(used.cores, 0) AS bigint) AS centicores, coalesce(used.gpus, 0) AS gpus
-      FROM job
-      JOIN show ON show.pk_show = job.pk_show
-      JOIN folder ON folder.pk_folder = job.pk_folder
-      JOIN facility ON facility.pk_facility = job.pk_facility
-      JOIN job_stat stat ON stat.pk_job = job.pk_job
-      JOIN job_resource resource ON resource.pk_job = job.pk_job
-      LEFT JOIN LATERAL (SELECT sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
-                           FROM proc WHERE proc.pk_job = job.pk_job) used ON true
-     WHERE (CAST(:job AS varchar) IS NULL OR job.pk_job = :job)
-       AND (CAST(:show AS varchar) IS NULL OR job.pk_show = :show)
-       AND (CAST(:user_name AS varchar) IS NULL OR job.str_user = :user_name)
-       AND (CAST(:state AS varchar) IS NULL OR job.str_state = :state)
-       AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN job.str_name) > 0)
-     ORDER BY job.str_state = 'FINISHED', resource.int_priority DESC, job.ts_started, job.pk_job
-     LIMIT :most
-    """
+# Those to be listed are chosen first, so that what runs of a job and how long it waits is read of these only. A layer
+# waits as long as the frame of it that goes first, which an index finds.
+_JOBS = f"""
+    SELECT listed.*, used.centicores, used.cores, used.gpus, quarantine.reason AS quarantined,
+           CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
+                THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
+           END AS waiting_seconds
+      FROM (
+          SELECT job.pk_job AS id, job.str_name AS name, job.pk_show AS show_id, show.str_name AS show,
+                 job.pk_folder AS folder_id, folder.str_name AS folder, job.pk_facility AS facility_id,
+                 facility.str_name AS facility, str_shot AS shot, str_user AS user, job.str_state AS state,
+                 job.b_paused AS paused, job.b_auto_book AS auto_book, b_autoeat AS autoeat,
+                 int_max_retries AS max_retries, str_os AS os, int_uid AS uid, str_log_dir AS log_dir,
+                 job.ts_started AS started, job.ts_stopped AS stopped, int_frame_count AS frames,
+                 stat.int_waiting_count AS waiting, stat.int_running_count AS running, stat.int_depend_count AS depend,
+                 stat.int_dead_count AS dead, stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
+                 stat.int_succeeded_count + stat.int_eaten_count AS done, resource.int_priority AS priority,
+                 resource.int_min_cores AS min_centicores, resource.int_max_cores AS max_centicores,
+                 resource.int_max_gpus AS max_gpus, show.b_active AS show_active,
+                 show.b_scheduler_managed AS show_managed, show.b_paused AS show_paused,
+                 show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking,
+                 count(*) OVER () AS jobs, {{place}} AS place
+            FROM job
+            JOIN show ON show.pk_show = job.pk_show
+            JOIN folder ON folder.pk_folder = job.pk_folder
+            JOIN facility ON facility.pk_facility = job.pk_facility
+            JOIN job_stat stat ON stat.pk_job = job.pk_job
+            JOIN job_resource resource ON resource.pk_job = job.pk_job
+           WHERE (CAST(:jobs AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:jobs AS varchar[])))
+             AND (CAST(:show AS varchar) IS NULL OR job.pk_show = :show)
+             AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
+             AND (CAST(:user_name AS varchar) IS NULL OR job.str_user = :user_name)
+             AND (CAST(:state AS varchar) IS NULL OR job.str_state = :state)
+             AND (CAST(:show_part AS varchar) IS NULL OR position(lower(:show_part) IN lower(show.str_name)) > 0)
+             AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN lower(job.str_name)) > 0)
+           ORDER BY place, job.ts_started, job.pk_job LIMIT :most) listed
+     CROSS JOIN LATERAL (
+          SELECT CAST(coalesce(sum(p.int_cores_reserved), 0) AS bigint) AS centicores, {USED}
+            FROM proc p WHERE p.pk_job = listed.id) used
+     CROSS JOIN LATERAL (
+          SELECT min(next.ts_eligible) AS eligible
+            FROM layer_stat
+           CROSS JOIN LATERAL (
+               SELECT frame.ts_eligible FROM frame
+                WHERE frame.pk_layer = layer_stat.pk_layer AND frame.str_state = 'WAITING'
+                ORDER BY frame.int_dispatch_order, frame.int_layer_order LIMIT 1) next
+           WHERE layer_stat.pk_job = listed.id AND layer_stat.int_waiting_count > 0) first
+      LEFT JOIN opencue_sched_quarantine quarantine
+             ON quarantine.pk_job = listed.id AND quarantine.until > clock_timestamp()
+     ORDER BY place, {{then}} started, id
+"""  # noqa: S608 - only our own constant
+_BY_PRIORITY = text(
+    _JOBS.format(place="ARRAY[CAST(job.str_state = 'FINISHED' AS int), -resource.int_priority]", then="")
+)
+_BY_WAIT = text(
+    _JOBS.format(
+        place="""CASE WHEN stat.int_waiting_count > 0 AND stat.int_running_count = 0 THEN 0
+                      WHEN stat.int_waiting_count > 0 THEN 1 WHEN stat.int_running_count > 0 THEN 2 ELSE 3 END""",
+        then="waiting_seconds DESC NULLS LAST,",
+    )
 )
 _LAYERS = text(
     """
@@ -50,12 +86,18 @@ _LAYERS = text(
                   WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
            int_total_count AS total, int_waiting_count AS waiting, int_running_count AS running,
            int_depend_count AS depend, int_dead_count AS dead, int_succeeded_count AS succeeded,
-           int_eaten_count AS eaten, int_checkpoint_count AS checkpoint,
-           (SELECT min(frame.ts_eligible) FROM frame
-             WHERE frame.pk_layer = layer.pk_layer AND frame.str_state = 'WAITING') AS eligible
-      FROM layer JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
-     WHERE layer.pk_job = :job
-     ORDER BY layer.int_dispatch_order, layer.str_name
+           int_eaten_count AS eaten, int_checkpoint_count AS checkpoint, int_succeeded_count + int_eaten_count AS done,
+           (SELECT frame.ts_eligible FROM frame WHERE frame.pk_layer = layer.pk_layer AND frame.str_state = 'WAITING'
+             ORDER BY frame.int_dispatch_order, frame.int_layer_order LIMIT 1) AS eligible,
+           CAST(used.int_clock_time_success AS double precision) / nullif(used.int_frame_success_count, 0)
+             AS mean_seconds,
+           job.pk_job AS job_id, job.str_name AS job, job.str_state AS job_state, job.b_paused AS paused
+      FROM layer
+      JOIN job ON job.pk_job = layer.pk_job
+      JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
+      LEFT JOIN layer_usage used ON used.pk_layer = layer.pk_layer
+     WHERE layer.pk_job = ANY(CAST(:jobs AS varchar[]))
+     ORDER BY array_position(CAST(:jobs AS varchar[]), layer.pk_job), layer.int_dispatch_order, layer.str_name
     """
 )
 _FRAMES = text(
@@ -86,43 +128,18 @@ _DEATHS = text(
      ORDER BY frame.pk_layer, int_exit_status, frame.ts_stopped DESC NULLS LAST, frame.pk_frame
     """
 )
-_PROGRESS = text(
-    """
-    SELECT job.pk_job AS job_id, job.str_name AS job, job.str_state AS state, job.b_paused AS paused,
-           layer.str_name AS layer, stat.int_total_count AS total, stat.int_waiting_count AS waiting,
-           stat.int_running_count AS running, stat.int_depend_count AS depend, stat.int_dead_count AS dead,
-           stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
-           stat.int_succeeded_count + stat.int_eaten_count AS done, stat.int_checkpoint_count AS checkpoint,
-           CASE WHEN used.int_frame_success_count > 0
-                THEN CAST(used.int_clock_time_success AS double precision) / used.int_frame_success_count
-                END AS mean_seconds
-      FROM job
-      JOIN layer ON layer.pk_job = job.pk_job
-      JOIN layer_stat stat ON stat.pk_layer = layer.pk_layer
-      LEFT JOIN layer_usage used ON used.pk_layer = layer.pk_layer
-     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[]))
-     ORDER BY array_position(CAST(:jobs AS varchar[]), job.pk_job), layer.int_dispatch_order, layer.str_name
-    """
-)
-
-_SET_LAYERS = text(
-    """
-    WITH locked AS (
-        SELECT pk_layer FROM layer WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
-         ORDER BY pk_layer FOR NO KEY UPDATE)
-    UPDATE layer
-       SET int_cores_min = coalesce(:cores, int_cores_min), int_cores_max = coalesce(:max_cores, int_cores_max),
-           b_threadable = coalesce(:threadable, b_threadable), int_mem_min = coalesce(:memory, int_mem_min),
-           b_optimize = coalesce(:optimize, b_optimize), int_gpus_min = coalesce(:gpus, int_gpus_min),
-           int_gpu_mem_min = coalesce(:gpu_memory, int_gpu_mem_min), str_tags = coalesce(:tags, str_tags),
-           int_timeout = coalesce(:timeout, int_timeout), int_timeout_llu = coalesce(:timeout_llu, int_timeout_llu)
-      FROM locked WHERE layer.pk_layer = locked.pk_layer
-    """
-)
-_LAYER_FIELDS = (
-    *("cores", "max_cores", "threadable", "memory", "optimize", "gpus", "gpu_memory", "tags"),
-    *("timeout", "timeout_llu"),
-)
+_LAYER_COLUMNS = {
+    "cores": "int_cores_min",
+    "max_cores": "int_cores_max",
+    "threadable": "b_threadable",
+    "memory": "int_mem_min",
+    "optimize": "b_optimize",
+    "gpus": "int_gpus_min",
+    "gpu_memory": "int_gpu_mem_min",
+    "tags": "str_tags",
+    "timeout": "int_timeout",
+    "timeout_llu": "int_timeout_llu",
+}
 _ADD_LIMITS = text(
     """
     INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
@@ -170,13 +187,15 @@ _OPEN_DEPENDS = text(
 
 
 JobView = Row[Any]
-"""A job with its counts, its caps and what it uses now: the columns of ``_JOBS``."""
+"""A job with its counts, switches and caps, and what it uses now: ``cores`` and ``gpus`` as its caps count them,
+``centicores`` as they are reserved. ``waiting_seconds``: how long its next frame has waited, None when none waits;
+``quarantined``: why it is left alone, else None; ``jobs``: how many there are of those asked for."""
 LayerView = Row[Any]
-"""A layer with its counts; ``eligible``: since when the oldest of its waiting frames could run."""
+"""A layer with its counts, and its job's name and state; ``eligible``: since when the next of its waiting frames could
+run; ``mean_seconds``: how long frames of it took that succeeded. ``start_after`` is None where the schema does not know
+it (V47)."""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
-LayerProgress = Row[Any]
-"""A layer's frames by state, with its job; ``mean_seconds``: how long frames of it took that succeeded."""
 Depend = Row[Any]
 """What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
 
@@ -184,21 +203,35 @@ Depend = Row[Any]
 def list_jobs(
     connection: Connection,
     *,
-    job_id: str | None = None,
+    job_ids: Collection[str] | None = None,
     show_id: str | None = None,
+    facility: str | None = None,
     user: str | None = None,
     state: str | None = None,
+    show_part: str | None = None,
     part: str | None = None,
+    by_wait: bool = False,
     most: int = 1_000_000,
 ) -> Sequence[JobView]:
-    """Jobs of a show, user or state, or with ``part`` in their name; live ones first, by priority and age."""
-    wanted = {"job": job_id, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
-    return connection.execute(_JOBS, wanted).all()
+    """Jobs of a show, facility (by name), user or state, with ``part`` in their name or ``show_part`` in their show's;
+    live ones first, by priority and age. ``by_wait``: those that wait and of which nothing runs first, then the others
+    that wait, by how long they do."""
+    ids = None if job_ids is None else list(job_ids)
+    wanted = {"show": show_id, "facility": facility, "user_name": user, "state": state, "part": part}
+    statement = _BY_WAIT if by_wait else _BY_PRIORITY
+    return connection.execute(statement, {**wanted, "show_part": show_part, "jobs": ids, "most": most}).all()
 
 
-def layers_of(connection: Connection, job_id: str) -> Sequence[LayerView]:
-    """The layers of a job in dispatch order. ``start_after`` is None where the schema does not know it (V47)."""
-    return connection.execute(_LAYERS, {"job": job_id}).all()
+def job_of(connection: Connection, job_id: str) -> JobView:
+    """A job. Raises NoResultFound when there is none of this id."""
+    for job in list_jobs(connection, job_ids=[job_id]):
+        return job
+    raise NoResultFound(job_id)
+
+
+def layers_of(connection: Connection, *job_ids: str) -> Sequence[LayerView]:
+    """The layers of jobs in the order of the ids, and of dispatch; a job that is no more has none."""
+    return connection.execute(_LAYERS, {"jobs": list(job_ids)}).all()
 
 
 def frames_of(
@@ -228,11 +261,6 @@ def deaths_of(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
     return connection.execute(_DEATHS, {"job": job_id}).all()
 
 
-def progress_of(connection: Connection, job_ids: Sequence[str]) -> Sequence[LayerProgress]:
-    """The layers of these jobs, in the order of the ids; a job that is no more has none."""
-    return connection.execute(_PROGRESS, {"jobs": list(job_ids)}).all()
-
-
 def set_layers(
     connection: Connection,
     layer_ids: Collection[str],
@@ -244,7 +272,7 @@ def set_layers(
     """Set fields of layers: centicores, KB, minutes, tags as text; and put them under limits, or not, by their ids."""
     layers = sorted(layer_ids)
     if fields:
-        connection.execute(_SET_LAYERS, {**dict.fromkeys(_LAYER_FIELDS), **fields, "layers": layers})
+        set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: it for key, it in fields.items()})
     for statement, limits in ((_ADD_LIMITS, add_limits), (_DROP_LIMITS, drop_limits)):
         if limits:
             connection.execute(statement, {"layers": layers, "limits": sorted(limits)})

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, column, delete, or_, table, text, update
+from sqlalchemy import Connection, Row, column, delete, or_, select, table, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.domain.farm import FOLDER_NAME_WIDTH
 from opencue_sched.store.hosts import list_hosts, move_hosts
+from opencue_sched.store.pending import USED
 from opencue_sched.store.procs import lock_hosts
 
 _SHOWS = text(
@@ -97,8 +98,11 @@ def insert_row(connection: Connection, name: str, **values: Any) -> Any:
 def set_rows(connection: Connection, name: str, key: str, ids: Collection[str], values: Mapping[str, Any]) -> bool:
     """Set columns of the rows of the table of this name with these keys; whether any was otherwise."""
     row = table(name, *map(column, (key, *values)))
+    chosen = row.c[key].in_(ids)
+    # In the order in which everybody locks rows of a table.
+    connection.execute(select(row.c[key]).where(chosen).order_by(row.c[key]).with_for_update(key_share=True))
     otherwise = or_(*(row.c[it].is_distinct_from(value) for it, value in values.items()))
-    return connection.execute(update(row).where(row.c[key].in_(ids), otherwise).values(**values)).rowcount > 0
+    return connection.execute(update(row).where(chosen, otherwise).values(**values)).rowcount > 0
 
 
 def delete_rows(connection: Connection, name: str, key: str, row_id: str) -> None:
@@ -169,16 +173,16 @@ def delete_limit(connection: Connection, limit_id: str) -> None:
 
 # Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
 #
-# The caps that are enforced are those of ``folder_resource``. -1 is no cap.
+# The caps that are enforced are those of ``folder_resource``. -1 is no cap. Use is in whole cores, as caps count it.
 
 _FOLDERS = text(
-    """
+    f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, parent.str_name AS parent,
            dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
            caps.int_min_cores AS min_centicores, caps.int_max_cores AS max_centicores,
            caps.int_min_gpus AS min_gpus, caps.int_max_gpus AS max_gpus,
            coalesce(work.jobs, 0) AS jobs, CAST(coalesce(work.waiting, 0) AS bigint) AS waiting,
-           CAST(coalesce(used.cores, 0) AS bigint) AS used_centicores, coalesce(used.gpus, 0) AS used_gpus,
+           coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus,
            coalesce(used.procs, 0) AS running
       FROM folder
       JOIN show ON show.pk_show = folder.pk_show
@@ -189,15 +193,14 @@ _FOLDERS = text(
       LEFT JOIN (SELECT pk_folder, count(*) AS jobs, sum(int_waiting_count) AS waiting
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
                   WHERE str_state = 'PENDING' GROUP BY pk_folder) work ON work.pk_folder = folder.pk_folder
-      LEFT JOIN (SELECT job.pk_folder, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus,
-                        count(*) AS procs
-                   FROM proc JOIN job ON job.pk_job = proc.pk_job GROUP BY job.pk_folder) used
+      LEFT JOIN (SELECT job.pk_folder, count(*) AS procs, {USED}
+                   FROM proc p JOIN job ON job.pk_job = p.pk_job GROUP BY job.pk_folder) used
              ON used.pk_folder = folder.pk_folder
      WHERE (CAST(:show AS varchar) IS NULL OR folder.pk_show = :show)
        AND (NOT CAST(:capped AS boolean)
             OR (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.procs > 0))
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
-    """
+    """  # noqa: S608 - only our own constant
 )
 # As Cuebot moves jobs: they take the department of the folder, and what it says about its jobs (-1: nothing). Triggers
 # of the schema move what they use to the rows of their new folder and department, so the latter must be there.
@@ -235,18 +238,12 @@ _MOVE_JOBS = (
         """
     ),
 )
-_SHOWS_OF = text("SELECT DISTINCT pk_show FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 
 
 def list_folders(connection: Connection, show_id: str | None = None, *, capped: bool = False) -> Sequence[Row[Any]]:
     """The folders of all shows, or of one, the root first, with their caps and live use; ``capped``: only those of
     active shows, or in use, that have a cap."""
     return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
-
-
-def shows_of(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """Ids of the shows of these jobs."""
-    return list(connection.execute(_SHOWS_OF, {"jobs": list(job_ids)}).scalars())
 
 
 def move_jobs(connection: Connection, job_ids: Collection[str], folder_id: str) -> None:

@@ -202,7 +202,7 @@ def _samples(
 def _caps(connection: Connection) -> dict[str, list[Cap]]:
     """The caps by the gauge of what is used under them."""
     folders, one = list_folders(connection, capped=True), CENTICORES_PER_CORE
-    cores = [((it.show, it.name), it.used_centicores / one, it.max_centicores / one) for it in folders]
+    cores = [((it.show, it.name), it.used_cores, it.max_centicores / one) for it in folders]
     gpus = [((it.show, it.name), it.used_gpus, it.max_gpus) for it in folders]
     return {
         "folder_cores": [cap for cap in cores if cap[2] > 0],

@@ -71,13 +71,13 @@ def waited(build: Build, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Wai
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each look at the jobs."""
     counted: list[int] = []
-    progress_of = jobs.progress_of
+    layers_of = jobs.layers_of
 
     def look(*args: Any) -> Any:
         counted.append(1)
-        return progress_of(*args)
+        return layers_of(*args)
 
-    monkeypatch.setattr(jobs, "progress_of", look)
+    monkeypatch.setattr(jobs, "layers_of", look)
     return counted
 
 
@@ -147,7 +147,7 @@ def test_what_a_success_frees_a_moment_later_is_waited_for(cli: Cli, waited: Wai
     waited.frames("SUCCEEDED", 1, 2, 3)
     waited.frames("DEAD", 0)
     waited.frames("DEPEND", 4, 5)
-    original, freed = jobs.progress_of, []
+    original, freed = jobs.layers_of, []
 
     def free(*args: Any) -> Any:
         found = original(*args)
@@ -157,7 +157,7 @@ def test_what_a_success_frees_a_moment_later_is_waited_for(cli: Cli, waited: Wai
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "progress_of", free)
+        patch.setattr(jobs, "layers_of", free)
         change = meanwhile(looks, lambda: waited.frames("SUCCEEDED", 4, 5))
         ran = cli("job", "wait", NAME)
         change.join()
@@ -188,7 +188,7 @@ def test_several_jobs_are_one_statement_a_look(
 
 
 def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, failures = jobs.progress_of, iter([True, True])
+    original, failures = jobs.layers_of, iter([True, True])
 
     def fail(*args: Any) -> Any:
         if next(failures, False):
@@ -196,7 +196,7 @@ def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited, mo
         waited.frames("SUCCEEDED")
         return original(*args)
 
-    monkeypatch.setattr(jobs, "progress_of", fail)
+    monkeypatch.setattr(jobs, "layers_of", fail)
     ran = cli("job", "wait", NAME)
     assert ran.status == 0
     assert ran.err.count("still waiting") == 1
