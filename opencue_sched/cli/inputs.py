@@ -153,12 +153,12 @@ def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
 
 def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
     """The rows of these names or ids, each once. All unknown names are said at once."""
-    found = {name: shows.find_row(connection, kind, name) for name in names}
-    if unknown := [name for name, row in found.items() if row is None]:
+    found = shows.find_rows(connection, kind, names)
+    if unknown := [name for name in dict.fromkeys(names) if name not in found]:
         hints = [near(name, shows.similar_names(connection, kind, name)) for name in unknown]
         said = [f"there is no {kind} {name!r}{hint}" for name, hint in zip(unknown, hints, strict=True)]
         raise CommandRefused("\n".join(said))
-    return list({row.id: row for row in found.values() if row is not None}.values())
+    return list(dict.fromkeys(found[name] for name in names))
 
 
 def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> list[str] | None:

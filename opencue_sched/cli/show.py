@@ -168,7 +168,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
     new_name("show", name, width=SHOW_NAME_WIDTH)
     managed = managed if managed is not None else facts.origin == "opencue-sched"
     with engine.begin() as connection:
-        if shows.find_row(connection, Kind.SHOW, name) is not None:
+        if shows.find_rows(connection, Kind.SHOW, [name]):
             raise CommandRefused(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
     text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
@@ -509,7 +509,7 @@ def list_limits(connection: Connection) -> Done:
 def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames."""
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
-    if shows.find_row(connection, Kind.LIMIT, name) is not None:
+    if shows.find_rows(connection, Kind.LIMIT, [name]):
         raise CommandRefused(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
     return Done(f"created limit {name} of {counted(most, 'frame')}", {"limit": name, "id": made, "max": most})

@@ -27,6 +27,7 @@ from opencue_sched.farm.model import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
+from opencue_sched.store.jobs import LayerView, layers_of
 from opencue_sched.text_file import InvalidFile
 
 log = structlog.get_logger(__name__)
@@ -167,11 +168,11 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings, *, paused: bool) 
         "full_name": spec.full_name,
         "log_dir": spec.log_dir or _log_dir(spec, show.name, job_id, settings),
         "paused": paused or spec.paused or show.paused,
-        "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.min_cores, show.min_cores)),
-        "max_cores": _first(spec.max_cores, folder.max_cores, show.max_cores),
+        "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.job_min_cores, show.default_min_cores)),
+        "max_cores": _first(spec.max_cores, folder.job_max_cores, show.default_max_cores),
         # The schema's default of show.int_default_min_gpus is 100, meant as centicores; no job asks for 100 GPUs.
-        "min_gpus": _first(spec.min_gpus, folder.min_gpus, 0),
-        "max_gpus": _first(spec.max_gpus, folder.max_gpus, show.max_gpus),
+        "min_gpus": _first(spec.min_gpus, folder.job_min_gpus, 0),
+        "max_gpus": _first(spec.max_gpus, folder.job_max_gpus, show.default_max_gpus),
     }
 
 
@@ -251,14 +252,16 @@ class _Place:
 def _find_place(connection: Connection, spec: JobSpec) -> _Place:
     """Raises InvalidFile naming everything that is not there."""
     problems: list[str] = []
-    show, folder = submit.find_show(connection, spec.show), None
+    found = naming.find_rows(connection, naming.Kind.SHOW, [spec.show])
+    show = naming.list_shows(connection, found[spec.show].id)[0] if found else None
+    folder = None
     if show is None:
         shows = naming.similar_names(connection, naming.Kind.SHOW, spec.show)
         problems.append(f"show: there is no show {spec.show!r}{near(spec.show, shows)}")
     elif not show.active:
         problems.append(f"show: {show.name!r} is not active; `opencue-sched show active {show.name} on` makes it so")
     else:
-        folder = _one_of(submit.folders_of(connection, show.id), spec.folder, "folder", problems)
+        folder = _one_of(naming.list_folders(connection, show.id), spec.folder, "folder", problems)
     names = submit.names(connection)
     facility = _one_of(names["facility"], spec.facility, "facility", problems)
     dept = None if spec.dept is None else _one_of(names["dept"], spec.dept, "dept", problems)
@@ -294,9 +297,9 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
     wanted = [(path, layer, depend, depend.job.lower()) for path, layer, depend in depends_of(spec) if depend.job]
     if not wanted:
         return []
-    jobs = submit.find_jobs(connection, {name for *_, name in wanted})
-    layers: dict[str, dict[str, Row[Any]]] = defaultdict(dict)
-    for row in submit.layers_of(connection, [job.id for job in jobs.values()]):
+    jobs = naming.find_rows(connection, naming.Kind.JOB, {name for *_, name in wanted})
+    layers: dict[str, dict[str, LayerView]] = defaultdict(dict)
+    for row in layers_of(connection, *(job.id for job in jobs.values())):
         layers[row.job_id][row.name] = row
     numbered = [
         layers[jobs[name].id][depend.layer].id
@@ -325,8 +328,8 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
 def _on_layer(
     waiting: LayerSpec | None,
     depend: JobDepend,
-    job: Row[Any],
-    layers: Mapping[str, Row[Any]],
+    job: naming.NamedRow,
+    layers: Mapping[str, LayerView],
     frames: Mapping[str, Mapping[int, str]],
 ) -> _On:
     """A layer, or a frame of it, of another job. Raises InvalidInput when there is none, or nothing to wait for."""
@@ -339,7 +342,7 @@ def _on_layer(
     if waiting is None or not depend.kind.composite:
         return _On(job.id, layer.id, None, frames[layer.id])
     try:
-        chunked = ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk))
+        chunked = ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk_size))
     except InvalidInput as error:
         raise InvalidInput(f"layer {name!r} of job {job.name!r} has no frames to wait for: {error}") from error
     if frame_pairs(depend.kind, waiting.frames, chunked) == ():
@@ -398,11 +401,14 @@ def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Set
     # The locks come first: what is read after them stays true until we commit.
     states = submit.hold_jobs(connection, {on.job for *_, on in external})
     over = {job for job, state in states.items() if state == JobState.FINISHED}
-    layers = submit.layer_progress(connection, {on.layer for *_, on in external if on.layer}, done)
-    over |= {layer.id for layer in layers if layer.every_frame}
-    frames = submit.frames_of(connection, {on.layer for *_, on in external if on.layer and on.frames})
-    over |= {frame.id for frame in frames if frame.state in done}
-    return over, {layer.id for layer in layers if layer.any_frame}
+    ended = {
+        layer.id: (sum(getattr(layer, state.lower()) for state in done), layer.total)
+        for layer in layers_of(connection, *states)
+    }
+    over |= {layer for layer, (frames, total) in ended.items() if 0 < frames == total}
+    waited_for = submit.frames_of(connection, {on.layer for *_, on in external if on.layer and on.frames})
+    over |= {frame.id for frame in waited_for if frame.state in done}
+    return over, {layer for layer, (frames, _) in ended.items() if frames}
 
 
 class _Depends:

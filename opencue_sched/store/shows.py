@@ -24,6 +24,7 @@ _SHOWS = text(
     SELECT show.pk_show AS id, show.str_name AS name, b_active AS active, b_scheduler_managed AS managed,
            b_booking_enabled AS booking, b_dispatch_enabled AS dispatch, b_paused AS paused,
            int_default_min_cores AS default_min_cores, int_default_max_cores AS default_max_cores,
+           int_default_max_gpus AS default_max_gpus,
            coalesce(work.jobs, 0) AS pending_jobs, CAST(coalesce(work.running, 0) AS bigint) AS running_frames,
            CAST(coalesce(work.waiting, 0) AS bigint) AS waiting_frames,
            CAST(coalesce(work.dead, 0) AS bigint) AS dead_frames,
@@ -179,6 +180,9 @@ _FOLDERS = text(
     f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, parent.str_name AS parent,
            dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
+           folder.pk_parent_folder IS NULL AS is_default, folder.int_job_min_cores AS job_min_cores,
+           folder.int_job_max_cores AS job_max_cores, folder.int_job_min_gpus AS job_min_gpus,
+           folder.int_job_max_gpus AS job_max_gpus,
            caps.int_min_cores AS min_centicores, caps.int_max_cores AS max_centicores,
            caps.int_min_gpus AS min_gpus, caps.int_max_gpus AS max_gpus,
            coalesce(work.jobs, 0) AS jobs, CAST(coalesce(work.waiting, 0) AS bigint) AS waiting,
@@ -241,8 +245,8 @@ _MOVE_JOBS = (
 
 
 def list_folders(connection: Connection, show_id: str | None = None, *, capped: bool = False) -> Sequence[Row[Any]]:
-    """The folders of all shows, or of one, the root first, with their caps and live use; ``capped``: only those of
-    active shows, or in use, that have a cap."""
+    """The folders of all shows, or of one, the root (the default one) first, with their caps, live use, and what they
+    say about their jobs (-1: nothing); ``capped``: only those of active shows, or in use, that have a cap."""
     return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
 
 
@@ -280,19 +284,25 @@ _TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
 """Where the table is not called as what a row of it stands for. The key of each is ``pk_{table}``."""
 
 
-def find_row(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow | None:
-    """The row of this name or id. A job's name means the live job, else the last one that was called so."""
+def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str]) -> dict[str, NamedRow]:
+    """The rows of these names or ids, by what was asked for. A job's name means the live job, else the last one that
+    was called so; a show is also found by an alias."""
     table = _TABLES.get(kind, kind.value)
     key = f"pk_{table}"
-    also = {Kind.HOST: "OR str_fqdn = :text", Kind.JOB: "OR str_name = lower(:text)"}.get(kind, "")
+    also = {
+        Kind.HOST: "OR str_fqdn = asked",
+        Kind.JOB: "OR str_name = lower(asked)",
+        Kind.SHOW: "OR pk_show IN (SELECT pk_show FROM show_alias WHERE show_alias.str_name = asked)",
+    }.get(kind, "")
     order = {Kind.JOB: "str_visible_name IS NOT NULL DESC, ts_started DESC"}.get(kind, key)
     statement = f"""
-        SELECT {key}, str_name FROM {table}
-         WHERE str_name = :text OR {key} = :text {also}
-         ORDER BY ({key} = :text) DESC, (str_name = :text) DESC, {order} LIMIT 1
+        SELECT asked, found.* FROM unnest(CAST(:names AS varchar[])) AS asked
+         CROSS JOIN LATERAL (
+             SELECT {key}, str_name FROM {table} WHERE str_name = asked OR {key} = asked {also}
+              ORDER BY ({key} = asked) DESC, (str_name = asked) DESC, {order} LIMIT 1) found
         """  # noqa: S608 - only our own constants
-    row = connection.execute(text(statement), {"text": name_or_id}).one_or_none()
-    return None if row is None else NamedRow(*row)
+    rows = connection.execute(text(statement), {"names": list(names_or_ids)})
+    return {asked: NamedRow(*row) for asked, *row in rows}
 
 
 def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str]:

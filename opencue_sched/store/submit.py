@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import FrameState
 from opencue_sched.store.shows import INSERT_POINT
 
 _TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
@@ -196,26 +195,8 @@ def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
         connection.execute(statement, {"jobs": list(job_ids)})
 
 
-# What a job that is put in refers to: its show and folder, facilities, departments, limits, and jobs it waits for.
+# What a job that is put in refers to: facilities, departments, limits, and frames of jobs it waits for.
 
-_SHOW = text(
-    """
-    SELECT pk_show AS id, str_name AS name, b_active AS active, b_paused AS paused, b_scheduler_managed AS managed,
-           int_default_min_cores AS min_cores, int_default_max_cores AS max_cores, int_default_max_gpus AS max_gpus
-      FROM show
-     WHERE str_name = :name
-        OR pk_show IN (SELECT pk_show FROM show_alias WHERE show_alias.str_name = :name)
-     ORDER BY (str_name = :name) DESC, pk_show LIMIT 1
-    """
-)
-_FOLDERS = text(
-    """
-    SELECT pk_folder AS id, str_name AS name, pk_dept AS dept_id, pk_parent_folder IS NULL AS is_default,
-           int_job_min_cores AS min_cores, int_job_max_cores AS max_cores, int_job_min_gpus AS min_gpus,
-           int_job_max_gpus AS max_gpus
-      FROM folder WHERE pk_show = :show ORDER BY pk_parent_folder IS NULL DESC, b_default DESC, pk_folder
-    """
-)
 _NAMES = text(
     """
     SELECT 'facility' AS kind, pk_facility AS id, str_name AS name, b_default AS is_default FROM facility
@@ -223,29 +204,9 @@ _NAMES = text(
     UNION ALL SELECT 'limit', pk_limit_record, str_name, false FROM limit_record
     """
 )
-_JOBS = text(
-    """
-    SELECT DISTINCT ON (str_name) pk_job AS id, str_name AS name
-      FROM job WHERE str_name = ANY(CAST(:names AS varchar[]))
-     ORDER BY str_name, (str_visible_name IS NOT NULL) DESC, ts_started DESC
-    """
-)
-_LAYERS = text(
-    """
-    SELECT pk_layer AS id, pk_job AS job_id, str_name AS name, str_range AS range, int_chunk_size AS chunk FROM layer
-     WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job, int_dispatch_order
-    """
-)
 # What ends a frame locks its job_stat row, so after this lock no frame of the jobs ends until we commit.
 _LOCK_JOBS = text("SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR SHARE")
 _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
-_LAYER_PROGRESS = text(
-    """
-    SELECT pk_layer AS id, bool_and(str_state = ANY(CAST(:done AS varchar[]))) AS every_frame,
-           bool_or(str_state = ANY(CAST(:done AS varchar[]))) AS any_frame
-      FROM frame WHERE pk_layer = ANY(CAST(:layers AS varchar[])) GROUP BY pk_layer
-    """
-)
 _FRAMES = text(
     """
     SELECT pk_frame AS id, pk_layer AS layer_id, int_number AS number, str_state AS state
@@ -255,33 +216,12 @@ _FRAMES = text(
 )
 
 
-def find_show(connection: Connection, name: str) -> Row[Any] | None:
-    """The show of this name, or with this alias; default cores in centicores."""
-    return connection.execute(_SHOW, {"name": name}).one_or_none()
-
-
-def folders_of(connection: Connection, show_id: str) -> Sequence[Row[Any]]:
-    """The show's folders, the root (the default one) first. What one says about its jobs is -1 where it says nothing;
-    centicores."""
-    return connection.execute(_FOLDERS, {"show": show_id}).all()
-
-
 def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
     """All facilities, departments and limits, by kind: ``facility``, ``dept``, ``limit``."""
     found: dict[str, list[Row[Any]]] = {"facility": [], "dept": [], "limit": []}
     for row in connection.execute(_NAMES):
         found[row.kind].append(row)
     return found
-
-
-def find_jobs(connection: Connection, job_names: Collection[str]) -> dict[str, Row[Any]]:
-    """Jobs by name: the live one of that name, else the last."""
-    return {row.name: row for row in connection.execute(_JOBS, {"names": list(job_names)})}
-
-
-def layers_of(connection: Connection, job_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """All layers of these jobs."""
-    return connection.execute(_LAYERS, {"jobs": list(job_ids)}).all()
 
 
 def frames_of(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
@@ -296,11 +236,3 @@ def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str
     """
     connection.execute(_LOCK_JOBS, {"jobs": list(job_ids)})
     return {row.pk_job: row.str_state for row in connection.execute(_JOB_STATES, {"jobs": list(job_ids)})}
-
-
-def layer_progress(
-    connection: Connection, layer_ids: Collection[str], done: Collection[FrameState]
-) -> Sequence[Row[Any]]:
-    """Whether ``every_frame`` and ``any_frame`` of these layers is over; ``done`` states satisfy a dependency."""
-    wanted = {"layers": list(layer_ids), "done": [state.value for state in done]}
-    return connection.execute(_LAYER_PROGRESS, wanted).all()
