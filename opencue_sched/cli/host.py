@@ -259,7 +259,8 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
     with engine.begin() as connection:
         if verb == "reboot":
             aim = HardwareState.REBOOTING if now else HardwareState.REBOOT_WHEN_IDLE
-            hosts.set_state(connection, [host.id], HardwareState(host.state) if back else aim)
+            new = HardwareState(host.state) if back else aim
+            hosts.set_state(connection, host.id, old=list(HardwareState), new=new)
         elif back:
             source = host.lock_source or ""
             hosts.set_lock(connection, [host.id], old=[LockState.LOCKED], new=host.lock, source=source)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -19,9 +19,9 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, overdue, short_name
 from opencue_sched.store import reports
-from opencue_sched.store.hosts import set_lock
+from opencue_sched.store.hosts import set_lock, set_state
 from opencue_sched.store.procs import Run, read_runs
-from opencue_sched.store.reports import HostRow, HostSize, HostStatus
+from opencue_sched.store.reports import HostRow, HostSize
 
 _log = structlog.get_logger(__name__)
 
@@ -74,14 +74,14 @@ _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_use
 
 @dataclass(frozen=True, slots=True)
 class ReportedHost:
-    """A host's report, checked. ``tags`` are the report's own, trimmed, without ``refused_tags``, those that are too
-    long or unprintable (cut for the log)."""
+    """A host's report, checked; ``status`` is what `reports.update_status` takes. ``tags`` are the report's own,
+    trimmed, without ``refused_tags``, those that are too long or unprintable (cut for the log)."""
 
     full_name: str
     name: str
     facility: str
     size: HostSize
-    status: HostStatus
+    status: Mapping[str, Any]
     state: HardwareState
     nimby_locked: bool
     tags: tuple[str, ...]
@@ -90,9 +90,9 @@ class ReportedHost:
     @property
     def temp_full(self) -> bool:
         """Whether too little of the temporary directory is free. Unknown sizes and Windows are never full."""
-        if self.status.temp_total <= 0 or self.status.os.lower() == "windows":
+        if self.status["temp_total"] <= 0 or self.status["os"].lower() == "windows":
             return False
-        return self.status.temp_free / self.status.temp_total < LEAST_FREE_TEMP
+        return bool(self.status["temp_free"] / self.status["temp_total"] < LEAST_FREE_TEMP)
 
 
 def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
@@ -140,19 +140,19 @@ def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     if memory_kb <= 0:
         raise InvalidInput(f"{where}: total_mem {host.total_mem} KB leaves nothing to book after what the system keeps")
     size = HostSize(host.num_procs, centicores, memory_kb, host.num_gpus, host.total_gpu_mem, host.nimby_enabled)
-    status = HostStatus(
-        memory_total=host.total_mem,
-        memory_free=min(host.free_mem, host.total_mem),
-        swap_total=host.total_swap,
-        swap_free=host.free_swap,
-        temp_total=host.total_mcp,
-        temp_free=host.free_mcp,
-        gpu_memory_total=host.total_gpu_mem,
-        gpu_memory_free=max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
-        load=max(0, host.load),
-        booted_at=max(0, min(host.boot_time, _LATEST_EPOCH)),
-        os=os_name[:LONGEST_OS],
-    )
+    status = {
+        "memory_total": host.total_mem,
+        "memory_free": min(host.free_mem, host.total_mem),
+        "swap_total": host.total_swap,
+        "swap_free": host.free_swap,
+        "temp_total": host.total_mcp,
+        "temp_free": host.free_mcp,
+        "gpu_memory_total": host.total_gpu_mem,
+        "gpu_memory_free": max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
+        "load": max(0, host.load),
+        "booted_at": max(0, min(host.boot_time, _LATEST_EPOCH)),
+        "os": os_name[:LONGEST_OS],
+    }
     state = HardwareState(host_pb2.HardwareState.Name(host.state)) if 0 <= host.state <= 4 else HardwareState.UP
     usable = tuple(tag for tag in tags if len(tag) <= LONGEST_TAG and tag.isprintable())
     refused = tuple(tag[:_SHOWN] for tag in tags if tag not in usable)
@@ -342,39 +342,39 @@ class HostReports:
         # Another service may have created it meanwhile.
         row = reports.find_host(connection, host.full_name, host.name)
         if row is None:
-            taken_by = reports.name_taken_by(connection, host.name)
-            raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is taken by {taken_by}")
+            raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is another host's")
         return row
 
     def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> bool:
         """Bring an existing host up to date: first what is in its own row, which booking locks, then its statistics."""
         changed = False
-        lock = next_lock_state(row.lock_state, nimby_locked=host.nimby_locked)
-        if lock is not row.lock_state:
+        lock = next_lock_state(LockState(row.lock_state), nimby_locked=host.nimby_locked)
+        if lock != row.lock_state:
             changed |= bool(set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY"))
-        if boot or (row.size != host.size and not row.busy):
+        if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
             changed |= reports.resize_host(connection, row.id, host.size)
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
             changed |= reports.replace_tags(connection, row.id, TagType.HARDWARE, own)
-        state = next_hardware_state(row.state, host.state, boot=boot, temp_full=host.temp_full, marked=row.marked)
-        if state is not row.state:
+        before, temp_full = HardwareState(row.state), host.temp_full
+        state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)
+        if state is not before:
             changed |= self._change_state(connection, row, host, state)
         reports.update_status(connection, row.id, host.status)
         return changed
 
     def _change_state(self, connection: Connection, row: HostRow, host: ReportedHost, state: HardwareState) -> bool:
-        if not reports.set_hardware_state(connection, row.id, row.state, state):
+        if not set_state(connection, row.id, old=[HardwareState(row.state)], new=state):
             return False
         if state is HardwareState.REPAIR and host.temp_full:
-            free_mb, total_mb = host.status.temp_free // 1024, host.status.temp_total // 1024
+            free_mb, total_mb = host.status["temp_free"] // 1024, host.status["temp_total"] // 1024
             reports.mark_full_temp(
                 connection, row.id, f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
             )
         elif row.marked:
             reports.mark_full_temp(connection, row.id, None)
-        _log.info("host_state_changed", host=row.name, old=row.state.value, new=state.value)
+        _log.info("host_state_changed", host=row.name, old=row.state, new=state.value)
         return True
 
     def _verify(

@@ -212,7 +212,7 @@ _SET_LOCK = text(
     """
 )
 _SET_STATE = text(
-    "UPDATE host_stat SET str_state = :state WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_state <> :state"
+    "UPDATE host_stat SET str_state = :new WHERE pk_host = :host AND str_state = ANY(CAST(:old AS varchar[]))"
 )
 _ADD_TAGS = text(
     """
@@ -307,10 +307,10 @@ def set_lock(
     return list(connection.execute(_SET_LOCK, wanted).scalars())
 
 
-def set_state(connection: Connection, host_ids: Collection[str], state: HardwareState) -> None:
-    """Set the hardware state of hosts."""
-    lock_hosts(connection, host_ids)
-    connection.execute(_SET_STATE, {"hosts": list(host_ids), "state": state.value})
+def set_state(connection: Connection, host_id: str, *, old: Collection[HardwareState], new: HardwareState) -> bool:
+    """Change the hardware state of a host that has one of the ``old`` ones; whether it had."""
+    lock_hosts(connection, [host_id])
+    return connection.execute(_SET_STATE, {"host": host_id, "old": list(old), "new": new}).rowcount > 0
 
 
 def add_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:

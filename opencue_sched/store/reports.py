@@ -1,6 +1,7 @@
 """What host reports make of hosts: their rows, statistics, states, tags and sizes.
 
-Only a boot and the rare reconciliation wait for the host row, which booking needs; everything else writes host_stat.
+Only a boot, another lock or state and the rare reconciliation wait for the host row, which booking needs; everything
+else writes host_stat.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
+from opencue_sched.domain.farm import TagType, ThreadMode
 from opencue_sched.store import frame_memory
 from opencue_sched.store.hosts import SHOW_TAGS
 
 _FIND_HOST = text(
     """
-    SELECT host.pk_host, host.str_name, host.str_lock_state, host_stat.str_state, alloc.str_tag,
-           host_stat.ts_ping,
+    SELECT host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state, host_stat.str_state AS state,
+           alloc.str_tag AS alloc_tag, host_stat.ts_ping AS pinged_at,
            EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
            EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host AND str_user = :user
                       AND str_subject = :subject) AS marked,
-           int_procs, int_cores, int_mem, int_gpus, int_gpu_mem, b_nimby
+           int_procs AS procs, int_cores AS centicores, int_mem AS memory_kb, int_gpus AS gpus,
+           int_gpu_mem AS gpu_memory_kb, b_nimby AS nimby
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
      WHERE host.str_fqdn = :name OR host.str_name = :name OR (host.str_name = :short AND host.str_fqdn IS NULL)
      ORDER BY (host.str_fqdn = :name) DESC NULLS LAST LIMIT 1
     """
 )
-_TAKEN_BY = text("SELECT str_fqdn FROM host WHERE str_name = :short")
 _FIND_ALLOC = text(
     """
     SELECT alloc.pk_alloc, alloc.str_tag
@@ -69,9 +70,6 @@ _UPDATE_HOST_STAT = text(
      WHERE pk_host = :host
     """
 )
-_SET_HARDWARE_STATE = text(
-    "UPDATE host_stat SET str_state = :new WHERE pk_host = :host AND str_state = :old RETURNING pk_host"
-)
 _LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
 _RESIZE_HOST = text(
     """
@@ -101,14 +99,21 @@ _RECONCILE_HOST = text(
     RETURNING pk_host
     """
 )
-_READ_TAGS = text("SELECT str_tag FROM host_tag WHERE pk_host = :host AND str_tag_type = :kind ORDER BY str_tag")
-_DELETE_TAGS = text("DELETE FROM host_tag WHERE pk_host = :host AND str_tag_type = :kind")
-_INSERT_TAGS = text(
-    """
-    INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-    SELECT CAST(gen_random_uuid() AS varchar), :host, tag, :kind, :constant
-      FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
-    """
+_REPLACE_TAGS = (
+    text(
+        """
+        DELETE FROM host_tag
+         WHERE pk_host = :host AND str_tag_type = :kind AND str_tag <> ALL(CAST(:tags AS varchar[]))
+        """
+    ),
+    text(
+        """
+        INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
+        SELECT CAST(gen_random_uuid() AS varchar), :host, tag, :kind, :constant
+          FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
+         WHERE tag NOT IN (SELECT str_tag FROM host_tag WHERE pk_host = :host AND str_tag_type = :kind)
+        """
+    ),
 )
 _ADD_COMMENT = text(
     """
@@ -117,12 +122,6 @@ _ADD_COMMENT = text(
     """
 )
 _DROP_COMMENTS = text("DELETE FROM comments WHERE pk_host = :host AND str_user = :user AND str_subject = :subject")
-_FLAG_COMMENT = text(
-    """
-    UPDATE host SET b_comment = EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host)
-     WHERE pk_host = :host
-    """
-)
 _FULL_TEMP = {"user": "opencue-sched", "subject": "temporary directory full"}
 
 
@@ -138,50 +137,14 @@ class HostSize:
     nimby: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostRow:
-    """A host as the database has it. ``pinged_at``: when its last report came. ``busy``: it has procs. ``marked``: it
-    is in REPAIR, because its temporary directory was full."""
-
-    size: HostSize
-    id: str
-    name: str
-    lock_state: LockState
-    state: HardwareState
-    alloc_tag: str
-    pinged_at: datetime
-    busy: bool
-    marked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatus:
-    """What a host says of itself with every report. KB; ``load`` is load average x 100; ``booted_at`` an epoch."""
-
-    memory_total: int
-    memory_free: int
-    swap_total: int
-    swap_free: int
-    temp_total: int
-    temp_free: int
-    gpu_memory_total: int
-    gpu_memory_free: int
-    load: int
-    booted_at: int
-    os: str
+HostRow = Row[Any]
+"""A host as the database has it, with the columns of HostSize. ``pinged_at``: when its last report came. ``busy``: it
+has procs. ``marked``: it is in REPAIR, because its temporary directory was full."""
 
 
 def find_host(connection: Connection, name: str, short_name: str) -> HostRow | None:
     """The host that reports under ``name``: by full name, else by name."""
-    row = connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).first()
-    if row is None:
-        return None
-    return HostRow(HostSize(*row[8:]), row[0], row[1], LockState(row[2]), HardwareState(row[3]), *row[4:8])
-
-
-def name_taken_by(connection: Connection, short_name: str) -> str | None:
-    """The full name of the host that already has this short name."""
-    return connection.execute(_TAKEN_BY, {"short": short_name}).scalar()
+    return connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
 
 
 def find_alloc(connection: Connection, facility: str, tags: Sequence[str], default_tag: str) -> tuple[str, str] | None:
@@ -202,14 +165,10 @@ def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, siz
     return host_id
 
 
-def update_status(connection: Connection, host_id: str, status: HostStatus) -> None:
-    """Write host_stat; ts_ping becomes now."""
-    connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **asdict(status)})
-
-
-def set_hardware_state(connection: Connection, host_id: str, old: HardwareState, new: HardwareState) -> bool:
-    """Change the hardware state if it is still ``old``."""
-    return connection.execute(_SET_HARDWARE_STATE, {"host": host_id, "old": old, "new": new}).first() is not None
+def update_status(connection: Connection, host_id: str, status: Mapping[str, Any]) -> None:
+    """Write host_stat; ts_ping becomes now. The keys are the names in the statement: KB, ``load`` is load average x
+    100, ``booted_at`` an epoch."""
+    connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **status})
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize) -> bool:
@@ -229,21 +188,17 @@ def reconcile_host(connection: Connection, host_id: str) -> bool:
 
 def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequence[str]) -> bool:
     """Make ``tags`` the host's tags of one kind; returns whether they changed."""
-    wanted = sorted(set(tags))
-    if [row.str_tag for row in connection.execute(_READ_TAGS, {"host": host_id, "kind": kind})] == wanted:
-        return False
-    connection.execute(_DELETE_TAGS, {"host": host_id, "kind": kind})
-    parameters = {"host": host_id, "kind": kind, "constant": kind is TagType.ALLOC, "tags": wanted}
-    connection.execute(_INSERT_TAGS, parameters)
-    connection.execute(SHOW_TAGS, {"hosts": [host_id]})
-    return True
+    wanted = {"host": host_id, "kind": kind, "constant": kind is TagType.ALLOC, "tags": sorted(set(tags))}
+    changed = sum(connection.execute(statement, wanted).rowcount for statement in _REPLACE_TAGS) > 0
+    if changed:
+        connection.execute(SHOW_TAGS, {"hosts": [host_id]})
+    return changed
 
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:
-    """Note on the host, where Cuebot's tools show it, that its temporary directory is full; None removes the note."""
+    """Note on the host, as Cuebot does, that its temporary directory is full; None removes the note."""
     change = _DROP_COMMENTS if message is None else _ADD_COMMENT
     connection.execute(change, {"host": host_id, "message": message, **_FULL_TEMP})
-    connection.execute(_FLAG_COMMENT, {"host": host_id})
 
 
 # What host reports say about running frames, and procs that they no longer name.
