@@ -329,8 +329,12 @@ def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
 
 _MAX_REASON = 1000
 
+# Rows whose time is over go with the next: nobody reads them.
 _QUARANTINE = text(
     """
+    DELETE FROM opencue_sched_quarantine
+     WHERE pk_job IN (SELECT pk_job FROM opencue_sched_quarantine WHERE until <= clock_timestamp()
+                         FOR UPDATE SKIP LOCKED);
     INSERT INTO opencue_sched_quarantine (pk_job, reason, ts, until)
     SELECT job, reason, clock_timestamp(),
            clock_timestamp() + CAST(:seconds AS double precision) * interval '1 second'
@@ -347,15 +351,6 @@ _LIST = text(
     ORDER BY q.until, q.pk_job
     """
 )
-_FORGET_ENDED = text(
-    """
-    DELETE FROM opencue_sched_quarantine
-     WHERE pk_job IN (SELECT pk_job FROM opencue_sched_quarantine WHERE until <= clock_timestamp()
-                         FOR UPDATE SKIP LOCKED)
-    """
-)
-
-
 QuarantinedJob = Row[Any]
 """``job_name`` is empty for a job that was deleted meanwhile."""
 
@@ -370,8 +365,3 @@ def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds:
 def quarantined_jobs(connection: Connection, job_id: str | None = None) -> Sequence[QuarantinedJob]:
     """The jobs, or the one, left alone now; the first to come back first."""
     return connection.execute(_LIST, {"job": job_id}).all()
-
-
-def forget_ended_quarantines(connection: Connection) -> None:
-    """Delete rows whose time is over."""
-    connection.execute(_FORGET_ENDED)

@@ -55,7 +55,6 @@ from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
-from opencue_sched.store.jobs import forget_ended_quarantines
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
 from opencue_sched.worker import fleet_metrics, metrics
@@ -303,8 +302,6 @@ class Runtime:
             report = self.reaper.run_once()
             drains = self.facts.has_frame_history_queue and not self._stopping()
             history = drain_history(self.engine) if drains else Drained()
-            with self.engine.begin() as connection:
-                forget_ended_quarantines(connection)
         figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
         return {"reaped": True, "history_events": history.events, "history_skipped": history.skipped, **figures}
 

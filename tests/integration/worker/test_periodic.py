@@ -51,8 +51,6 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
         host = farm.host()
         farm.run(farm.job().frames, host)
         connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
-        quarantine_jobs(connection, {"over": "bad"}, -1)
-        quarantine_jobs(connection, {"not over": "bad"}, 600)
     with exclusive(runtime.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
         # then another message does nothing
         assert runtime.reap() == {"reaped": False}
@@ -62,7 +60,12 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
     summary = runtime.reap()
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
-    with engine.connect() as connection:
+
+
+def test_a_quarantine_that_is_over_is_forgotten_with_the_next(engine: Engine) -> None:
+    with engine.begin() as connection:
+        quarantine_jobs(connection, {"over": "bad"}, -1)
+        quarantine_jobs(connection, {"not over": "bad"}, 600)
         kept = connection.execute(text("SELECT pk_job FROM opencue_sched_quarantine")).scalars().all()
     assert kept == ["not over"]
 
