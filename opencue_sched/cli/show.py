@@ -45,14 +45,17 @@ from opencue_sched.domain.farm import (
     INT_MAX,
     LIMIT_NAME_WIDTH,
     SHOW_NAME_WIDTH,
+    centicores,
     counted,
     near,
 )
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
+from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import fetch_limits
+from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
@@ -96,10 +99,10 @@ _SUBSCRIPTION_COLUMNS = (
     Column("id"),
     Column("size", "Size", in_cores("size_centicores")),
     Column("burst", "Burst", in_cores("burst_centicores")),
-    Column("used", "Used", in_cores("used_centicores")),
+    Column("used", "Used", "used_cores"),
     Column("used_gpus"),
-    Column("percent", "Used %", lambda it: _percent(it.used_centicores, it.size_centicores), "{:.0f}%".format),
-    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - it.used_centicores))),
+    Column("percent", "Used %", lambda it: _percent(centicores(it.used_cores), it.size_centicores), "{:.0f}%".format),
+    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - centicores(it.used_cores)))),
     Column("running_frames", read="procs"),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
 )
@@ -381,7 +384,10 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     """Give an allocation and its hosts another tag."""
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
-    hosts = shows.tag_allocation(connection, alloc.id, tag)
+    shows.set_rows(connection, "alloc", "pk_alloc", [alloc.id], {"str_tag": tag})
+    hosts = [host.id for host in list_hosts(connection, alloc_id=alloc.id)]
+    lock_hosts(connection, hosts)
+    move_hosts(connection, hosts, alloc.id)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
     return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
 

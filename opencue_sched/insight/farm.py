@@ -200,7 +200,7 @@ def show_uses(connection: Connection, facility: str | None) -> list[ShowUse]:
     sizes: defaultdict[str, int] = defaultdict(int)
     of_show: defaultdict[str, list[SubscriptionUse]] = defaultdict(list)
     for it in subscriptions:
-        used[it.alloc_id] += it.used_centicores
+        used[it.alloc_id] += it.used_cores
         sizes[it.alloc_id] += max(0, it.size_centicores) if it.show_id in busy else 0
     for it in subscriptions:
         of_show[it.show_id].append(
@@ -209,8 +209,8 @@ def show_uses(connection: Connection, facility: str | None) -> list[ShowUse]:
                 it,
                 size=it.size_centicores / CENTICORES_PER_CORE,
                 burst=it.burst_centicores / CENTICORES_PER_CORE,
-                used=it.used_centicores / CENTICORES_PER_CORE,
-                share=_part(it.used_centicores, used[it.alloc_id]),
+                used=it.used_cores,
+                share=_part(it.used_cores, used[it.alloc_id]),
                 due=_part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
             )
         )

@@ -1,7 +1,7 @@
 """Shows, folders, allocations, subscriptions and limits, as an administrator lists and changes them (facts A).
 
-Cores are centicores throughout. What is used is summed from the procs: the tables' own columns lag for managed shows.
-Triggers of ours tell the scheduler about changed caps.
+Sizes and caps are in centicores, what is used of them in whole cores, as caps count it. It is summed from the procs:
+the tables' own columns lag for managed shows. Triggers of ours tell the scheduler about changed caps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from sqlalchemy import Connection, Row, column, delete, or_, select, table, text
 from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.domain.farm import FOLDER_NAME_WIDTH
-from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.pending import USED
-from opencue_sched.store.procs import lock_hosts
 
 _SHOWS = text(
     """
@@ -53,21 +51,19 @@ _LOCK_SHOW = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show FO
 
 _DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
 _SUBSCRIPTIONS = text(
-    """
+    f"""
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
            subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation, facility.str_name AS facility,
            alloc.pk_facility AS facility_id, int_size AS size_centicores, int_burst AS burst_centicores,
-           CAST(coalesce(used.cores, 0) AS bigint) AS used_centicores, coalesce(used.gpus, 0) AS used_gpus,
-           CAST(coalesce(used.whole, 0) AS bigint) AS used_cores,
-           coalesce(used.procs, 0) AS procs, CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
+           coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus, coalesce(used.procs, 0) AS procs,
+           CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
       FROM subscription
       JOIN show ON show.pk_show = subscription.pk_show
       JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
       JOIN facility ON facility.pk_facility = alloc.pk_facility
-      LEFT JOIN (SELECT proc.pk_show, host.pk_alloc, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus,
-                        count(*) AS procs, sum((int_cores_reserved + 99) / 100) AS whole
-                   FROM proc JOIN host ON host.pk_host = proc.pk_host
-                  WHERE NOT b_local GROUP BY proc.pk_show, host.pk_alloc) used
+      LEFT JOIN (SELECT p.pk_show, host.pk_alloc, count(*) AS procs, {USED}
+                   FROM proc p JOIN host ON host.pk_host = p.pk_host
+                  WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc) used
              ON used.pk_show = subscription.pk_show AND used.pk_alloc = subscription.pk_alloc
       LEFT JOIN (SELECT pk_alloc, sum(int_cores_idle) AS cores
                    FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -76,7 +72,7 @@ _SUBSCRIPTIONS = text(
      WHERE (CAST(:show AS varchar) IS NULL OR subscription.pk_show = :show)
        AND (CAST(:alloc AS varchar) IS NULL OR subscription.pk_alloc = :alloc)
      ORDER BY show.str_name, alloc.str_name
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 _LIMIT_USERS = text(
@@ -141,22 +137,11 @@ def default_facility(connection: Connection) -> str:
     return str(connection.execute(_DEFAULT_FACILITY).scalar_one())
 
 
-def tag_allocation(connection: Connection, alloc_id: str, tag: str) -> Sequence[str]:
-    """Give an allocation, and with it its hosts, another tag; the ids of those hosts."""
-    set_rows(connection, "alloc", "pk_alloc", [alloc_id], {"str_tag": tag})
-    hosts = [host.id for host in list_hosts(connection, alloc_id=alloc_id)]
-    lock_hosts(connection, hosts)
-    move_hosts(connection, hosts, alloc_id)
-    return hosts
-
-
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation.
-
-    Of ``used_cores`` a proc of a fraction of one takes one, as under the burst.
-    """
+    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation. Local
+    procs (a user's own machine) do not count against a subscription."""
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 
@@ -174,7 +159,7 @@ def delete_limit(connection: Connection, limit_id: str) -> None:
 
 # Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
 #
-# The caps that are enforced are those of ``folder_resource``. -1 is no cap. Use is in whole cores, as caps count it.
+# The caps that are enforced are those of ``folder_resource``. -1 is no cap.
 
 _FOLDERS = text(
     f"""
