@@ -328,7 +328,7 @@ class HostReports:
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
         facility = host.facility or self.facility or _DEFAULT_FACILITY
-        alloc = reports.find_alloc(connection, facility, host.tags, _DEFAULT_ALLOC_TAG)
+        alloc = reports.find_alloc(connection, facility, [*host.tags, _DEFAULT_ALLOC_TAG])
         if alloc is None:
             raise InvalidInput(
                 f"host {host.full_name}: no allocation for facility {facility[:60]!r} and tags {list(host.tags[:20])},"

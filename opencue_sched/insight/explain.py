@@ -130,7 +130,7 @@ def explain_job(
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     whole = (
         *switch_reasons(job),
-        *_quarantine(jobs.quarantined_jobs(connection, job_id)),
+        *_quarantine(job),
         *_out_of_scope(job, settings.scheduler.facility),
         *_of_subscriptions(job, subscriptions),
         *_of_caps(job, *(it for it in list_folders(connection, job.show_id) if it.id == job.folder_id)),
@@ -267,10 +267,10 @@ def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
             yield WaitReason(code, text)
 
 
-def _quarantine(quarantined: Iterable[jobs.QuarantinedJob]) -> Iterator[WaitReason]:
-    for it in quarantined:
-        until = it.until.astimezone().strftime("%H:%M:%S")
-        text = f"the job is in quarantine until {until}, because booking it failed: {it.reason}"
+def _quarantine(job: jobs.JobView) -> Iterator[WaitReason]:
+    if job.quarantined is not None:
+        until = job.quarantined_until.astimezone().strftime("%H:%M:%S")
+        text = f"the job is in quarantine until {until}, because booking it failed: {job.quarantined}"
         yield WaitReason(Verdict.QUARANTINED, text)
 
 

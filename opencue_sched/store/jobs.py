@@ -16,6 +16,7 @@ from opencue_sched.store.shows import set_rows
 # waits as long as the frame of it that goes first, which an index finds.
 _JOBS = f"""
     SELECT listed.*, used.centicores, used.cores, used.gpus, quarantine.reason AS quarantined,
+           quarantine.until AS quarantined_until,
            CASE WHEN first.eligible IS NOT NULL  -- greatest() passes over what is null
                 THEN CAST(greatest(extract(epoch FROM clock_timestamp() - first.eligible), 0) AS double precision)
            END AS waiting_seconds
@@ -347,12 +348,10 @@ _LIST = text(
     SELECT q.pk_job AS job_id, coalesce(j.str_name, '') AS job_name, q.reason, q.ts AS since, q.until
     FROM opencue_sched_quarantine q
     LEFT JOIN job j ON j.pk_job = q.pk_job
-    WHERE q.until > clock_timestamp() AND (CAST(:job AS varchar) IS NULL OR q.pk_job = :job)
+    WHERE q.until > clock_timestamp()
     ORDER BY q.until, q.pk_job
     """
 )
-QuarantinedJob = Row[Any]
-"""``job_name`` is empty for a job that was deleted meanwhile."""
 
 
 def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds: float) -> None:
@@ -362,6 +361,6 @@ def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds:
     connection.execute(_QUARANTINE, parameters)
 
 
-def quarantined_jobs(connection: Connection, job_id: str | None = None) -> Sequence[QuarantinedJob]:
-    """The jobs, or the one, left alone now; the first to come back first."""
-    return connection.execute(_LIST, {"job": job_id}).all()
+def quarantined_jobs(connection: Connection) -> Sequence[Row[Any]]:
+    """The jobs left alone now, the first to come back first; ``job_name`` is empty for one that was deleted since."""
+    return connection.execute(_LIST).all()

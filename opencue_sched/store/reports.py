@@ -38,12 +38,10 @@ _FIND_ALLOC = text(
     SELECT alloc.pk_alloc, alloc.str_tag
       FROM alloc JOIN facility ON facility.pk_facility = alloc.pk_facility
      WHERE coalesce(alloc.b_enabled, true)
-       AND ((facility.str_name = :facility AND alloc.str_tag = ANY(CAST(:tags AS varchar[])))
-            OR (facility.str_name = :facility AND alloc.str_tag = :default_tag) OR alloc.b_default)
-     ORDER BY coalesce(CASE WHEN facility.str_name = :facility
-                            THEN array_position(CAST(:tags AS varchar[]), alloc.str_tag) END, 1000000),
-              (facility.str_name = :facility AND alloc.str_tag = :default_tag) DESC, alloc.b_default DESC,
-              alloc.str_name
+       AND ((facility.str_name = :facility AND alloc.str_tag = ANY(CAST(:tags AS varchar[]))) OR alloc.b_default)
+     ORDER BY CASE WHEN facility.str_name = :facility
+                   THEN array_position(CAST(:tags AS varchar[]), alloc.str_tag) END NULLS LAST,
+              alloc.b_default DESC, alloc.str_name
      LIMIT 1
     """
 )
@@ -147,10 +145,9 @@ def find_host(connection: Connection, name: str, short_name: str) -> HostRow | N
     return connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
 
 
-def find_alloc(connection: Connection, facility: str, tags: Sequence[str], default_tag: str) -> tuple[str, str] | None:
+def find_alloc(connection: Connection, facility: str, tags: Sequence[str]) -> tuple[str, str] | None:
     """(id, tag) of the first tag that names an allocation of the facility, else of the default allocation."""
-    parameters = {"facility": facility, "tags": list(tags), "default_tag": default_tag}
-    row = connection.execute(_FIND_ALLOC, parameters).first()
+    row = connection.execute(_FIND_ALLOC, {"facility": facility, "tags": list(tags)}).first()
     return None if row is None else (row.pk_alloc, row.str_tag)
 
 
