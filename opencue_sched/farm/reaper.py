@@ -21,7 +21,7 @@ from time import monotonic
 from typing import TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, TextClause
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencue_sched.dispatch.failures import describe, is_trouble
@@ -31,7 +31,6 @@ from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
-from opencue_sched.store.depends import Stuck
 from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
 from opencue_sched.store.release import Counters
 from opencue_sched.store.schema import Drained, drain_frame_history
@@ -233,20 +232,22 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     """
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
 
-    def heal(kind: Stuck, counters: _CountersOf, change: Callable[[Connection, Sequence[str]], _Healed]) -> _Healed:
+    def heal(
+        stuck: TextClause, counters: _CountersOf, change: Callable[[Connection, Sequence[str]], _Healed]
+    ) -> _Healed:
         with engine.begin() as connection:
-            found = find(connection, kind)
+            found = find(connection, stuck)
             if found:
                 release.lock_counters(connection, counters(connection, found))
                 # Again under the locks: what was retried meanwhile is left alone.
-                found = find(connection, kind, among=found)
+                found = find(connection, stuck, among=found)
             return change(connection, found)
 
-    finished = heal(Stuck.JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
+    finished = heal(depends.STUCK_JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
     # After the jobs, for the dependencies on jobs that were finished just now.
-    met = heal(Stuck.DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
+    met = heal(depends.STUCK_DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
     freed = heal(
-        Stuck.FRAMES,
+        depends.STUCK_FRAMES,
         lambda connection, found: release.counters_of(release.read_frames(connection, found)),
         depends.free_stuck_frames,
     )

@@ -8,10 +8,9 @@ PREVIOUS_FRAME rows are only containers of FRAME_ON_FRAME rows; the last child c
 from __future__ import annotations
 
 from collections.abc import Collection
-from enum import Enum, auto
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.store import frame_memory
@@ -141,73 +140,65 @@ _FREE_STUCK_FRAMES = text(
 )
 
 
-class Stuck(Enum):
-    """What a process that died between the end of a frame and what follows from it has left."""
+# What a process that died between the end of a frame and what follows from it has left: see find_stuck.
 
-    JOBS = auto()
-    """PENDING jobs, a minute old or more, whose every frame is SUCCEEDED or EATEN."""
-    DEPENDS = auto()
-    """Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
-    FRAMES = auto()
-    """DEPEND frames of pending jobs that no active dependency holds."""
-
-
-_STUCK = {
-    Stuck.JOBS: text(
-        f"""
-        SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
-         WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
-           AND {job_in_scope("job.pk_job")}
-           AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
-           AND (CAST(:among AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:among AS varchar[])))
-           AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
-                              AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
-         LIMIT :limit
-        """  # noqa: S608
-    ),
-    Stuck.DEPENDS: text(
-        f"""
-        WITH waiting AS NOT MATERIALIZED (
-            SELECT * FROM depend WHERE b_active AND NOT b_composite AND {job_in_scope("pk_job_depend_er")}
-               AND (CAST(:among AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:among AS varchar[]))))
-        (SELECT pk_depend FROM waiting JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
-          WHERE waiting.str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
-            AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
-                               AND frame.str_state <> ALL(CAST(:done AS varchar[])))
-          LIMIT :limit)
-        UNION ALL
-        (SELECT pk_depend FROM waiting
-          WHERE str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
-            AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
-                                AND frame.str_state <> ALL(CAST(:done AS varchar[])))
-                 OR (b_any AND str_type = 'LAYER_ON_LAYER'
-                     AND EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
-                                    AND frame.str_state = ANY(CAST(:done AS varchar[])))))
-          LIMIT :limit)
-        UNION ALL
-        (SELECT pk_depend FROM waiting JOIN frame ON frame.pk_frame = pk_frame_depend_on
-          WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
-            AND frame.str_state = ANY(CAST(:done AS varchar[]))
-          LIMIT :limit)
-        """  # noqa: S608
-    ),
-    Stuck.FRAMES: text(
-        f"""
-        SELECT frame.pk_frame FROM frame JOIN job ON job.pk_job = frame.pk_job
-         WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
-           AND {job_in_scope("frame.pk_job")}
-           AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
-           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                              AND pk_frame_depend_er = frame.pk_frame)
-           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                              AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
-                              AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
-           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                              AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
-         LIMIT :limit
-        """  # noqa: S608
-    ),
-}
+STUCK_JOBS = text(
+    f"""
+    SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+     WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
+       AND {job_in_scope("job.pk_job")}
+       AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
+       AND (CAST(:among AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:among AS varchar[])))
+       AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
+                          AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
+     LIMIT :limit
+    """  # noqa: S608
+)
+"""PENDING jobs, a minute old or more, whose every frame is SUCCEEDED or EATEN."""
+STUCK_DEPENDS = text(
+    f"""
+    WITH waiting AS NOT MATERIALIZED (
+        SELECT * FROM depend WHERE b_active AND NOT b_composite AND {job_in_scope("pk_job_depend_er")}
+           AND (CAST(:among AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:among AS varchar[]))))
+    (SELECT pk_depend FROM waiting JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
+      WHERE waiting.str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
+        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
+                           AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+      LIMIT :limit)
+    UNION ALL
+    (SELECT pk_depend FROM waiting
+      WHERE str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
+        AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                            AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+             OR (b_any AND str_type = 'LAYER_ON_LAYER'
+                 AND EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                                AND frame.str_state = ANY(CAST(:done AS varchar[])))))
+      LIMIT :limit)
+    UNION ALL
+    (SELECT pk_depend FROM waiting JOIN frame ON frame.pk_frame = pk_frame_depend_on
+      WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+        AND frame.str_state = ANY(CAST(:done AS varchar[]))
+      LIMIT :limit)
+    """  # noqa: S608
+)
+"""Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
+STUCK_FRAMES = text(
+    f"""
+    SELECT frame.pk_frame FROM frame JOIN job ON job.pk_job = frame.pk_job
+     WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
+       AND {job_in_scope("frame.pk_job")}
+       AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_frame_depend_er = frame.pk_frame)
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
+                          AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
+     LIMIT :limit
+    """  # noqa: S608
+)
+"""DEPEND frames of pending jobs that no active dependency holds."""
 
 
 class Satisfied(NamedTuple):
@@ -294,16 +285,16 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
 
 def find_stuck(
     connection: Connection,
-    kind: Stuck,
+    stuck: TextClause,
     *,
     done: Collection[FrameState],
     limit: int,
     scope: UpkeepScope,
     among: Collection[str] | None = None,
 ) -> list[str]:
-    """Ids of jobs, dependencies or frames that are stuck. ``done`` are the states of a frame that satisfies."""
+    """Ids of what is ``stuck``, a STUCK statement. ``done`` are the states of a frame that satisfies."""
     wanted = {"done": [state.value for state in done], "limit": limit, "among": None if among is None else list(among)}
-    return list(connection.execute(_STUCK[kind], wanted | scope.parameters()).scalars())
+    return list(connection.execute(stuck, wanted | scope.parameters()).scalars())
 
 
 def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
