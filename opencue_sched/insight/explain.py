@@ -142,7 +142,7 @@ def explain_job(
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    rank = rank_of(connection, job_id, settings.queue)
+    rank = rank_of(connection, job, settings.queue)
     behind = list(_behind(rank["place"] - 1, settings)) if rank is not None else []
     explained = []
     for layer in layers:
@@ -464,17 +464,35 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
 # All by the rows as they are now; `placement.policies` says what passes make of them.
 
 
-def rank_of(connection: Connection, job_id: str, queue: Queue) -> dict[str, Any] | None:
+def rank_of(connection: Connection, job: jobs.JobView, queue: Queue) -> dict[str, Any] | None:
     """Where the job stands; None for one that passes do not look for, or without waiting frames. Two statements.
 
     What ``store.insight.rank`` has, and ``drawn``: the part of the selections that goes by draw instead, for which the
-    job's ``chance`` is; ``shares`` are how its show stands, as ``store.insight.shares`` has them.
+    job's ``chance`` is; ``shares`` are how its show stands in each allocation of its facility that it is subscribed to:
+    ``size``, ``burst`` and ``used`` in cores, ``of_size`` = used / size, None without a size, and its ``place`` among
+    the managed ``shows`` there: 1 goes first, the one that uses least of its size; those without a size come last, by
+    cores.
     """
-    rank = figures.rank(connection, job_id)
+    rank = figures.rank(connection, job.id)
     if rank is None:
         return None
-    shares = [row._asdict() for row in figures.shares(connection, job_id)]
+    subscriptions = [it for it in list_subscriptions(connection) if it.ours]
+    shares = []
+    for own in subscriptions:
+        if (own.show_id, own.facility_id) == (job.show_id, job.facility_id):
+            there = [_order(it) for it in subscriptions if it.alloc_id == own.alloc_id]
+            of_size = None if own.size_centicores <= 0 else _order(own)[1]
+            size, burst = own.size_centicores / CENTICORES_PER_CORE, own.burst_centicores / CENTICORES_PER_CORE
+            share = {"allocation": own.allocation, "size": size, "burst": burst, "used": own.used_cores}
+            place = 1 + sum(it < _order(own) for it in there)
+            shares.append({**share, "of_size": of_size, "place": place, "shows": len(there)})
     return {**rank._asdict(), "drawn": queue.priority_draw, "shares": shares}
+
+
+def _order(subscription: Row[Any]) -> tuple[bool, float]:
+    """Of a show with a size its use by that; the others come after all of these, by cores."""
+    cores, size = subscription.used_cores, subscription.size_centicores
+    return (False, cores * CENTICORES_PER_CORE / size) if size > 0 else (True, cores)
 
 
 def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:

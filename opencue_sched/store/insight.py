@@ -12,12 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
-from opencue_sched.store.pending import USED
 
 _CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"
 
 # What the database alone says about why a job's frames wait.
-
+#
 # The jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
     """
@@ -35,31 +34,6 @@ _RANK = text(
      GROUP BY mine.pk_job, my.pk_job_resource, show.pk_show
     HAVING bool_or(job.pk_job = mine.pk_job)
     """
-)
-_SHARES = text(
-    f"""
-    SELECT allocation, size, burst, used, of_size, place, shows FROM (
-        SELECT alloc.str_name AS allocation, sub.pk_show, CAST(sub.int_size AS float8) / 100 AS size,
-               CAST(sub.int_burst AS float8) / 100 AS burst, coalesce(used.cores, 0) AS used,
-               CAST(coalesce(used.cores, 0) AS float8) * 100 / nullif(greatest(sub.int_size, 0), 0) AS of_size,
-               count(*) OVER (PARTITION BY sub.pk_alloc) AS shows,
-               rank() OVER (PARTITION BY sub.pk_alloc ORDER BY
-                            CAST(coalesce(used.cores, 0) AS float8) / nullif(greatest(sub.int_size, 0), 0) NULLS LAST,
-                            CASE WHEN sub.int_size > 0 THEN 0 ELSE coalesce(used.cores, 0) END) AS place
-          FROM job
-          JOIN subscription own ON own.pk_show = job.pk_show
-          JOIN alloc ON alloc.pk_alloc = own.pk_alloc AND alloc.pk_facility = job.pk_facility
-          JOIN subscription sub ON sub.pk_alloc = own.pk_alloc
-          JOIN show ON show.pk_show = sub.pk_show AND show.b_active AND show.b_scheduler_managed
-          LEFT JOIN (
-              SELECT p.pk_show, h.pk_alloc, {USED}
-                FROM proc p JOIN host h ON h.pk_host = p.pk_host
-               WHERE NOT p.b_local GROUP BY p.pk_show, h.pk_alloc) used
-            ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
-         WHERE job.pk_job = :job) ranked
-     WHERE pk_show = (SELECT pk_show FROM job WHERE pk_job = :job)
-     ORDER BY allocation
-    """  # noqa: S608 - only our own constant
 )
 _SILENT = text(
     """
@@ -86,14 +60,6 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
     frames waiting and are looked for (priority, then age; 1 goes first), and its ``chance`` of coming first in a draw:
     its priority by the sum of all. None of other jobs."""
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
-
-
-def shares(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
-    """How the job's show stands in each allocation of its facility that it is subscribed to: ``size``, ``burst`` and
-    ``used`` in cores (what its procs take now), ``of_size`` = used / size, None without a size, and its ``place`` among
-    the managed ``shows`` there: 1 goes first, the one that uses least of its size; those without a size come last, by
-    cores."""
-    return connection.execute(_SHARES, {"job": job_id}).all()
 
 
 def silent_runs(connection: Connection, job_id: str, *, staleness: float) -> Sequence[Row[Any]]:
