@@ -12,7 +12,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,8 +94,8 @@ class FarmReader:
         with self._engine.connect() as connection:
             hosts = list_hosts(connection, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self._settings)
-        silent = datetime.now(UTC) - timedelta(seconds=self._settings.host_cache.host_staleness_threshold)
-        grid = [_host(row, silent) for row in hosts if view.facility in (None, row.facility)]
+        staleness = self._settings.host_cache.host_staleness_threshold
+        grid = [_host(row, staleness) for row in hosts if view.facility in (None, row.facility)]
         return asdict(view) | {"grid": grid}
 
     def _explanation(self, job_id: str, facts: SchemaFacts) -> dict[str, Any]:
@@ -116,10 +115,10 @@ class FarmReader:
         return make_engine(self._settings, application_name="opencue-sched-page", pool_size=1)
 
 
-def _host(row: Row[Any], silent: datetime) -> dict[str, Any]:
-    """A host of the grid: how it looks, its cores, and how it is in words. ``silent``: not heard of since then."""
+def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
+    """A host of the grid: how it looks, its cores, and how it is in words; it is silent after ``staleness`` seconds."""
     state = row.state if row.lock == LockState.OPEN or row.state != HardwareState.UP else row.lock
-    if row.state == HardwareState.UP and row.pinged < silent:
+    if row.state == HardwareState.UP and row.report_age > staleness:
         state = "SILENT"
     cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
     look = {HardwareState.UP: "", LockState.LOCKED: "locked", LockState.NIMBY_LOCKED: "locked"}.get(state, "down")
