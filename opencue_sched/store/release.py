@@ -233,7 +233,8 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
 # Undoing a committed booking whose frame certainly does not run (facts C, "Compensation").
 
 # The version is the one *after* the start: with the one before, the frame would stay RUNNING for ever. Exit status 299
-# makes the history trigger forget the run. A frame that has a proc again is somebody else's.
+# makes the history trigger forget the run. A frame that has a proc again is somebody else's. Checkpointing is switched
+# off as by any end of a run.
 _CLEAR_FRAMES = text(
     """
     UPDATE frame f
