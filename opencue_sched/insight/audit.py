@@ -24,7 +24,7 @@ from opencue_sched.accounting.ledger import Ledger, chunks
 from opencue_sched.domain.farm import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import procs, procs_by_id
+from opencue_sched.store.accounting import procs
 from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge
 
 STAYS_WRONG_SECONDS = 2.0
@@ -210,7 +210,7 @@ def _look(
 ) -> tuple[dict[str, _Sides], dict[str, str]]:
     """Records read just now beside the procs, all or these, by their ids; and what contradicts."""
     with engine.connect() as connection:
-        rows = procs(connection) if proc_ids is None else procs_by_id(connection, proc_ids)
+        rows = procs(connection, proc_ids=proc_ids)
         held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in rows}
     booked_before = int(ledger.client.time()[0]) - age
     sides = {proc_id: (records.get(proc_id), held.get(proc_id)) for proc_id in records.keys() | held.keys()}

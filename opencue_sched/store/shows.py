@@ -141,8 +141,8 @@ def default_facility(connection: Connection) -> str:
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation. Local
-    procs (a user's own machine) do not count against a subscription."""
+    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation.
+    Local procs (a user's own machine) do not count against a subscription."""
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 
