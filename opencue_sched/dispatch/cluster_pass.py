@@ -40,12 +40,10 @@ from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
     FIRST_LOCKED_SECONDS,
     LONGEST_LOCKED_SECONDS,
-    CapWaits,
     Cooldowns,
     LayerCooldowns,
     SkippedRow,
     cooldown_seconds,
-    waits_of,
 )
 from opencue_sched.dispatch.failures import describe, failure_reason, is_missing, is_trouble
 from opencue_sched.dispatch.gather import GatheredCluster, HostFeed, gather
@@ -72,6 +70,13 @@ from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
+_AT_CAP = (
+    Verdict.OVER_FOLDER,
+    Verdict.OVER_FOLDER_GPUS,
+    Verdict.OVER_JOB,
+    Verdict.OVER_JOB_GPUS,
+    Verdict.OVER_LIMIT,
+)
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
 CONTENDED_SLEEP_SECONDS = 0.1
@@ -251,7 +256,8 @@ class PassRunner:
         default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, free=1)
     )
     queue: CommitQueue = field(default_factory=CommitQueue)
-    cap_waits: CapWaits = field(default_factory=CapWaits)
+    at_caps: set[str] = field(default_factory=set)
+    """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
     gpu_waits: GpuWaits | None = None
     freed: Callable[[Collection[str]], None] = lambda _: None
     """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
@@ -416,8 +422,8 @@ class _Pass:
         for part in planned:
             if part.report.ended is PassEnd.NO_JOBS:
                 part.report.ended = PassEnd.BOOKED if part.report.frames_booked else PassEnd.SATURATED
-            if part.report.ended is PassEnd.SATURATED:
-                runner.cap_waits.note(part.cluster.key, waits_of(part.report.verdicts, snapshot))
+            if part.report.ended is PassEnd.SATURATED and any(it.verdict in _AT_CAP for it in part.report.verdicts):
+                runner.at_caps.add(part.cluster.key)
         return committed
 
     def _gather(self) -> Snapshot:

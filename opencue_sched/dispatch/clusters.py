@@ -23,7 +23,6 @@ from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
-from opencue_sched.dispatch.cooldown import CapWaits
 from opencue_sched.domain.cluster import (
     HOSTS_PER_SHARD,
     Cluster,
@@ -42,7 +41,6 @@ from opencue_sched.store.hosts import count_hosts, tags_of_hosts
 from opencue_sched.store.pending import (
     WaitingTag,
     facility_ids,
-    fetch_headroom,
     managed_subscriptions,
     tags_of_allocations,
     waiting_tags,
@@ -290,11 +288,12 @@ class Sweeper:
         self._postings = postings
         self._division = division
         self._divided: Division = ()
-        self.cap_waits = CapWaits(settings.queue.cluster_saturated_sleep)
+        self.at_caps: set[str] = set()
+        """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
+        limit: a run of quite other tags that ends may have made headroom. Passes change it one key at a time."""
         self.feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = self._scanned_at = float("-inf")
-        self._count_after = float("-inf")
         self._woken_at: dict[str, float] = {}
         self._new_show = self._withdraw_due = False
         self._lock = threading.Lock()
@@ -317,10 +316,10 @@ class Sweeper:
     ) -> SweepReport:
         """Enqueue every cluster with waiting work; under ``fence``, none once a later leader was elected (FencedOff).
 
-        Wakes the clusters of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under
-        which a run that ended there made headroom; the latter only so often (see pause_between_wakes). The report says
-        when that held a cluster back: then sweep for the same hosts again. In a divided farm these are sweeps of this
-        process's shard, and hosts of others are left to them.
+        Wakes the clusters of ``wake_shows``, and, when ``wake_hosts`` came free, those that could use one of them or
+        wait ``at_caps``; the latter only so often (see pause_between_wakes). The report says when that held a cluster
+        back: then sweep for the same hosts again. In a divided farm these are sweeps of this process's shard, and hosts
+        of others are left to them.
         ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters sleep (NAP_SECONDS).
         """
         with self._lock:
@@ -347,14 +346,13 @@ class Sweeper:
         if self.feed.reload_if_due(soon=self._new_show):
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
-        scanned, freed_tags, with_headroom, uncounted = None, frozenset[str](), frozenset[str](), False
+        scanned, freed_tags = None, frozenset[str]()
         napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
         if not napping:
             self._nap_until = float("-inf")
             with self._engine.connect() as connection:
                 if wake_hosts:
                     freed_tags = tags_of_hosts(connection, wake_hosts)
-                    with_headroom, uncounted = self._with_headroom(connection)
                 began = time.monotonic()
                 believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
                 if not (believed and any(not freed_tags.isdisjoint(c.tags) for c in self.feed.ready())):
@@ -363,7 +361,8 @@ class Sweeper:
                     scanned = time.monotonic() - began
         ready = [in_shard(cluster, shard) for cluster in self.feed.ready() for shard in swept]
         active = frozenset(ready)
-        reaching = {c for c in active if c.key in with_headroom or not freed_tags.isdisjoint(c.tags)}
+        at_caps = self.at_caps if wake_hosts else ()
+        reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
         pause = pause_between_wakes(len(reaching))
         now = time.monotonic()
         due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
@@ -373,7 +372,7 @@ class Sweeper:
         enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
         # Not before: a sweep that fails here has woken no cluster, and the next one must.
         self._active = active | {c for c in self._active if c.shard not in swept and c.shard in shards(division)}
-        self.cap_waits.forget(cluster.key for cluster in due)
+        self.at_caps.difference_update(cluster.key for cluster in due)
         if not all(it.resting for it in enqueued):
             self._nap_until = float("-inf")
         elif not napping and len(swept) == len(shards(division)):
@@ -389,7 +388,7 @@ class Sweeper:
             if withdrawn:
                 log.info("postings_withdrawn", postings=withdrawn)
             self._withdraw_due = False
-        return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching or uncounted else 0.0)
+        return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching else 0.0)
 
     def _keep_trashed(self) -> None:
         """A cluster that an operator put into the trash in any shard stays there, whatever the shards are called."""
@@ -412,17 +411,6 @@ class Sweeper:
             scan_seconds=scanned,
             ask_again=ask_again,
         )
-
-    def _with_headroom(self, connection: Connection) -> tuple[frozenset[str], bool]:
-        """The clusters that wait at a cap which has headroom by now; none, and that they have to be counted later, so
-        soon after the last count."""
-        caps, began = self.cap_waits.caps(), time.monotonic()
-        if not caps or began < self._count_after:
-            return frozenset(), bool(caps)
-        headroom = fetch_headroom(connection, caps)
-        ended = time.monotonic()
-        self._count_after = ended + max(_SHORTEST_PAUSE_SECONDS, (ended - began) / _COUNTING_SHARE)
-        return self.cap_waits.with_headroom(headroom), False
 
 
 def in_shard(cluster: Cluster, shard: str) -> Cluster:

@@ -161,7 +161,7 @@ class Runtime:
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
             verdicts=self.verdicts,
             imported=self.imported,
-            cap_waits=self.sweeper.cap_waits,
+            at_caps=self.sweeper.at_caps,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
             freed=lambda hosts: self.events.waker.hosts(hosts),
             committing=None if self.app.conf.worker_pool == "prefork" else set(),

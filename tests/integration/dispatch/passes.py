@@ -121,7 +121,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
         facts,
         LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),
-        cap_waits=sweeper.cap_waits,
+        at_caps=sweeper.at_caps,
         gpu_waits=GpuWaits(engine, facts, ledger.cores_in_use),
     )
     try:

@@ -1,17 +1,15 @@
-"""A run that ends rouses who waits at a cap of it, whatever hosts that work is for, and nobody else."""
+"""A run that ends rouses who waits at a cap, whatever hosts that work is for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
+from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.dispatch import clusters
 from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.embedded.farm import Farm
@@ -48,10 +46,13 @@ def plant(here: Passes, cap: str, *, clusters: int) -> None:
         note_imported(here.client, managed_show_versions(connection))
 
 
-def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:
+Sent = tuple[Cluster, Enqueued]
+
+
+def put_to_rest(here: Passes, sent: Iterable[Sent]) -> dict[str, list[Verdict]]:
     """A pass over every cluster, in the order of their tags, and then all sleep: what each pass said."""
     said = {}
-    for cluster, enqueued in sorted(here.sweeper.sweep().send, key=lambda sent: sent[0].tags):
+    for cluster, enqueued in sorted(sent, key=lambda it: it[0].tags):
         claim = here.sweeper._postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
         report = here.runner.run([cluster], alive=lambda: True)[0]
         assert claim is not None
@@ -60,16 +61,16 @@ def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:
     return said
 
 
-def woken_by(here: Passes, host: str) -> list[Cluster]:
-    """The clusters that are sent for when something came free on a host, however long ago room was last counted."""
-    sent: list[Cluster] = []
+def woken_by(here: Passes, host: str) -> list[Sent]:
+    """The clusters that are sent for when something came free on a host, however lately others did."""
+    sent: list[Sent] = []
 
-    def counted() -> bool:
+    def done() -> bool:
         report = here.sweeper.sweep(wake_hosts=[host])
-        sent.extend(cluster for cluster, _ in report.send)
+        sent.extend(report.send)
         return not report.ask_again
 
-    eventually(counted)
+    eventually(done)
     return sent
 
 
@@ -91,75 +92,22 @@ def end(here: Passes, proc: str) -> None:
     ("cap", "verdict"),
     [("limit", Verdict.OVER_LIMIT), ("folder", Verdict.OVER_FOLDER), ("job", Verdict.OVER_JOB)],
 )
-def test_as_many_clusters_as_there_is_room_for_are_roused_by_a_run_that_ends(
+def test_clusters_that_wait_at_a_cap_are_roused_by_a_run_that_ends_until_they_wait_no_more(
     here: Passes, engine: Engine, cap: str, verdict: Verdict
 ) -> None:
     plant(here, cap, clusters=3)
-    assert put_to_rest(here) == {"busy": [Verdict.FLOWING] * 2} | {f"tag{number}": [verdict] for number in range(3)}
-    procs = running(engine)
-    (host,) = {host for _, host in procs}
+    said = put_to_rest(here, here.sweeper.sweep().send)
+    assert said == {"busy": [Verdict.FLOWING] * 2} | {f"tag{number}": [verdict] for number in range(3)}
 
-    # when nothing ended under the cap
-    assert woken_by(here, host) == []
-
-    # when one run did, the cluster that waits longest is roused, and the next for the next
-    woken = []
-    for proc, _ in procs:
+    for (proc, host), booked in zip(running(engine), ({"tag0"}, {"tag1"}), strict=True):
+        # when a run ends
         end(here, proc)
         assert here.sweeper.sweep().send == (), "a sweep that nobody asked for rouses nobody"
-        (cluster,) = woken_by(here, host)
-        assert here.runner.run([cluster], alive=lambda: True)[0].frames_booked == 1
-        woken += cluster.tags
-    assert woken == ["tag0", "tag1"]
-    assert woken_by(here, host) == []
 
-
-def test_room_is_counted_only_so_often_and_what_ended_meanwhile_is_asked_for_again(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given work that waits at a cap whose use takes long to count
-    plant(here, "folder", clusters=1)
-    put_to_rest(here)
-    (one, host), _ = running(engine)
-    passed, counts = [0.0], []
-
-    def slowly(*given: Any) -> dict[Capped, CapHeadroom]:
-        counts.append(given)
-        passed[0] += 3
-        return fetch_headroom(*given)
-
-    monkeypatch.setattr(clusters, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
-    monkeypatch.setattr(clusters, "fetch_headroom", slowly)
-    assert here.sweeper.sweep(wake_hosts=[host]).ask_again == 0
-
-    # when a run ends and is told of at once
-    end(here, one)
-    report = here.sweeper.sweep(wake_hosts=[host])
-
-    # then nobody counts, and who told is to ask again
-    assert len(counts) == 1
-    assert report.send == ()
-    assert report.ask_again > 0
-    # and after ten times as long as the counting took it is counted
-    passed[0] += 31
-    assert len(here.sweeper.sweep(wake_hosts=[host]).send) == 1
-
-
-def test_a_freed_host_costs_nothing_more_while_nobody_waits_at_a_cap(here: Passes, engine: Engine) -> None:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        host = farm.host(cores=1, hostname_tag=False)
-        farm.job([LayerSpec(frames=1), LayerSpec(frames=1, cores=4)])
-    here.sweeper.sweep()
-    with here.counted() as before:
-        here.sweeper.sweep(wake_hosts=[host.id])
-    (cluster,) = here.sweeper.feed.clusters.values()
-    while here.runner.run([cluster], alive=lambda: True)[0].frames_booked:
-        continue
-    with here.counted() as after:
-        here.sweeper.sweep(wake_hosts=[host.id])
-    assert after.texts == before.texts
-    assert here.sweeper.cap_waits.caps() == frozenset()
+        # then those that wait are looked at, and the first has what came free
+        said = put_to_rest(here, woken_by(here, host))
+        assert {tag for tag, verdicts in said.items() if verdicts == [Verdict.FLOWING]} == booked
+        assert set(said) == {"tag0", "tag1", "tag2"} - ({"tag0"} - booked)
 
 
 def test_room_is_what_a_cap_leaves_of_live_use_and_a_vertex_without_a_cap_has_no_end_of_it(engine: Engine) -> None:
@@ -190,7 +138,7 @@ def test_the_sweeps_of_a_worker_rouse_what_its_own_passes_wait_for(settings: Set
     app = Celery("caps", broker="memory://", set_as_current=False)
     made = Runtime(settings, app)
     try:
-        assert made.dispatcher.runner.cap_waits is made.sweeper.cap_waits
+        assert made.dispatcher.runner.at_caps is made.sweeper.at_caps
     finally:
         made.close()
         app.close()
