@@ -57,7 +57,7 @@ from opencue_sched.dispatch.report import (
     after_booking,
 )
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, PlannedProc, Snapshot
+from opencue_sched.domain.farm import PlannedProc, Snapshot
 from opencue_sched.domain.frames import GpuDemand
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
@@ -299,8 +299,6 @@ class _Part:
     gathered: GatheredCluster | None = None
     admitted: bool = False
     plan: Plan = field(default_factory=Plan)
-    lost: frozenset[str] = frozenset()
-    returned: tuple[Host, ...] = ()
 
 
 @dataclass(slots=True)
@@ -320,6 +318,8 @@ class _Pass:
     snapshot: Snapshot | None = None
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
+    lost_layers: frozenset[str] = frozenset()
+    gave_back: bool = False
     ended: bool = False
     retries_skipped: bool = False
     left_alone: bool = False
@@ -585,9 +585,10 @@ class _Pass:
                 self.progress()
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
             for part in self.parts:
-                part.report.verdicts, part.report.refused, part.lost = after_booking(
+                part.report.verdicts, part.report.refused = after_booking(
                     part.report.verdicts, part.plan.procs, answers.refusals, losses
                 )
+            self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
             self._after_commit(result)
             return environments, result
         finally:
@@ -595,11 +596,8 @@ class _Pass:
             committed = {proc.proc_id for proc in result.committed}
             unknown = frozenset(proc.proc_id for proc, _ in result.unknown)
             release_plan(runner.hosts.cache, procs, committed=committed, unknown=unknown)
-            # Of all parts: what one gives back another may have wanted.
-            returned = given_back(procs, committed | unknown)
-            for part in self.parts:
-                part.returned = returned
-            idle_again = {host.id for host in returned}
+            idle_again = {proc.host.id for proc in procs if proc.proc_id not in committed | unknown}
+            self.gave_back = bool(idle_again)
             runner.hosts.note(idle_again)
             if self.ended and idle_again:
                 runner.freed(idle_again)
@@ -737,42 +735,34 @@ class _Pass:
                 part.report.next_start = starts.get(part.cluster.key)
 
     def _choose_next_of(self, part: _Part) -> None:
-        report, found, hostless = part.report, part.gathered, part.plan.unschedulable
+        report, found = part.report, part.gathered
         assert found is not None  # noqa: S101 - set by the gather
-        no_host = {it.verdict.layer_id for it in hostless}
-        got_nothing = [it for it in report.verdicts if it.layer_id not in no_host and _got_nothing(part, it)]
+        no_host = {it.verdict.layer_id for it in part.plan.unschedulable}
+        got_nothing = [it for it in report.verdicts if it.layer_id not in no_host and self._got_nothing(part, it)]
         report.go_on, report.look_again = self.runner.layers.end_pass(
             part.cluster.key,
             wakes=self.wakes.get(part.cluster.key, 0),
-            more=found.more,
+            # A layer without a host may have wanted one that the plan had for frames which were refused or lost: the
+            # next pass reads these hosts again.
+            more=found.more or (bool(no_host) and self.gave_back),
             booked=report.frames_booked > 0,
-            hostless=hostless,
+            hostless=bool(no_host),
             got_nothing=_rows(got_nothing, found),
-            lost=part.lost,
-            returned=part.returned,
         )
         # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
         report.go_on |= found.more and not found.jobs
 
-
-def _got_nothing(part: _Part, verdict: LayerVerdict) -> bool:
-    """Whether the layer was looked at and got nothing. One that a full plan had no place for was not looked at."""
-    tried = verdict.layer_id in part.lost or verdict.layer_id in part.report.refused
-    return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
+    def _got_nothing(self, part: _Part, verdict: LayerVerdict) -> bool:
+        """Whether the layer was looked at and got nothing that it could have a moment later. One that a full plan had
+        no place for was not looked at."""
+        if verdict.frames or verdict.layer_id in part.report.refused:
+            return not verdict.frames
+        return verdict.verdict is not Verdict.FLOWING and verdict.layer_id not in self.lost_layers
 
 
 def _rows(verdicts: Iterable[LayerVerdict], gathered: GatheredCluster) -> list[SkippedRow]:
     """Layers to be skipped as long as their rows are what they were in this pass."""
     return [SkippedRow(it, gathered.versions[it.layer_id]) for it in verdicts]
-
-
-def given_back(procs: Sequence[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
-    """The hosts of those procs of a plan that are not ``kept`` (by id), as they were before the first of these."""
-    hosts: dict[str, Host] = {}
-    for proc in procs:
-        if proc.proc_id not in kept:
-            hosts.setdefault(proc.host.id, proc.host)
-    return tuple(hosts.values())
 
 
 def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = False) -> tuple[End, float]:

@@ -33,8 +33,6 @@ report has it for a few milliseconds, so the next pass plans it again, and idle 
 looking again and again at one that stays locked costs a pass each."""
 RETRY_SECONDS = 0.05
 """Of a kind of layers that a host was freed for and that found none, for the second time or more in a row."""
-PASSES_BEFORE_A_SKIP = 4
-_SKIP_WITHIN_SECONDS = 1.0
 _REMEMBERED = 10_000
 _REMEMBERED_CHANGES = 64
 
@@ -106,8 +104,9 @@ class Cooldowns(Generic[What]):
 
 # Layers that could not be placed are skipped by the passes that follow.
 #
-# A pass looks at a bounded number of jobs. Without skipping, those that cannot be placed would fill it for ever. The
-# first and the third rule never let a host go to a job while one of a higher priority would have it; the others may:
+# A pass looks at a bounded number of jobs. Without skipping, those that cannot be placed would fill it for ever. Only
+# the second of these rules lets a host go to a job while one of a higher priority would have it. That jobs of low
+# priority have their turn while others take all that comes free is the draw's work (placement/policies/order.py).
 #
 # - A layer that found no host is skipped, and with it all others of its kind, which would find none either: on a full
 #   farm one look answers for thousands of jobs. The cooldown ends early when a host changes that, with as much idle as
@@ -116,12 +115,9 @@ class Cooldowns(Generic[What]):
 #   ask for something else is of another kind.
 # - A kind that was looked at again and again because hosts changed, and found none, is skipped for RETRY_SECONDS each
 #   time. Changes in these are remembered to their end.
-# - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
-#   skipped by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is
-#   looked at twice.
-# - One pass skips what the pass before could not place, after PASSES_BEFORE_A_SKIP passes in a row that did not reach
-#   the last job: where something comes free before every pass (cores, a licence, headroom in a folder) and the first
-#   job takes it every time, others that want the same would fill every pass.
+# - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, the ledger) are skipped
+#   by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is looked at
+#   twice. Frames that were lost may be had a moment later: their layers are not skipped.
 
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
@@ -130,7 +126,7 @@ _Size = tuple[int, ThreadMode]
 of the host."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostNews:
     """Hosts that were read again, because they changed or may have; ``everything``: any host may have."""
 
@@ -139,6 +135,28 @@ class HostNews:
 
     def __bool__(self) -> bool:
         return self.everything or bool(self.hosts)
+
+    def may_do(self, search: Search) -> bool:
+        """Whether one of them could make a difference to this search; any host, if any may have changed."""
+        if self.everything:
+            return True
+        places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
+        return any(
+            idle.covers(search.need) and 0 < least_cores(search, host) <= idle.cores
+            for place in places
+            for idle, host in self._by_place.get(place, ())
+        )
+
+    @cached_property
+    def _by_place(self) -> Mapping[_Place, Sequence[tuple[Need, Host]]]:
+        """Without those that have no more of anything idle than another of their size. Made only when a kind is
+        skipped: mostly none is."""
+        by_place: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
+        for host in self.hosts:
+            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
+            for place in _places(host):
+                by_place[place][host.total_centicores, host.thread_mode][has] = host
+        return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +194,13 @@ class _Kind:
 @dataclass(slots=True)
 class _Cluster:
     """Of one cluster: kinds without a host, and until when to remember that they had none; rows that no host can help,
-    with the end of their cooldown; which layers lost all frames to others in the last pass; how many passes in a row
-    did not reach the last job, and the kinds and rows that the next pass skips for that, if it begins in time.
-    ``skipped_more``: the last pass did."""
+    with the end of their cooldown; until when a scan is believed to go on, and the wake-ups at its beginning."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
     hostless_until: dict[str, float] = field(default_factory=dict)
     rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
     scan_until: float = 0.0
     scan_began: int = 0
-    lost: frozenset[str] = frozenset()
-    lost_until: float = 0.0
-    full_passes: int = 0
-    next_kinds: dict[str, dict[str, LayerVerdict]] = field(default_factory=dict)
-    next_rows: dict[str, SkippedRow] = field(default_factory=dict)
-    next_until: float = 0.0
-    skipped_more: bool = False
 
     def forget(self, now: float) -> bool:
         """Forget what is over; whether nothing is left. During a scan no cooldown ends by time alone: however many jobs
@@ -200,35 +209,7 @@ class _Cluster:
         self.kinds = {kind: it for kind, it in self.kinds.items() if it.until > now or (scans and not it.wake)}
         self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or scans}
         self.hostless_until = {kind: until for kind, until in self.hostless_until.items() if until > now}
-        return not (self.kinds or self.hostless_until or self.rows or scans or self.lost_until > now)
-
-
-class _ChangedHosts:
-    """The hosts of some news, sorted by what they have idle only when a kind is skipped: mostly none is."""
-
-    def __init__(self, news: HostNews) -> None:
-        self._news = news
-
-    def may_do(self, search: Search) -> bool:
-        """Whether one of them could make a difference to this search; any host, if any may have changed."""
-        if self._news.everything:
-            return True
-        places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
-        return any(
-            idle.covers(search.need) and 0 < least_cores(search, host) <= idle.cores
-            for place in places
-            for idle, host in self._by_place.get(place, ())
-        )
-
-    @cached_property
-    def _by_place(self) -> Mapping[_Place, Sequence[tuple[Need, Host]]]:
-        """Without those that have no more of anything idle than another of their size."""
-        by_place: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
-        for host in self._news.hosts:
-            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
-            for place in _places(host):
-                by_place[place][host.total_centicores, host.thread_mode][has] = host
-        return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
+        return not (self.kinds or self.hostless_until or self.rows or scans)
 
 
 class LayerCooldowns:
@@ -239,7 +220,7 @@ class LayerCooldowns:
         self._seconds = seconds
         self._clock = clock
         self._clusters: defaultdict[str, _Cluster] = defaultdict(_Cluster)
-        self._changes: deque[tuple[int, _ChangedHosts]] = deque(maxlen=_REMEMBERED_CHANGES)
+        self._changes: deque[tuple[int, HostNews]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._forget_at = 0.0
         self._lock = threading.Lock()
         self.host_changes = 0
@@ -266,7 +247,7 @@ class LayerCooldowns:
         with self._lock:
             self._forget(now)
             forgotten = self.host_changes - host_changes > len(self._changes)
-            missed = [hosts for number, hosts in self._changes if number > host_changes]
+            missed = [news for number, news in self._changes if number > host_changes]
             here = self._clusters[cluster]
             for kind in placed:
                 here.hostless_until.pop(kind, None)
@@ -275,7 +256,7 @@ class LayerCooldowns:
                 retry = RETRY_SECONDS if here.hostless_until.get(kind, 0.0) > now else 0.0
                 here.hostless_until[kind] = now + self._seconds
                 search = layers[0].search
-                wake = forgotten or any(hosts.may_do(search) for hosts in missed)
+                wake = forgotten or any(news.may_do(search) for news in missed)
                 if wake and not retry:
                     continue
                 here.kinds[kind] = _Kind(
@@ -304,30 +285,24 @@ class LayerCooldowns:
                 kind: it for kind, it in here.kinds.items() if _open_allocs(it.search, headroom) <= it.open_allocs
             }
             rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
-            kinds = {kind: it.layers for kind, it in here.kinds.items()}
             retries = any(it.wake for it in here.kinds.values())
-            if here.next_until > now:
-                here.skipped_more = bool(here.next_kinds.keys() - kinds.keys() or here.next_rows.keys() - rows.keys())
-                kinds, rows = {**here.next_kinds, **kinds}, {**here.next_rows, **rows}
-            here.next_kinds, here.next_rows, here.next_until = {}, {}, 0.0
             verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
-            for layers in kinds.values():
-                verdicts |= layers
-            layers_skipped = SkippedLayers({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
-            return Skipped(layers_skipped, verdicts, retries or here.skipped_more)
+            for it in here.kinds.values():
+                verdicts |= it.layers
+            layers = SkippedLayers({layer_id: row.version for layer_id, row in rows.items()}, list(here.kinds))
+            return Skipped(layers, verdicts, retries)
 
     def hosts_changed(self, news: HostNews) -> None:
         """End the cooldowns of all to which these hosts could make a difference, now or at their retry."""
         if not news:
             return
-        hosts = _ChangedHosts(news)
         now = self._clock()
         with self._lock:
             self.host_changes += 1
-            self._changes.append((self.host_changes, hosts))
+            self._changes.append((self.host_changes, news))
             for here in self._clusters.values():
                 for kind, it in list(here.kinds.items()):
-                    if not hosts.may_do(it.search):
+                    if not news.may_do(it.search):
                         continue
                     if it.retry_at > now:
                         it.until, it.wake = min(it.until, it.retry_at), True
@@ -335,70 +310,33 @@ class LayerCooldowns:
                         del here.kinds[kind]
 
     def end_pass(
-        self,
-        cluster: str,
-        *,
-        wakes: int,
-        more: bool,
-        booked: bool = False,
-        hostless: Sequence[UnschedulableLayer] = (),
-        got_nothing: Iterable[SkippedRow] = (),
-        lost: frozenset[str] = frozenset(),
-        returned: Collection[Host] = (),
+        self, cluster: str, *, wakes: int, more: bool, booked: bool, hostless: bool, got_nothing: Collection[SkippedRow]
     ) -> tuple[bool, float | None]:
         """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``, and
         after how many seconds the cluster has to be looked at again at the latest; None when nothing asks for it.
 
-        ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more jobs than it
-        looked at. ``hostless`` layers found no host, and those that ``got_nothing`` had another reason; of these, all
-        frames of the ``lost`` ones were lost to others. Of the hosts ``returned`` not all was booked that the plan had.
+        ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more to place than
+        it looked at. Some layers were ``hostless``; those that ``got_nothing`` had another reason.
         """
         now = self._clock()
-        changed = _ChangedHosts(HostNews(tuple(returned)))
         with self._lock:
             here = self._clusters[cluster]
-            # Kinds that could have had a host that a refused or lost frame of the plan had are next, as if they had
-            # found one: nothing else says that it is free.
-            next_kinds = {kind for kind, it in here.kinds.items() if changed.may_do(it.search)}
-            for kind in next_kinds:
-                del here.kinds[kind]
-                here.hostless_until.pop(kind, None)
-            more = more or bool(next_kinds)
-            # Frames that were lost may be had a moment later, so their layers are looked at once more before the scan
-            # goes on. Those that lose all of them again are skipped like the others, or a window full of them would
-            # keep everything behind it waiting.
-            lost_once = lost - here.lost if here.lost_until > now else lost
-            here.lost, here.lost_until = lost, now + self._seconds if lost else 0.0
-            kinds: defaultdict[str, dict[str, LayerVerdict]] = defaultdict(dict)
-            for one in hostless:
-                if one.kind not in next_kinds:
-                    kinds[one.kind][one.verdict.layer_id] = one.verdict
-            rows = {row.verdict.layer_id: row for row in got_nothing if row.verdict.layer_id not in lost_once}
-            go_on = False
-            if booked or not more or not (rows or hostless or lost_once):
-                # The scan ends: the next pass begins with the highest priority again, and at once if the cluster was
-                # woken since the scan began, maybe for jobs that the scan had passed.
-                go_on = not booked and here.scan_until > now and here.scan_began != wakes
-                here.scan_until = 0.0
-            elif rows or kinds:
+            go_on = not booked and more and (hostless or bool(got_nothing))
+            if go_on:
                 # Layers without a host have a cooldown; the others are skipped as long as the scan lasts. Another
                 # process may end it: one that this process does not go on with for ``seconds`` is forgotten.
                 if here.scan_until <= now:
                     here.forget(now)
                     here.scan_began = wakes
-                here.rows |= {layer_id: (now, row) for layer_id, row in rows.items()}
+                here.rows |= {row.verdict.layer_id: (now, row) for row in got_nothing}
                 here.scan_until = now + self._seconds
-                go_on = True
-            here.full_passes = here.full_passes + 1 if more and (kinds or rows) else 0
-            if here.full_passes >= PASSES_BEFORE_A_SKIP:
-                here.full_passes = 0
-                here.next_kinds, here.next_rows, here.next_until = dict(kinds), rows, now + _SKIP_WITHIN_SECONDS
-            # No longer than to the end of a cooldown for which a host changed must the cluster sleep, and hardly at all
-            # after a pass that skipped more than it had to.
+            else:
+                # The scan ends: the next pass begins with the highest priority again, and at once if the cluster was
+                # woken since the scan began, maybe for jobs that the scan had passed.
+                go_on = not booked and here.scan_until > now and here.scan_began != wakes
+                here.scan_until = 0.0
+            # No longer than to the end of a cooldown for which a host changed must the cluster sleep.
             ends = [it.until for it in here.kinds.values() if it.wake]
-            if here.skipped_more:
-                ends.append(now)
-            here.skipped_more = False
             return go_on, max(0.001, min(ends) - now) if ends else None
 
     def _forget(self, now: float) -> None:

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import redis
 import structlog
@@ -314,22 +314,14 @@ _BY_TABLE = {
 }
 
 
-class Booked(NamedTuple):
-    """Verdicts after a booking. ``refused`` are the layers of which the ledger refused frames, ``lost`` those of which
-    every frame that it took was lost to others before the commit."""
-
-    verdicts: tuple[LayerVerdict, ...]
-    refused: frozenset[str]
-    lost: frozenset[str]
-
-
 def after_booking(
     verdicts: Iterable[LayerVerdict],
     procs: Iterable[PlannedProc],
     refusals: Mapping[str, BookingRefused],
     losses: Mapping[str, BookingError],
-) -> Booked:
-    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
+) -> tuple[tuple[LayerVerdict, ...], frozenset[str]]:
+    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait. Also the
+    layers of which the ledger refused frames."""
     refused: dict[str, list[BookingRefused]] = {}
     lost: dict[str, list[BookingError]] = {}
     for proc in procs:
@@ -338,11 +330,7 @@ def after_booking(
         elif proc.proc_id in losses:
             lost.setdefault(proc.layer.id, []).append(losses[proc.proc_id])
     judged = tuple(_judged(it, refused.get(it.layer_id, ()), lost.get(it.layer_id, ())) for it in verdicts)
-    return Booked(
-        judged,
-        frozenset(refused),
-        frozenset(it.layer_id for it in judged if it.layer_id in lost and it.layer_id not in refused and not it.frames),
-    )
+    return judged, frozenset(refused)
 
 
 def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequence[BookingError]) -> LayerVerdict:

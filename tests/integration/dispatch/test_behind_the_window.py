@@ -13,7 +13,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import Dispatcher, next_state
-from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, LayerCooldowns
+from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
@@ -156,58 +156,37 @@ def test_a_job_has_the_host_that_one_ahead_has_in_every_plan_and_is_refused(
     assert reports[-1].look_again is None
 
 
-def test_a_job_has_its_turn_on_such_a_host_also_while_every_pass_books_something_else(
-    here: Passes, engine: Engine
-) -> None:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.hosts([HostSpec(cores=4), HostSpec(cores=1)])
-        ahead = farm.job([LayerSpec(frames=2, cores=4)], priority=100, max_cores=5)
-        behind = farm.job([LayerSpec(frames=1, cores=4, memory_gb=2)], priority=50)
-        flowing = farm.job([LayerSpec(frames=20)], priority=1)
-        cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
-    assert here.runner.ledger.load_caps is not None
-    here.runner.ledger.load_caps([keys.job(ahead.id)])
-    here.client.hset(keys.job(ahead.id), "int_cores", 5)
-
-    booked = []
-    for _ in range(PASSES_BEFORE_A_SKIP + 1):
-        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
-        end_runs(here, "pk_job = :flowing", flowing=flowing.id)
-
-    assert booked == [1] * PASSES_BEFORE_A_SKIP + [2]
-    assert running(engine, behind.id) == 1
+def lock_frames(somebody: Connection, priority: int) -> None:
+    somebody.execute(
+        text("SELECT FROM frame JOIN job_resource USING (pk_job) WHERE int_priority = :priority FOR UPDATE OF frame"),
+        {"priority": priority},
+    )
 
 
-def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_let_the_others_have_their_turn(
-    here: Passes, engine: Engine
-) -> None:
-    behind, _ = plant(engine, wide())
+def test_jobs_that_lose_their_frames_to_somebody_come_first_again(here: Passes, engine: Engine) -> None:
+    plant(engine, wide())
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
     with engine.connect() as somebody, somebody.begin():
-        somebody.execute(
-            text("SELECT FROM frame JOIN job_resource USING (pk_job) WHERE int_priority = 100 FOR UPDATE OF frame")
-        )
-        reports = [here.runner.run([cluster], alive=lambda: True)[0] for _ in range(3)]
-        assert running(engine, behind) == 2
+        lock_frames(somebody, 100)
+        report = here.runner.run([cluster], alive=lambda: True)[0]
 
-    assert [report.go_on for report in reports] == [False, True, False]
-    assert [report.losses["frame_lost"] for report in reports] == [2 * WINDOW, 2 * WINDOW, 0]
-    assert {(it.frames, it.waiting) for it in reports[0].verdicts} == {(0, 2)}
-    assert "frame_lost" in reports[0].verdicts[0].detail
-    # and then those ahead are first again
+    assert not report.go_on
+    assert report.losses["frame_lost"] == 2 * WINDOW
+    assert {(it.frames, it.waiting) for it in report.verdicts} == {(0, 2)}
+    assert "frame_lost" in report.verdicts[0].detail
     assert here.runner.run([cluster], alive=lambda: True)[0].frames_booked == 2 * WINDOW
 
 
 def test_a_walk_over_jobs_that_book_nothing_ends(here: Passes, engine: Engine) -> None:
-    plant(engine, wide(), jobs=3 * WINDOW)
+    over_their_cap = JobSpec(layers=[LayerSpec(frames=2, cores=0)], priority=100, max_cores=8)
+    plant(engine, over_their_cap, jobs=3 * WINDOW)
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
     with engine.connect() as somebody, somebody.begin():
-        somebody.execute(text("SELECT FROM frame FOR UPDATE"))
+        lock_frames(somebody, 1)
         went_on = [here.runner.run([cluster], alive=lambda: True)[0].go_on for _ in range(8)]
 
-    # the first twenty once more, then twenty each twice, the last job, and from the beginning
-    assert went_on == [False, True, False, True, False, True, False, False]
+    # to the last job, and from the beginning
+    assert went_on == [True, True, True, False, True, True, True, False]
 
 
 def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the_others_had_their_turn(
@@ -221,43 +200,6 @@ def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the
         for cluster in clusters:
             here.runner.run([cluster], alive=lambda: True)[0]
     assert running(engine, behind) == 2
-
-
-def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(here: Passes, engine: Engine) -> None:
-    """Twenty jobs want what comes free each time, the first gets it each time, and other hosts are idle."""
-    # given a host of 16 cores that comes free between passes, and one too small for all but the last job
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        show, tight, other = farm.show(), farm.alloc("tight"), farm.alloc("other")
-        farm.subscription(show, tight, size=16)
-        farm.subscription(show, other, size=100)
-        large = farm.host(cores=16, alloc=tight, tags=["fast"])
-        farm.host(cores=2, alloc=other, tags=["fast"])
-        farm.host(cores=16, alloc=other, tags=["fast"], idle_cores=0)
-        layer = LayerSpec(frames=40, cores=16, tags="fast")
-        farm.job([layer], show=show, priority=300)
-        farm.jobs([JobSpec([layer], show=show, priority=200) for _ in range(WINDOW)])
-        behind = farm.job([LayerSpec(frames=2, tags="fast")], show=show, priority=1)
-        cluster = Cluster(farm.facility(), show.id, ClusterKind.MANUAL, ("fast",))
-
-    # when passes follow each other, and each finds that again
-    booked = []
-    for _ in range(PASSES_BEFORE_A_SKIP + 2):
-        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
-        with engine.begin() as connection:
-            released = connection.execute(
-                text("DELETE FROM proc WHERE pk_host = :host RETURNING pk_proc"), {"host": large.id}
-            ).scalars()
-            here.runner.ledger.release(list(released))
-            connection.execute(
-                text("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem WHERE pk_host = :host"),
-                {"host": large.id},
-            )
-        here.runner.hosts.note([large.id])
-
-    # then the first job has had it each time but one, when the last one had a turn
-    assert booked == [1] * PASSES_BEFORE_A_SKIP + [2, 1]
-    assert running(engine, behind.id) == 2
 
 
 def end_runs(here: Passes, procs: str, **parameters: object) -> None:
@@ -276,29 +218,6 @@ def end_runs(here: Passes, procs: str, **parameters: object) -> None:
         ).all()
     here.runner.ledger.release([row.pk_proc for row in ended])
     here.runner.hosts.note({row.pk_host for row in ended})
-
-
-@pytest.mark.parametrize("shared", ["licence", "folder"])
-def test_jobs_behind_have_their_turn_while_those_ahead_share_what_comes_free_and_hosts_are_idle(
-    here: Passes, engine: Engine, shared: str
-) -> None:
-    """A licence, or a core of the folder, is given back before every pass. The first of twenty jobs takes it."""
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host(cores=16)
-        limits = [farm.limit("houdini", 1)] if shared == "licence" else []
-        folder = farm.folder(farm.default_show(), "busy", max_cores=1) if shared == "folder" else None
-        ahead = JobSpec([LayerSpec(frames=20, limits=limits)], priority=100, folder_id=folder)
-        farm.jobs([ahead for _ in range(WINDOW)])
-        behind = farm.job([LayerSpec(frames=2)], priority=1)
-    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
-
-    booked = []
-    for _ in range(PASSES_BEFORE_A_SKIP + 2):
-        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
-        end_runs(here, "pk_job <> :behind", behind=behind.id)
-
-    assert booked == [1] * PASSES_BEFORE_A_SKIP + [3, 1]
 
 
 def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_often_a_part_of_another_came_free(
@@ -342,7 +261,7 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
         cluster_pass, "policy_for", lambda queue, **given: replace(policy_for(queue, **given), max_frames=1)
     )
 
-    for _ in range(PASSES_BEFORE_A_SKIP + 2):
+    for _ in range(6):
         here.runner.run([cluster], alive=lambda: True)[0]
 
     with engine.connect() as connection:

@@ -32,18 +32,12 @@ def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
         yield runner
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_nothing_waits_that_could_run(
-    in_order: bool, here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In order, nothing runs before what is more urgent, either; without, those behind have their turns."""
-    if in_order:
-        monkeypatch.setattr(cooldown, "PASSES_BEFORE_A_SKIP", 1_000_000)
+def test_nothing_waits_that_could_run_and_nothing_runs_before_what_is_more_urgent(here: Passes, engine: Engine) -> None:
     for number in range(GAMES):
-        play(a_game(here, engine, Random(None if ANEW else number)), in_order=in_order)
+        play(a_game(here, engine, Random(None if ANEW else number)))
 
 
-def play(game: Game, *, in_order: bool) -> None:
+def play(game: Game) -> None:
     for _ in range(HOSTS_AT_FIRST):
         game.do_host()
     for _ in range(JOBS_AT_FIRST):
@@ -56,11 +50,10 @@ def play(game: Game, *, in_order: bool) -> None:
         new = [proc for proc in game.running().values() if proc.pk_proc not in before]
         wrong = game.against_holds(holds, known, new)
         assert not wrong, f"against {holds}: {wrong}\n{game.told()}"
-        if in_order:
-            waiting = game.waiting()
-            for proc in (proc for proc in new if proc.pk_host not in holds):
-                sooner = [layer for layer in waiting if covers(proc, layer)]
-                assert not sooner, f"{proc} before {sooner}\n{game.told()}"
+        waiting = game.waiting()
+        for proc in (proc for proc in new if proc.pk_host not in holds):
+            sooner = [layer for layer in waiting if covers(proc, layer)]
+            assert not sooner, f"{proc} before {sooner}\n{game.told()}"
         forgetful = process(game.here, "forgetful", game.clock, window=1000)
         report = forgetful.run([game.cluster], alive=lambda: True)[0]
         assert report.frames_booked == 0, f"somebody else books more:\n{report.verdicts}\n{game.told()}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, RETRY_SECONDS, HostNews, LayerCooldowns, SkippedRow
+from opencue_sched.dispatch.cooldown import RETRY_SECONDS, HostNews, LayerCooldowns, SkippedRow
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.frames import Need, Search
@@ -57,27 +58,24 @@ def news(*hosts: Host) -> HostNews:
     return HostNews(hosts)
 
 
+def end_pass(layers: LayerCooldowns, cluster: str = "cluster", **said: Any) -> tuple[bool, float | None]:
+    """The end of a pass that looked at every job, unless told otherwise."""
+    nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": []}
+    return layers.end_pass(cluster, **{**nothing, **said})
+
+
 def scan_on(layers: LayerCooldowns, cluster: str, rows: list[SkippedRow], wakes: int) -> None:
     """A pass booked nothing and there are more jobs."""
-    assert layers.end_pass(cluster, wakes=wakes, more=True, got_nothing=rows)[0]
+    assert end_pass(layers, cluster, wakes=wakes, more=True, got_nothing=rows)[0]
 
 
 def end_scan(layers: LayerCooldowns, cluster: str, wakes: int) -> bool:
     """A pass looked at the last job; whether the next one comes at once."""
-    return layers.end_pass(cluster, wakes=wakes, more=False)[0]
-
-
-def lose(layers: LayerCooldowns, *lost: str, cluster: str = "cluster") -> set[str]:
-    """A pass lost all frames of these to others; which of them the next one skips, the last of the scan."""
-    ends = {"wakes": 0, "lost": frozenset(lost)}
-    layers.end_pass(cluster, more=True, got_nothing=[looked_at(layer) for layer in lost], **ends)
-    left_out = skipped(layers, cluster)
-    layers.end_pass(cluster, more=False, **ends)
-    return left_out
+    return end_pass(layers, cluster, wakes=wakes)[0]
 
 
 def look_again(layers: LayerCooldowns, cluster: str = "cluster") -> float | None:
-    return layers.end_pass(cluster, wakes=0, more=False, booked=True)[1]
+    return end_pass(layers, cluster, booked=True)[1]
 
 
 class Clock:
@@ -261,18 +259,6 @@ def test_in_a_scan_that_is_longer_than_a_cooldown_nothing_is_woken_but_by_news()
     assert skipped(layers) == set()
 
 
-def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before():
-    clock = Clock()
-    layers = LayerCooldowns(20.0, clock)
-    assert lose(layers, "a", "b") == set()
-    assert lose(layers, "a", cluster="other") == set()
-    assert lose(layers, "b", "c") == {"b"}
-    assert lose(layers) == set()
-    assert lose(layers, "b") == set()
-    clock.now = 20.0
-    assert lose(layers, "b") == set()
-
-
 def test_a_host_that_has_each_of_two_things_only_with_another_wakes_nobody_who_needs_both():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
@@ -344,27 +330,6 @@ def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more
     assert skipped(layers) == set()
 
 
-def test_a_kind_for_which_there_was_a_host_in_the_plan_after_all_is_woken_and_was_not_looked_at_in_vain():
-    layers = LayerCooldowns(60.0)
-    for _ in range(3):
-        layers.found_no_host(
-            "cluster",
-            [blocked("small", kind="s"), blocked("large", kind="l", cores=8)],
-            host_changes=layers.host_changes,
-        )
-        layers.found_no_host("other", [blocked(kind="s")], host_changes=layers.host_changes)
-        for cluster, returned in (("cluster", []), ("nowhere", [host()])):
-            layers.end_pass(cluster, wakes=0, more=False, returned=returned)
-            assert skipped(layers) == {"small", "large"}
-        layers.end_pass("cluster", wakes=0, more=False, returned=[host()])
-        assert skipped(layers) == {"large"}
-        assert skipped(layers, "other") == {"layer"}
-    # without a cooldown before the next look
-    layers.found_no_host("cluster", [blocked("small", kind="s")], host_changes=layers.host_changes)
-    layers.hosts_changed(news(host()))
-    assert skipped(layers) == {"large"}
-
-
 def test_nothing_is_kept_of_clusters_that_are_no_more():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
@@ -373,74 +338,16 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
         layers.found_no_host(cluster, [blocked()], host_changes=layers.host_changes)
         layers.skip_rows(cluster, [looked_at()])
         scan_on(layers, cluster, [looked_at()], 0)
-        lose(layers, "a", cluster=cluster)
     clock.now = 1000.0
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
     assert set(layers._clusters) == {"cluster"}
 
 
-def look_in_vain(layers: LayerCooldowns, *, crowded: bool = True, passes: int = 1) -> None:
-    """Passes that place a frame of the kind, have no host left for a second layer of it, and find a third one over a
-    cap."""
-    for _ in range(passes):
-        layers.found_no_host("cluster", [blocked(kind="kind")], host_changes=layers.host_changes, placed={"kind"})
-        crowd = {"hostless": [blocked(kind="kind")], "got_nothing": [looked_at("capped")]}
-        layers.end_pass("cluster", wakes=0, more=crowded, booked=True, **crowd)
-        layers.hosts_changed(news(host()))
-
-
-def test_of_full_passes_in_a_row_one_skips_what_was_looked_at_in_vain():
+@pytest.mark.parametrize(
+    ("said", "goes_on"),
+    [({"hostless": True}, True), ({}, False), ({"hostless": True, "booked": True}, False)],
+)
+def test_a_scan_goes_on_from_a_pass_that_had_layers_without_a_host_and_booked_nothing(said, goes_on):
     layers = LayerCooldowns(60.0)
-    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP - 1)
-    assert skipped(layers) == set()
-    look_in_vain(layers)
-    skips = layers.skipped("cluster", {})
-    assert skips.layers == SkippedLayers({"capped": "1"}, ["kind"])
-    assert skips.verdicts.keys() == {"layer", "capped"}
-    # and the cluster does not go to sleep on that
-    assert look_again(layers, "cluster") == 0.001
-    assert look_again(layers, "cluster") is None
-    assert skipped(layers) == set()
-    # nor has anybody another turn right after it
-    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP - 1)
-    assert skipped(layers) == set()
-
-
-@pytest.mark.parametrize("part", ["kinds", "rows"])
-def test_passes_in_which_one_thing_was_in_vain_count_and_those_in_which_nothing_was_do_not(part):
-    layers = LayerCooldowns(60.0)
-    in_vain = {"hostless": [blocked(kind="kind")]} if part == "kinds" else {"got_nothing": [looked_at()]}
-    for passes in (PASSES_BEFORE_A_SKIP - 1, PASSES_BEFORE_A_SKIP):
-        for _ in range(passes):
-            layers.end_pass("cluster", wakes=0, more=True, booked=True, **in_vain)
-        assert skipped(layers) == (set() if passes < PASSES_BEFORE_A_SKIP else {"layer"})
-        _, again = layers.end_pass("cluster", wakes=0, more=True, booked=True)
-    assert again == 0.001
-
-
-def test_a_skip_of_nothing_but_what_is_skipped_anyway_wakes_nobody():
-    layers = LayerCooldowns(60.0)
-    layers.found_no_host("cluster", [blocked("other", kind="kind")], host_changes=layers.host_changes)
-    scan_on(layers, "cluster", [looked_at()], 0)
-    for _ in range(PASSES_BEFORE_A_SKIP):
-        layers.end_pass(
-            "cluster", wakes=0, more=True, hostless=[blocked("other", kind="kind")], got_nothing=[looked_at()]
-        )
-    assert skipped(layers) == {"layer", "other"}
-    assert look_again(layers, "cluster") is None
-
-
-def test_nothing_is_skipped_for_others_where_a_pass_looks_at_every_job():
-    layers = LayerCooldowns(60.0)
-    for crowded in (True, True, True, False, True, True, True):
-        look_in_vain(layers, crowded=crowded)
-        assert skipped(layers) == set()
-
-
-def test_a_skip_that_no_pass_made_at_once_is_over():
-    clock = Clock()
-    layers = LayerCooldowns(60.0, clock)
-    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP)
-    clock.now = 1.0
-    assert skipped(layers) == set()
-    assert look_again(layers, "cluster") is None
+    assert end_pass(layers, more=True, **said) == (goes_on, None)
+    assert not end_pass(layers, **said)[0], "it was the last job"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from opencue_sched.accounting.ledger import BookingRefused
-from opencue_sched.dispatch.cluster_pass import given_back
 from opencue_sched.dispatch.report import after_booking
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
@@ -32,9 +29,7 @@ OTHER = LayerVerdict("j2", "l2", Verdict.NO_HOST, 0, 4)
 
 
 def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
-    booked = after_booking([PLANNED, OTHER], PROCS, {}, {})
-    assert booked.verdicts == (PLANNED, OTHER)
-    assert (booked.refused, booked.lost) == (frozenset(), frozenset())
+    assert after_booking([PLANNED, OTHER], PROCS, {}, {}) == ((PLANNED, OTHER), frozenset())
 
 
 @pytest.mark.parametrize(
@@ -53,40 +48,22 @@ def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
 )
 def test_a_layer_that_the_ledger_refuses_says_what_is_in_its_way(table: str, verdict: Verdict, words: str) -> None:
     refused = BookingRefused(table, 4.0, 5.0, "acct:job:j1")
-    booked = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
-    (judged, other) = booked.verdicts
+    (judged, other), layers = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
     assert (judged.verdict, judged.frames, judged.waiting, other) == (verdict, 1, 4, OTHER)
     assert words in judged.detail
-    assert (booked.refused, booked.lost) == ({"l1"}, frozenset())
+    assert layers == {"l1"}
 
 
-def test_a_layer_that_lost_all_its_frames_is_told_from_one_that_kept_some() -> None:
+def test_frames_that_were_lost_wait_again() -> None:
     losses = {proc.proc_id: FrameLost("taken") for proc in PROCS}
-    all_lost = after_booking([PLANNED], PROCS, {}, losses)
-    some_lost = after_booking([PLANNED], PROCS, {}, {"p0": losses["p0"]})
-    assert (all_lost.lost, some_lost.lost) == ({"l1"}, frozenset())
-    assert [(it.frames, it.waiting) for it in (*all_lost.verdicts, *some_lost.verdicts)] == [(0, 5), (2, 3)]
-    assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.verdicts[0].detail
+    (all_lost,), refused = after_booking([PLANNED], PROCS, {}, losses)
+    (some_lost,), _ = after_booking([PLANNED], PROCS, {}, {"p0": losses["p0"]})
+    assert refused == frozenset()
+    assert [(it.frames, it.waiting) for it in (all_lost, some_lost)] == [(0, 5), (2, 3)]
+    assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.detail
 
 
-def test_a_layer_of_which_frames_were_refused_is_not_one_that_lost_all_to_others() -> None:
-    lost = {proc.proc_id: FrameLost("taken") for proc in PROCS}
-    assert after_booking([PLANNED], PROCS, {}, lost).lost == {"l1"}
-    refused = {"p0": BookingRefused("job", 5, 5, "acct:job:j1")}
-    booked = after_booking([PLANNED], PROCS, refused, {"p1": lost["p1"], "p2": lost["p2"]})
-    assert (booked.refused, booked.lost) == ({"l1"}, frozenset())
-    assert (booked.verdicts[0].frames, booked.verdicts[0].waiting) == (0, 5)
-
-
-def test_a_host_is_given_back_as_it_is_without_what_was_not_kept() -> None:
-    host, other = make_host("host", cores=16), make_host("other", cores=8)
-    plan = []
-    for number, at in enumerate((host, other, host, host)):
-        earlier = sum(proc.host.id == at.id for proc in plan)
-        now = at.less(Reservation(4 * earlier, 1024 * earlier))
-        plan.append(replace(PROCS[0], proc_id=f"p{number}", host=now, reservation=Reservation(4, 1024)))
-
-    assert given_back(plan, {"p0", "p1", "p2", "p3"}) == ()
-    (back,) = given_back(plan, {"p0", "p1"})
-    assert (back.id, back.idle_cores, back.idle_memory_kb) == ("host", 12, host.idle_memory_kb - 1024)
-    assert [(it.id, it.idle_cores) for it in given_back(plan, ())] == [("host", 16), ("other", 8)]
+def test_a_layer_of_which_some_frames_were_refused_and_the_others_lost_was_refused() -> None:
+    lost = {proc.proc_id: FrameLost("taken") for proc in PROCS[1:]}
+    (judged,), refused = after_booking([PLANNED], PROCS, {"p0": BookingRefused("job", 5, 5, "acct:job:j1")}, lost)
+    assert (refused, judged.verdict, judged.frames, judged.waiting) == ({"l1"}, Verdict.OVER_JOB, 0, 5)
