@@ -58,8 +58,6 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
 woken for them ten times a second at most, and where many clusters could use them less often, at least four times."""
-_COUNTING_SHARE = 0.1
-"""The headroom under caps is counted from what runs, which can be much: for at most this share of a process's time."""
 
 # Which clusters there are: one per allocation tag, and chunks of the other tags (seed 001, "Load Algorithm").
 
@@ -162,39 +160,27 @@ class ClusterFeed:
         self._load = load
         self._queue = queue
         self._clock = clock
-        self._reload_at = self._loaded_at = float("-inf")
+        self._read_at = -math.inf
         self.clusters: dict[str, Cluster] = {}
         self.awake: frozenset[WaitingTag] | None = None
 
     def reload_if_due(self, *, soon: bool = False) -> bool:
         """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time, or if it is
         to be ``soon``, ``queue.active_scan_interval``; whether they were read."""
-        if soon:
-            self._reload_at = min(self._reload_at, self._loaded_at + self._queue.active_scan_interval)
-        return self._clock() >= self._reload_at and self.reload()
-
-    def reload_next(self) -> None:
-        """Have reload_if_due() read the clusters the next time."""
-        self._reload_at = float("-inf")
-
-    def reload(self) -> bool:
-        """Read the clusters now. When they cannot be read the previous set stays in force, and is read again after
-        ``queue.active_scan_interval``; the first load raises instead, because there is nothing to keep."""
-        try:
-            loaded = {cluster.key: cluster for cluster in self._load()}
-        except Exception as error:
-            if not math.isfinite(self._loaded_at):
-                raise
-            self._reload_at = self._clock() + self._queue.active_scan_interval
-            log.error("cluster_reload_failed", error=str(error), kept=len(self.clusters))
+        interval = self._queue.active_scan_interval if soon else self._queue.cluster_reload_interval
+        if self._clock() < self._read_at + interval:
             return False
-        self._loaded_at = self._clock()
-        self._reload_at = self._loaded_at + self._queue.cluster_reload_interval
+        loaded = {cluster.key: cluster for cluster in self._load()}
+        self._read_at = self._clock()
         added, removed = loaded.keys() - self.clusters.keys(), self.clusters.keys() - loaded.keys()
         if added or removed:
             self.clusters = loaded
             log.info("clusters_swapped", total=len(loaded), added=len(added), removed=len(removed))
         return True
+
+    def reload_next(self) -> None:
+        """Have reload_if_due() read the clusters the next time."""
+        self._read_at = -math.inf
 
     def ready(self) -> list[Cluster]:
         """The clusters with work, in the order of their keys."""
