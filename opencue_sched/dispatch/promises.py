@@ -129,7 +129,7 @@ class _Duty:
         holds = [host.hold for host in kept if host.hold is not None]
         asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
         candidates, runs = self._candidates(asking, kept)
-        granted = dict(policy.grants(asking, kept, candidates, self.rules, now=self.now))
+        granted = policy.grants(asking, kept, candidates, self.rules, now=self.now)
         renewed = self._renewed(kept, demands, runs)
 
         debts = {layer_id: (it.debt_seconds, it.demand.layer.waiting_frames) for layer_id, it in wide.items()}

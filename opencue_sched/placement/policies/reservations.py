@@ -15,10 +15,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, idle_cores
+from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, duration_text, idle_cores
 from opencue_sched.domain.frames import Need, Rules, least_cores, reserve, smallest_need
 from opencue_sched.placement.policies import Admission, Refusal
 
@@ -52,7 +53,9 @@ def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: flo
     if layer.run_seconds is None:
         return "nobody knows how long a frame of this layer runs"
     if now + layer.run_seconds >= hold.free_at:
-        return f"a frame of this layer runs {_duration(layer.run_seconds)}, and it is free {_in(hold.free_at - now)}"
+        return (
+            f"a frame of this layer runs {duration_text(layer.run_seconds)}, and it is free {_in(hold.free_at - now)}"
+        )
     return None
 
 
@@ -88,11 +91,7 @@ def _owner(hold: Hold) -> str:
 
 
 def _in(seconds: float) -> str:
-    return "now" if seconds <= 0 else f"in {_duration(seconds)}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return "now" if seconds <= 0 else f"in {duration_text(seconds)}"
 
 
 # Who asks.
@@ -112,7 +111,13 @@ class Demand:
 
     def need_on(self, host: Host, rules: Rules) -> Need | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
-        return self.need_on_idle(host.idle(), rules) if self.reaches(host) else None
+        if not self.reaches(host):
+            return None
+        answer = reserve(self.layer, host.idle(), rules, os_name=self.os_name, job_cores_left=math.inf)
+        if not isinstance(answer, Reservation):
+            return None
+        need = smallest_need(self.layer)
+        return replace(need, cores=least_cores(self.layer, host))
 
     def reaches(self, host: Host) -> bool:
         """Whether the host is where the layer's frames may go."""
@@ -121,14 +126,6 @@ class Demand:
             and host.alloc_id in self.alloc_ids
             and not self.layer.tags.isdisjoint(host.tags)
         )
-
-    def need_on_idle(self, host: Host, rules: Rules) -> Need | None:
-        """As ``need_on``, of a host that it reaches and on which nothing runs."""
-        answer = reserve(self.layer, host, rules, os_name=self.os_name, job_cores_left=math.inf)
-        if not isinstance(answer, Reservation):
-            return None
-        need = smallest_need(self.layer)
-        return replace(need, cores=least_cores(self.layer, host))
 
 
 def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules) -> int:
@@ -141,14 +138,14 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]], rul
     by_cores = _largest_able(demand, reached, rules, lambda host: host.total_cores)
     by_memory = _largest_able(demand, reached, rules, lambda host: host.total_memory_kb)
     by_gpus = _largest_able(demand, reached, rules, lambda host: host.total_gpus)
-    need = None if by_cores is None else demand.need_on_idle(by_cores, rules)
+    need = None if by_cores is None else demand.need_on(by_cores, rules)
     if by_cores is None or by_memory is None or by_gpus is None or need is None:
         return 0
     # What a layer needs may depend on the host: judged on the largest.
     wide = 2 * need.cores >= by_cores.total_cores or 2 * need.memory_kb >= by_memory.total_memory_kb
     if not (wide or (need.gpus > 0 and 2 * need.gpus >= by_gpus.total_gpus)):
         return 0
-    return sum(hosts for host, hosts in reached if demand.need_on_idle(host, rules) is not None)
+    return sum(hosts for host, hosts in reached if demand.need_on(host, rules) is not None)
 
 
 def _largest_able(
@@ -156,7 +153,7 @@ def _largest_able(
 ) -> Host | None:
     """The largest host that could take a frame of the layer; None if none could."""
     largest_first = sorted((host for host, _ in kinds), key=size, reverse=True)
-    return next((host for host in largest_first if demand.need_on_idle(host, rules) is not None), None)
+    return next((host for host in largest_first if demand.need_on(host, rules) is not None), None)
 
 
 def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
@@ -171,19 +168,6 @@ def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, b
         return seconds
     elapsed = min(max(0.0, elapsed), LONGEST_ELAPSED_SECONDS)
     return min(seconds + elapsed, MOST_HOSTS_OF_A_LAYER * block_seconds)
-
-
-def hosts_owed(debt_seconds: float, waiting_frames: int, block_seconds: float) -> int:
-    """How many hosts a layer may have: one for each block time that it owes, none more than frames that wait."""
-    return min(int(debt_seconds / block_seconds), waiting_frames, MOST_HOSTS_OF_A_LAYER)
-
-
-def draw_key(job_id: str, priority: int, epoch: int) -> float:
-    """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
-    (Efraimidis and Spirakis). The same for every process."""
-    digest = hashlib.blake2b(f"{job_id} {epoch}".encode(), digest_size=8).digest()
-    chance = (int.from_bytes(digest) + 1) / (2**64 + 1)
-    return math.log(chance) / max(priority, 1)  # the logarithm keeps the order, and does not round to 1
 
 
 # Which hosts.
@@ -212,7 +196,7 @@ class Candidate:
         left = (centicores(need.cores) - idle.idle_centicores, need.memory_kb - idle.idle_memory_kb)
         missing = [*left, need.gpus - idle.idle_gpus]
         at = now
-        for run in sorted(self.runs, key=_end):
+        for run in sorted(self.runs, key=lambda run: _late(run.ends_at)):
             if max(missing) <= 0:
                 break
             if run.ends_at is None:
@@ -220,17 +204,6 @@ class Candidate:
             at = max(at, run.ends_at)
             missing = [lacks - gives for lacks, gives in zip(missing, run[1:], strict=True)]
         return at if max(missing) <= 0 else None
-
-
-def _end(run: RunningFrame) -> float:
-    return math.inf if run.ends_at is None else run.ends_at
-
-
-class Grant(NamedTuple):
-    """A host that is to drain."""
-
-    host_id: str
-    hold: Hold
 
 
 class Asked(NamedTuple):
@@ -244,8 +217,9 @@ class Asked(NamedTuple):
 def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: float, now: float) -> list[Asked]:
     """Those that may be granted another host, in the order of the draw.
 
-    Within the bounds on layers of the farm and on hosts of a layer; that on the share of the hosts is ``grants``'. A
-    layer that only one host could take has no half of them.
+    Within the bounds on layers of the farm and on hosts of a layer: one for each block time that it owes, none more
+    than frames that wait. The bound on the share of the hosts is ``grants``'. A layer that only one host could take has
+    no half of them.
     """
     held = Counter(hold.layer_id for hold in holds)
     free = MOST_LAYERS - len(held)
@@ -253,7 +227,8 @@ def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: 
     asking = []
     for it in sorted(asked, key=lambda it: (-_drawn(it.demand, epoch), it.demand.layer.id)):
         layer = it.demand.layer
-        if it.hosts < 2 or held[layer.id] >= hosts_owed(it.debt_seconds, layer.waiting_frames, block_seconds):
+        owed = min(int(it.debt_seconds / block_seconds), layer.waiting_frames, MOST_HOSTS_OF_A_LAYER)
+        if it.hosts < 2 or held[layer.id] >= owed:
             continue
         if not held[layer.id]:
             if free <= 0:
@@ -264,7 +239,11 @@ def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: 
 
 
 def _drawn(demand: Demand, epoch: int) -> float:
-    return draw_key(demand.job_id, demand.priority, epoch)
+    """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
+    (Efraimidis and Spirakis). The same for every process."""
+    digest = hashlib.blake2b(f"{demand.job_id} {epoch}".encode(), digest_size=8).digest()
+    chance = (int.from_bytes(digest) + 1) / (2**64 + 1)
+    return math.log(chance) / max(demand.priority, 1)  # the logarithm keeps the order, and does not round to 1
 
 
 def grants(
@@ -274,35 +253,31 @@ def grants(
     rules: Rules,
     *,
     now: float,
-) -> list[Grant]:
-    """One more host for each of those ``asking`` (see ``who_asks``): of its candidates, by layer id, the one that is
-    expected to be free first.
+) -> dict[str, Hold]:
+    """One more host for each of those ``asking`` (see ``who_asks``), by its id: of the candidates, by layer id, the one
+    that is expected to be free first.
 
     At most half of the hosts that could take a layer's frames are held, for whomever. ``held`` are the hosts with a
     hold.
     """
-    granted: list[Grant] = []
-    taken = list(held)
+    granted: dict[str, Hold] = {}
+    taken = {host.id: host for host in held}
     for it in asking:
         demand = it.demand
-        able = sum(demand.need_on(host, rules) is not None for host in taken)
+        able = sum(demand.need_on(host, rules) is not None for host in taken.values())
         if 2 * (able + 1) > it.hosts:
             continue
-        unavailable = {host.id for host in taken}
-        best: tuple[tuple[float, int, str], Candidate, Need, float | None] | None = None
+        options = []
         for candidate in candidates.get(demand.layer.id, ()):
-            need = demand.need_on(candidate.host, rules)
-            if need is None or candidate.host.id in unavailable:
-                continue
-            free_at = candidate.free_at(need, now)
-            # Of hosts of which nobody knows it, the one that has most of the cores already.
-            rank = (_late(free_at), need.cores - candidate.host.idle_cores, candidate.host.id)
-            if best is None or rank < best[0]:
-                best = rank, candidate, need, free_at
-        if best is not None:
-            _, candidate, need, free_at = best
-            taken.append(candidate.host)
-            granted.append(Grant(candidate.host.id, _hold(demand, need, now, free_at)))
+            host = candidate.host
+            need = demand.need_on(host, rules)
+            if need is not None and host.id not in taken:
+                hold = _hold(demand, need, now, candidate.free_at(need, now))
+                # Of hosts of which nobody knows it, the one that has most of the cores already.
+                options.append((_late(hold.free_at), need.cores - host.idle_cores, host.id, host, hold))
+        if options:
+            *_, host, hold = min(options, key=itemgetter(0, 1, 2))
+            taken[host.id], granted[host.id] = host, hold
     return granted
 
 
