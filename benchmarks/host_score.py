@@ -113,7 +113,7 @@ class _Site:
 
 def policies() -> dict[str, Policy]:
     """What is compared."""
-    base = replace(policy_for(Queue()), scores=(), soft_admissions=(), known_hosts=False)
+    base = replace(policy_for(Queue()), scores=(), soft_admissions=())
     scored = replace(base, scores=(convex,))
     return {
         "strategy": base,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.frames import Need
-from opencue_sched.placement.host_index import HostIndex, Rank, closeness
+from opencue_sched.placement.host_index import HostIndex, Rank
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Accept = Callable[[Host], bool]
@@ -65,15 +65,13 @@ def _class_of(host: Host) -> _HostClass:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Why no host was found: what the hosts with these tags are, and which comes closest right now.
+    """Why no host was found: what the hosts with these tags are.
 
-    ``kinds`` has a host of each kind as it is when nothing runs on it, and how many there are; ``roomiest`` is None
-    when none is of an allocation that was asked for. ``refused`` has what PostgreSQL or RQD said of each further host,
-    which is left alone for a moment.
+    ``kinds`` has a host of each kind as it is when nothing runs on it, and how many there are. ``refused`` has what
+    PostgreSQL or RQD said of each further host, which is left alone for a moment.
     """
 
     kinds: Sequence[tuple[Host, int]]
-    roomiest: Host | None
     refused: tuple[str, ...] = ()
 
 
@@ -81,15 +79,14 @@ class _Group:
     """The hosts of a shard and facility that carry a tag: by class, by bucket, and in an index for each allocation: one
     whose burst is used up costs a pass nothing, however many hosts it has.
 
-    The shard has these ``buckets``; ``missing`` are those of them that were not read yet. ``fetching`` is held by the
-    thread that reads them.
+    ``missing`` are the buckets of the shard that were not read yet. ``fetching`` is held by the thread that reads them.
     """
 
     def __init__(self, new_index: Callable[[], HostIndex], buckets: frozenset[int]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
         self.classes: defaultdict[_HostClass, set[str]] = defaultdict(set)
         self.by_bucket: defaultdict[int, set[str]] = defaultdict(set)
-        self.buckets = self.missing = buckets
+        self.missing = buckets
         self.asked_at = 0.0
         self.fetching = threading.Lock()
 
@@ -450,15 +447,7 @@ class HostCache:
             held = (self._shown.get(host_id) for host_id in self._draining)
             return [host for host in held if host is not None and host.hold and host.hold.layer_id == layer_id]
 
-    def census(
-        self,
-        facility_id: str,
-        tags: Sequence[str],
-        need: Need,
-        allocs: Collection[str] | None = None,
-        *,
-        shard: str = "",
-    ) -> Census:
+    def census(self, facility_id: str, tags: Sequence[str], shard: str = "") -> Census:
         """What there is in the shard for a need that found no host. Costs as much as there are kinds of hosts: ask once
         per failed need and pass."""
         with self._lock:
@@ -470,12 +459,6 @@ class HostCache:
                 for host_class, ids in (kind for group in groups for kind in group.classes.items()):
                     by_class[host_class] |= ids
             kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in by_class.values()]
-            closest = [index.roomiest(need) for index in self._indexes(facility_id, shard, tags, allocs)]
-            roomiest = max(
-                (host for host in closest if host is not None),
-                key=lambda host: (*closeness(need, host.idle_cores, host.idle_memory_kb), host.id),
-                default=None,
-            )
             part = self._parts.get((facility_id, shard))
             refused = tuple(
                 why
@@ -486,7 +469,7 @@ class HostCache:
                 and part is not None
                 and bucket_of(host.id) in part.buckets
             )
-            return Census(kinds, roomiest, refused)
+            return Census(kinds, refused)
 
     # Inside; under the lock
 
@@ -510,7 +493,7 @@ class HostCache:
         part.buckets = buckets
         part.read_at = {bucket: part.read_at.get(bucket, self._clock()) for bucket in buckets}
         for group in part.groups.values():
-            group.buckets, group.missing = buckets, (group.missing | new) & buckets
+            group.missing = (group.missing | new) & buckets
             for host_id in group.hosts_in(lost):
                 group.remove(self._shown[host_id])
 

@@ -28,11 +28,6 @@ def _gpu_level(gpus: int, gpu_memory_kb: int) -> int:
     return 0 if gpus <= 0 and gpu_memory_kb <= 0 else 1 + max(0, gpus)
 
 
-def closeness(need: Need, cores: int, memory: int) -> tuple[bool, int, int]:
-    """How close a host comes to a need it does not meet: with the cores, by its memory; without them, by its cores."""
-    return (True, memory, cores) if cores >= need.cores else (False, cores, memory)
-
-
 def _branch(tree: SortedDict[int, SortedDict[Any, Any]], key: int) -> SortedDict[Any, Any]:
     """The sub-tree at ``key``, made if it is not there."""
     branch = tree.get(key)
@@ -109,26 +104,6 @@ class HostIndex:
             return None
         cores = at.cores if strategy.core_saturation else -at.cores
         return at.gpu_level, cores, at.bucket if strategy.memory_saturation else -at.bucket, at.tie
-
-    def roomiest(self, need: Need) -> Host | None:
-        """The host that comes closest to ``need``, to tell an operator what is missing.
-
-        Of the hosts with enough idle cores, one with the most idle memory; if none has, one with the most idle cores.
-        """
-        level_from = _gpu_level(need.gpus, need.gpu_memory_kb)
-        levels = list(self._levels.irange(minimum=level_from)) or list(self._levels)
-        best: tuple[bool, int, int] | None = None
-        found: Host | None = None
-        for level in levels:
-            by_cores = self._levels[level]
-            for cores in by_cores.irange(reverse=True):
-                bucket, hosts = by_cores[cores].peekitem(-1)
-                close = closeness(need, cores, bucket)
-                if best is None or close > best:
-                    best, found = close, hosts.peekitem(0)[1]
-                if cores < need.cores:
-                    break
-        return found
 
     def _tie(self, host_id: str) -> str:
         """Where the host stands among equals. Ends with the id: a position must be of one host only."""

@@ -27,7 +27,18 @@ from itertools import groupby
 from operator import attrgetter
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices, counted
+from opencue_sched.domain.farm import (
+    Frame,
+    Host,
+    Job,
+    Layer,
+    PlannedProc,
+    Reservation,
+    Snapshot,
+    Vertices,
+    counted,
+    memory_text,
+)
 from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
@@ -37,6 +48,8 @@ from opencue_sched.placement.policies.reservations import draining
 from opencue_sched.placement.policies.scores import convex, locality
 from opencue_sched.settings import HostBookingStrategy, Queue
 
+ATTEMPTS_PER_LAYER = 10
+"""Hosts that others took from meanwhile before a layer is given up for the pass (the reference's default)."""
 MAX_FRAMES = 1000
 """Of a plan, and so of a commit: what a pass costs whatever it books is shared by so many frames."""
 
@@ -45,18 +58,16 @@ MAX_FRAMES = 1000
 class Policy:
     """How one pass places frames.
 
-    ``strategy_by_show`` overrides the strategy, by show name. ``attempts_per_layer``: hosts that others took from
-    meanwhile before the layer is given up for the pass.
-    ``max_frames`` bounds the plan, and so the size of its commit. ``frames_per_layer`` bounds a layer in the first
-    round. ``shares``: the show that uses least of its size goes next; otherwise one cluster after another.
-    ``whole_rounds``: the second round places what the bound of the first kept back. ``candidates``: hosts that
-    scores choose among, of which those that run or ran the layer come first if ``known_hosts``.
+    ``strategy_by_show`` overrides the strategy, by show name. ``max_frames`` bounds the plan, and so the size of its
+    commit. ``frames_per_layer`` bounds a layer in the first round. ``shares``: the show that uses least of its size
+    goes next; otherwise one cluster after another. ``whole_rounds``: the second round places what the bound of the
+    first kept back. ``candidates``: hosts that scores choose among, of which those that run or ran the layer come
+    first if locality is a score.
     """
 
     rules: Rules
     strategy: HostBookingStrategy = field(default_factory=HostBookingStrategy)
     strategy_by_show: Mapping[str, HostBookingStrategy] = field(default_factory=dict)
-    attempts_per_layer: int = 10
     max_frames: int = MAX_FRAMES
     frames_per_layer: int = MAX_FRAMES
     shares: bool = True
@@ -65,7 +76,6 @@ class Policy:
     soft_admissions: tuple[Admission, ...] = ()
     scores: tuple[Score, ...] = ()
     candidates: int = SCORED_CANDIDATES
-    known_hosts: bool = False
 
     def strategy_of(self, show_name: str) -> HostBookingStrategy:
         return self.strategy_by_show.get(show_name, self.strategy)
@@ -89,16 +99,7 @@ def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Poli
         scores=tuple(score for on, score in chosen if on),
         # Hosts that do not know the layer are equal in locality: the first of the strategy's order will do.
         candidates=SCORED_CANDIDATES if queue.host_score == "convex" else 1,
-        known_hosts=queue.locality,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class OverCap:
-    """A cap with too little left for the next frame. ``detail`` is one sentence for an operator."""
-
-    verdict: Verdict
-    detail: str
 
 
 class PlanHeadroom:
@@ -132,13 +133,15 @@ class PlanHeadroom:
             self._job_cores.get(job.id, math.inf),
         )
 
-    def over_cap(self, job: Job, layer: Layer, need: Need) -> OverCap | None:
-        """The cap that no frame of the layer can pass any more, on whatever host; None if each has headroom for one.
+    def over_cap(self, job: Job, layer: Layer, need: Need, alloc_id: str | None = None) -> Refusal | None:
+        """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
+        whatever host; None if each has headroom for it.
 
         ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
         """
-        if not self.open_allocs(job.show_id, need.cores):
-            return self._over_subscriptions(job.show_id, need.cores)
+        allocs = self._allocs[job.show_id]
+        if not any(left >= need.cores for key, left in allocs.items() if alloc_id in (None, key)):
+            return self.over_subscription(job.show_id, need.cores, alloc_id)
         for verdict, whose, left, needed, what in (
             (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "core"),
             (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "core"),
@@ -146,13 +149,21 @@ class PlanHeadroom:
             (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPU"),
         ):
             if left is not None and needed > left:
-                return OverCap(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
+                return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits.get(limit_id, 1.0) < 1:
                 limit = self._snapshot.limits[limit_id]
                 detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
-                return OverCap(Verdict.OVER_LIMIT, detail)
+                return Refusal(Verdict.OVER_LIMIT, detail)
         return None
+
+    def over_subscription(self, show_id: str, cores: int, alloc_id: str | None = None) -> Refusal:
+        """The verdict when a host would do, but its allocation, or all of the show's, have too few cores left."""
+        left = [left for key, left in self._allocs[show_id].items() if alloc_id in (None, key)]
+        if not left:
+            return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
+        has = f"its show has at most {max(left):g} left under its burst"
+        return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {has}")
 
     def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
         """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
@@ -161,17 +172,6 @@ class PlanHeadroom:
             folder, own = self._folder_gpus.get(job.folder_id, math.inf), self._job_gpus.get(job.id, math.inf)
             left = min(left, min(folder, own) / need.gpus)
         return left if left == math.inf else math.floor(left)
-
-    def binding(self, job: Job, alloc_id: str, cores: int) -> OverCap:
-        """The cap that kept a frame of ``cores`` off a host of the allocation, when ``cores_left`` was too little."""
-        left = self.cores_left(job, alloc_id)
-        if self._allocs[job.show_id].get(alloc_id, 0.0) <= left:
-            return self.closed_alloc(job.show_id, alloc_id, cores)
-        if self._folder_cores.get(job.folder_id, math.inf) <= left:
-            return OverCap(
-                Verdict.OVER_FOLDER, f"a frame needs {counted(cores, 'core')}, the job's folder has {left:g} left"
-            )
-        return OverCap(Verdict.OVER_JOB, f"a frame needs {counted(cores, 'core')}, its job has {left:g} left")
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
@@ -185,23 +185,6 @@ class PlanHeadroom:
         ):
             if key in left:
                 left[key] -= amount
-
-    def closed_alloc(self, show_id: str, alloc_id: str, cores: int) -> OverCap:
-        """The verdict when a host would do, but its allocation has no headroom for a frame of ``cores``."""
-        allocs = self._allocs[show_id]
-        if alloc_id not in allocs:
-            return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
-        has = f"the subscription has {allocs[alloc_id]:g}"
-        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {has} left under its burst")
-
-    def _over_subscriptions(self, show_id: str, cores: int) -> OverCap:
-        allocs = self._allocs[show_id]
-        if not allocs:
-            return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
-        have = f"the subscriptions have at most {max(allocs.values()):g}"
-        return OverCap(
-            Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {have} left under their burst"
-        )
 
 
 class NegativeCache:
@@ -254,16 +237,15 @@ class Plan:
     """What one pass wants to book for one of its clusters.
 
     ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
-    others took from meanwhile. ``cache_hits`` and ``cache_misses`` count searches for a host.
-    ``full``: ``max_frames`` was reached, so there is more to place right away. ``unschedulable`` are the layers of
-    which nothing was placed, because no host would do.
+    others took from meanwhile, ``cache_misses`` the searches that found none. ``full``: ``max_frames`` was reached, so
+    there is more to place right away. ``unschedulable`` are the layers of which nothing was placed, because no host
+    would do.
     """
 
     procs: list[PlannedProc] = field(default_factory=list)
     verdicts: list[LayerVerdict] = field(default_factory=list)
     attempts: Counter[str] = field(default_factory=Counter)
     wasted_attempts: int = 0
-    cache_hits: int = 0
     cache_misses: int = 0
     full: bool = False
     unschedulable: list[UnschedulableLayer] = field(default_factory=list)
@@ -319,8 +301,8 @@ class _LayerState:
     refused: Refusal | None = None
     softly_refused: bool = False
     hostless: bool = False
-    capped: OverCap | None = None
-    reason: OverCap | None = None
+    capped: Refusal | None = None
+    reason: Refusal | None = None
     """Why the round ended for it; None while it goes on."""
 
     @property
@@ -366,7 +348,7 @@ class _Planner:
         # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
         self._negative: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
         self._negative_alone: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
-        self._shortages: dict[tuple[str, str, Search, frozenset[str]], OverCap] = {}
+        self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
 
     def run(self) -> list[Plan]:
         states = self._states()
@@ -391,7 +373,7 @@ class _Planner:
             for job in work.jobs:
                 for layer in job.layers:
                     if layer.id not in self._granted:
-                        held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
+                        held = Refusal(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
                         plan.verdicts.append(_verdict(job, layer, 0, held))
                         continue
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
@@ -443,7 +425,7 @@ class _Planner:
 
     def _judge(self, parts: Sequence[_LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
-        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason or OverCap(Verdict.FLOWING, "")) for it in parts]
+        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason or Refusal(Verdict.FLOWING, "")) for it in parts]
         verdict = replace(
             max(verdicts, key=attrgetter("waiting")),
             frames=sum(it.frames for it in verdicts),
@@ -456,18 +438,18 @@ class _Planner:
             unschedulable = UnschedulableLayer(verdict, least.search, least.layer.kind, least.open_allocs)
             least.plan.unschedulable.append(unschedulable)
 
-    def _step(self, state: _LayerState) -> OverCap | None:
+    def _step(self, state: _LayerState) -> Refusal | None:
         """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
         job, layer, plan = state.job, state.layer, state.plan
         if not state.search.tags:
             state.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
-            return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
+            return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
         if self._placed[state.part] >= state.most:
-            return OverCap(Verdict.FLOWING, "")
+            return Refusal(Verdict.FLOWING, "")
         if self._planned >= self._policy.max_frames:
             plan.full = True
-            return OverCap(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")
+            return Refusal(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")
         over = self._headroom.over_cap(job, layer, state.need)
         if over is not None:
             return over
@@ -479,9 +461,9 @@ class _Planner:
         if not self._fill(state, host):
             state.wasted += 1
             plan.wasted_attempts += 1
-            if state.wasted >= self._policy.attempts_per_layer:
+            if state.wasted >= ATTEMPTS_PER_LAYER:
                 detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
-                return OverCap(Verdict.CAPACITY, detail)
+                return Refusal(Verdict.CAPACITY, detail)
         return None
 
     def _next_host(self, state: _LayerState) -> Host | None:
@@ -502,8 +484,6 @@ class _Planner:
             host = self._search(state, negative, None)
         if host is None:
             state.plan.cache_misses += 1
-            return None
-        state.plan.cache_hits += 1
         return host
 
     def _search(self, state: _LayerState, negative: NegativeCache, choice: Callable[[str], bool] | None) -> Host | None:
@@ -519,7 +499,7 @@ class _Planner:
             allocs=state.open_allocs,
             score=partial(self._score, state) if policy.scores else None,
             candidates=policy.candidates,
-            known_to=state.layer.id if policy.known_hosts else None,
+            known_to=state.layer.id if locality in policy.scores else None,
         )
         if host is None and not state.asked:
             negative.nothing_idle(state.search)
@@ -527,10 +507,15 @@ class _Planner:
             negative.all_refused(state.search)
         return host
 
+    def _reserve_of(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension:
+        """What a frame of the layer takes from the host as it is, whoever admits it."""
+        rules, os_name = self._policy.rules, state.job.os_name
+        return reserve(state.layer, host, rules, os_name=os_name, job_cores_left=cores_left)
+
     def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
         job, layer, policy = state.job, state.layer, self._policy
-        answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=cores_left)
+        answer = self._reserve_of(state, host, cores_left)
         if isinstance(answer, Reservation):
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
@@ -543,7 +528,7 @@ class _Planner:
 
     def _score(self, state: _LayerState, host: Host) -> float:
         left = self._headroom.cores_left(state.job, host.alloc_id)
-        taken = reserve(state.layer, host, self._policy.rules, os_name=state.job.os_name, job_cores_left=left)
+        taken = self._reserve_of(state, host, left)
         if not isinstance(taken, Reservation):
             return math.inf
         return sum(score(state.layer, host, taken) for score in self._policy.scores)
@@ -557,7 +542,8 @@ class _Planner:
         if isinstance(answer, Refusal):
             state.refused = answer
         elif answer is Dimension.JOB_CORES:
-            state.capped = self._headroom.binding(state.job, host.alloc_id, fewest_cores(state.layer, host))
+            need = replace(state.need, cores=fewest_cores(state.layer, host))
+            state.capped = self._headroom.over_cap(state.job, state.layer, need, host.alloc_id)
         return isinstance(answer, Reservation)
 
     def _fill(self, state: _LayerState, host: Host) -> bool:
@@ -595,43 +581,56 @@ class _Planner:
         state.placed += len(procs)
         return True
 
-    def _shortage(self, state: _LayerState) -> OverCap:
+    def _shortage(self, state: _LayerState) -> Refusal:
         """Why no host was found; that one drains for the layer says more than that the others are taken."""
         reason = self._no_host(state)
         if reason.verdict in _TAKEN:
-            told = draining(state.layer, self._pool.draining_for(state.layer.id), self._snapshot.now)
-            return reason if told is None else OverCap(*told)
+            draining_hosts = self._pool.draining_for(state.layer.id)
+            return draining(state.layer, draining_hosts, self._snapshot.now) or reason
         return reason
 
-    def _no_host(self, state: _LayerState) -> OverCap:
-        if state.capped is not None:
-            return state.capped
-        if state.refused is not None:
-            return OverCap(*state.refused)
+    def _no_host(self, state: _LayerState) -> Refusal:
+        if answer := state.capped or state.refused:
+            return answer
         state.hostless = True
         key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
         reason = self._shortages.get(key)
         if reason is None:
-            reason = self._shortages[key] = explain_shortage(
-                self._pool.census(
-                    state.cluster.facility_id,
-                    state.search.tags,
-                    state.need,
-                    state.open_allocs,
-                    shard=state.cluster.shard,
-                ),
-                state.layer,
-                state.need,
-                self._policy.rules,
-                show_id=state.job.show_id,
-                os_name=state.job.os_name,
-                tags=state.search.tags,
-                open_allocs=state.open_allocs,
-                headroom=self._headroom,
+            reason = self._shortages[key] = self._among(
+                self._pool.census(state.cluster.facility_id, state.search.tags, state.cluster.shard), state
             )
         return self._over_share(state, reason) if reason.verdict is Verdict.CAPACITY else reason
 
-    def _over_share(self, state: _LayerState, reason: OverCap) -> OverCap:
+    def _among(self, census: Census, state: _LayerState) -> Refusal:
+        """What stands between the layer and the hosts of ``census``.
+
+        NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
+        OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
+        """
+        refused = counted(len(census.refused), "host")
+        why = next((why for why in reversed(census.refused) if why), "no reason given")
+        left_alone = f"left alone for a moment after a refusal: {why}"
+        if not census.kinds:
+            none = f"no open host that is up has the tag {' or '.join(sorted(state.search.tags))}"
+            return Refusal(Verdict.NO_HOST, f"all with its tags, {refused}, {left_alone}" if census.refused else none)
+        more = f"; {refused} more {left_alone}" if census.refused else ""
+        hosts = f"no host of the {sum(count for _, count in census.kinds)} with its tags"
+        needs = f"a frame needs {_need_text(state.layer, state.need)}; {hosts} has that"
+        lacks: Counter[Dimension] = Counter()
+        for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in state.open_allocs):
+            answer = self._reserve_of(state, host, math.inf)
+            if not isinstance(answer, Reservation):
+                lacks[answer] += count
+            elif host.alloc_id in state.open_allocs:
+                return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
+            else:
+                return self._headroom.over_subscription(state.job.show_id, state.need.cores, host.alloc_id)
+        reasons = ", ".join(
+            f"{lacks[it]} {words.format(os=state.job.os_name)}" for it, words in _LACKS.items() if lacks[it]
+        )
+        return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
+
+    def _over_share(self, state: _LayerState, reason: Refusal) -> Refusal:
         """The same reason, unless the show uses more than its size and another that uses less was served before it."""
         own = self._shares.use(state.job.show_id)
         over = own.sizeless or own.of_size > 1
@@ -640,7 +639,7 @@ class _Planner:
             return reason
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
-        return OverCap(Verdict.OVER_SHARE, detail)
+        return Refusal(Verdict.OVER_SHARE, detail)
 
 
 def _parts(layer: Layer) -> Iterable[Layer]:
@@ -662,17 +661,14 @@ def _parts(layer: Layer) -> Iterable[Layer]:
     return parts
 
 
-def _verdict(job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
+def _verdict(job: Job, layer: Layer, placed: int, reason: Refusal) -> LayerVerdict:
     waiting = max(layer.waiting_frames, len(layer.frames)) - placed
     return LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
 
 
-# Why no host was found for a layer, in one verdict and one sentence.
-
-_KB_PER_GIB = 1024 * 1024
 _LACKS = {
-    Dimension.OS: "with another OS",
-    Dimension.THREAD_MODE: "for threaded frames only",
+    Dimension.OS: "without {os}",
+    Dimension.THREAD_MODE: "for frames that thread",
     Dimension.CORES: "with too few cores",
     Dimension.MEMORY: "with too little memory",
     Dimension.GPUS: "with too few GPUs",
@@ -681,97 +677,15 @@ _LACKS = {
 }
 
 
-def explain_shortage(
-    census: Census,
-    layer: Layer,
-    need: Need,
-    rules: Rules,
-    *,
-    show_id: str,
-    os_name: str | None,
-    tags: Collection[str],
-    open_allocs: Collection[str],
-    headroom: PlanHeadroom,
-) -> OverCap:
-    """What stands between the layer and the hosts of ``census``.
-
-    NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
-    OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
-    """
-    refused = counted(len(census.refused), "host")
-    if not census.kinds:
-        if census.refused:
-            return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(census)}")
-        return OverCap(Verdict.NO_HOST, f"no open host that is up has the tag {' or '.join(sorted(tags))}")
-    more = f"; {refused} more {_left_alone(census)}" if census.refused else ""
-    refusals: Counter[Dimension] = Counter()
-    for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in open_allocs):
-        answer = reserve(layer, host, rules, os_name=os_name, job_cores_left=math.inf)
-        if isinstance(answer, Reservation):
-            if host.alloc_id in open_allocs:
-                return OverCap(Verdict.CAPACITY, _capacity(census, layer, need) + more)
-            return headroom.closed_alloc(show_id, host.alloc_id, need.cores)
-        refusals[answer] += count
-    return OverCap(Verdict.NO_FIT, _no_fit(census, layer, need, os_name, refusals) + more)
-
-
-def describe_need(layer: Layer, need: Need) -> str:
-    """``16 cores, 64 GiB``: what a frame needs at least, GPUs only where it needs them."""
-    if layer.threadable and layer.cores_min_centicores == 0:
-        cores = "all cores"
-    elif layer.threadable and layer.cores_min_centicores < 0:
-        cores = f"all but {-layer.cores_min_centicores / 100:g} cores"
+def _need_text(layer: Layer, need: Need) -> str:
+    """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
+    if not layer.threadable or layer.cores_min_centicores > 0:
+        parts = [counted(need.cores, "core")]
     else:
-        cores = counted(need.cores, "core")
-    return _amounts(cores, need.memory_kb, need.gpus, need.gpu_memory_kb, gpus_wanted=need)
-
-
-def _no_fit(census: Census, layer: Layer, need: Need, os_name: str | None, refusals: Counter[Dimension]) -> str:
-    hosts = _count(census)
-    if set(refusals) == {Dimension.OS}:
-        return f"a frame needs the OS {os_name}; no host of {hosts} has it"
-    if set(refusals) <= {Dimension.OS, Dimension.THREAD_MODE}:
-        return f"its frames do not thread; no host of {hosts} takes such frames" + (f" on {os_name}" if os_name else "")
-    largest = max((host for host, _ in census.kinds), key=lambda host: (host.total_centicores, host.total_memory_kb))
-    size = _idle(largest, need)
-    reasons = ", ".join(f"{refusals[lack]} {words}" for lack, words in _LACKS.items() if refusals[lack])
-    needs = f"a frame needs {describe_need(layer, need)}"
-    return f"{needs}; no host of {hosts} has that even when idle ({reasons}; largest: {size})"
-
-
-def _capacity(census: Census, layer: Layer, need: Need) -> str:
-    needs = f"a frame needs {describe_need(layer, need)}"
-    host = census.roomiest
-    if host is None:
-        return f"{needs}; no host of {_count(census)} can be booked now"
-    return f"{needs}; no host of {_count(census)} has that idle, the closest ({host.name}) has {_idle(host, need)}"
-
-
-def _left_alone(census: Census) -> str:
-    why = next((why for why in reversed(census.refused) if why), "no reason given")
-    return f"left alone for a moment after a refusal: {why}"
-
-
-def _count(census: Census) -> str:
-    return f"the {sum(count for _, count in census.kinds)} with its tags"
-
-
-def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
-    parts = [cores, _memory(memory_kb)]
-    if gpus_wanted.gpus:
-        parts.append(counted(gpus, "GPU"))
-    if gpus_wanted.gpu_memory_kb:
-        parts.append(f"{_memory(gpu_memory_kb)} of GPU memory")
+        parts = ["all cores" + (f" but {-layer.cores_min_centicores / 100:g}" if layer.cores_min_centicores else "")]
+    parts.append(memory_text(need.memory_kb))
+    if need.gpus:
+        parts.append(counted(need.gpus, "GPU"))
+    if need.gpu_memory_kb:
+        parts.append(f"{memory_text(need.gpu_memory_kb)} of GPU memory")
     return ", ".join(parts)
-
-
-def _memory(kilobytes: int) -> str:
-    """In GiB, or in MiB below one."""
-    if 0 < kilobytes < _KB_PER_GIB:
-        return f"{kilobytes / 1024:.4g} MiB"
-    return f"{max(0, kilobytes) / _KB_PER_GIB:.4g} GiB"
-
-
-def _idle(host: Host, need: Need) -> str:
-    cores = counted(host.idle_cores, "core")
-    return _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)

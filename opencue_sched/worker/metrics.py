@@ -149,7 +149,7 @@ def record_pass(report: PassReport) -> None:
             candidates_per_layer.observe(attempts)
         hosts_attempted.inc(report.plan.attempts.total())
         wasted_attempts.inc(report.plan.wasted_attempts)
-        host_cache_hits.inc(report.plan.cache_hits)
+        host_cache_hits.inc(report.plan.attempts.total())
         host_cache_misses.inc(report.plan.cache_misses)
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)

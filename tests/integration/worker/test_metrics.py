@@ -187,13 +187,14 @@ def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
         increments("scheduler_candidates_per_layer_count") as layers,
         increments("scheduler_time_to_book_seconds_count") as booked,
         increments("scheduler_no_candidate_iterations_total") as none,
-        increments("scheduler_host_cache_misses_total") as no_match,
+        increments("scheduler_host_cache_hits_total") as hits,
+        increments("scheduler_host_cache_misses_total") as misses,
         increments("scheduler_frames_dispatched_per_pass_sum", cluster_type="alloc") as per_pass,
         increments("scheduler_pass_terminated_reason_total", reason="booked") as ended,
     ):
         assert run_passes(runtime) == ["booked"]
     assert (queried, processed, dispatched, booked, per_pass) == ([1], [1], [3], [3], [3])
-    assert (attempted, layers, none, no_match, ended) == ([1], [1], [1], [1], [1])
+    assert (attempted, layers, none, hits, misses, ended) == ([1], [1], [1], [1], [1], [1])
     assert sample("scheduler_host_cache_size") == 2
 
 
@@ -433,8 +434,10 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper.feed.clusters.values()))
-    crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1, cache_hits=2)
-    metrics.record_pass(PassReport(cluster, plan=crowded))
+    crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1)
+    with increments("scheduler_wasted_attempts_total") as grown:
+        metrics.record_pass(PassReport(cluster, plan=crowded))
+    assert grown == [1]
     put_to_sleep(runtime, cluster.key)
     runtime.sweep()
     with engine.begin() as connection:

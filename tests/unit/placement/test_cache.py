@@ -382,7 +382,7 @@ class TestShards:
         assert cache.take(mine, {"p1": take(8)})
 
         assert (found(cache, "one"), found(cache, "two")) == (of("one") - {mine.id}, of("two"))
-        assert cache.census("fac", ["general"], make_need(), shard="two").kinds[0][1] == len(of("two"))
+        assert cache.census("fac", ["general"], "two").kinds[0][1] == len(of("two"))
 
     def test_changes_of_hosts_of_other_shards_need_not_be_read(self, clock: Clock) -> None:
         _, cache = self.cache(clock)
@@ -672,7 +672,7 @@ class TestGoneAndInvalidated:
         cache = make_cache(farm, clock)
 
         def refused(tag: str = "general") -> tuple[str, ...]:
-            return cache.census("fac", [tag], make_need()).refused
+            return cache.census("fac", [tag]).refused
 
         cache.invalidate("h1", cooldown_seconds=5, why="no answer")
         cache.invalidate("h1", cooldown_seconds=5, why="not sent: no answer before")

@@ -102,8 +102,8 @@ def test_a_host_that_lost_a_tag_or_moved_leaves_nothing_behind() -> None:
     assert found(groups, "a") == []
     assert found(groups, "b", allocs={"x"}) == []
     assert found(groups, "b", allocs={"y"}) == ["h1"]
-    assert not groups.census("fac", ["a"], make_need(1)).kinds
-    census = groups.census("fac", ["a", "b"], make_need(1))
+    assert not groups.census("fac", ["a"]).kinds
+    census = groups.census("fac", ["a", "b"])
     assert [host.alloc_id for host, _ in census.kinds] == ["y"]
 
 
@@ -113,27 +113,12 @@ def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
 
     put(groups, rebuilt)
 
-    assert groups.census("fac", ["a"], make_need(1)).kinds == [(rebuilt, 1)]
+    assert groups.census("fac", ["a"]).kinds == [(rebuilt, 1)]
 
 
 def test_a_survey_counts_a_host_with_two_of_the_tags_once() -> None:
     host = make_host("h1", tags=frozenset({"a", "b"}))
     groups = groups_of(host, make_host("h2", tags=frozenset({"b"})))
 
-    ((kind, count),) = groups.census("fac", ["a", "b"], make_need(1)).kinds
+    ((kind, count),) = groups.census("fac", ["a", "b"]).kinds
     assert (kind.total_cores, count) == (host.total_cores, 2)
-
-
-def test_a_survey_names_the_host_that_comes_closest() -> None:
-    groups = groups_of(
-        make_host("cores", cores=16, memory_gib=8, tags=frozenset({"a"})),
-        make_host("memory", cores=8, memory_gib=64, tags=frozenset({"b"})),
-    )
-
-    short_of_memory = groups.census("fac", ["a", "b"], make_need(8, memory_gib=128)).roomiest
-    short_of_cores = groups.census("fac", ["a", "b"], make_need(32, memory_gib=1)).roomiest
-
-    assert short_of_memory is not None
-    assert short_of_memory.id == "memory"
-    assert short_of_cores is not None
-    assert short_of_cores.id == "cores"

@@ -193,24 +193,3 @@ def test_a_search_walks_no_further_than_it_is_asked_to() -> None:
     found = candidates(index, make_need(30), HostBookingStrategy())
 
     assert next(found).idle_cores == 30
-
-
-@given(hosts=idle_hosts(), need=needs)
-def test_the_roomiest_host_has_the_cores_if_any_has(hosts: list[Host], need: Need) -> None:
-    index = index_of(hosts)
-    roomiest = index.roomiest(replace_gpus(need))
-
-    if not hosts:
-        assert roomiest is None
-        return
-    assert roomiest is not None
-    with_cores = [host for host in hosts if host.idle_cores >= need.cores]
-    if with_cores:
-        assert roomiest.idle_memory_kb // DIVISOR == max(host.idle_memory_kb // DIVISOR for host in with_cores)
-        assert roomiest.idle_cores >= need.cores
-    else:
-        assert roomiest.idle_cores == max(host.idle_cores for host in hosts)
-
-
-def replace_gpus(need: Need) -> Need:
-    return Need(need.cores, need.memory_kb, 0, 0)
