@@ -130,10 +130,18 @@ class RecordedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFrames:
-    """``by_verdict``: once for each cluster that reaches them. ``distinct``: each once, as counted lately."""
+    """``by_cluster``: what was left waiting, by verdict, of each cluster (by key, whatever shard), and under keys of
+    their own what no pass looked at. ``distinct``: all that wait, each once, as counted lately."""
 
-    by_verdict: Counter[str]
+    by_cluster: Mapping[str, Mapping[str, int]]
     distinct: int
+
+    def by_verdict(self) -> Counter[str]:
+        """Frames in all clusters, once for each that reaches them."""
+        frames = Counter[str]()
+        for left in self.by_cluster.values():
+            frames.update(left)
+        return frames
 
 
 class VerdictLog:
@@ -143,15 +151,7 @@ class VerdictLog:
         self._client = client
         self._namespace = namespace
         self._clock = clock
-
-    def key(self, job_id: str) -> str:
-        """The hash of a job."""
-        return names.verdicts(self._namespace, job_id)
-
-    @property
-    def waiting_key(self) -> str:
-        """The hash of what clusters have waiting."""
-        return names.waiting_frames(self._namespace)
+        self._waiting_key = names.waiting_frames(namespace)
 
     def record(self, clusters: Mapping[str, tuple[Sequence[LayerVerdict], Mapping[str, LayerVerdict]]]) -> None:
         """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
@@ -167,80 +167,70 @@ class VerdictLog:
             left = waiting[cluster_key] = Counter[str]()
             for layer_id in skipped.keys() - {verdict.layer_id for verdict in verdicts}:
                 left[skipped[layer_id].verdict.value] += skipped[layer_id].waiting
-            for verdict in verdicts:
-                by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)
-                left[verdict.verdict.value] += verdict.waiting
+            for it in verdicts:
+                said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_DETAIL], at]
+                by_job[it.job_id][f"{it.layer_id}{_SEPARATOR}{cluster_key}"] = json.dumps(said)
+                left[it.verdict.value] += it.waiting
         try:
             with self._client.pipeline(transaction=False) as pipeline:
                 for job_id, fields in by_job.items():
-                    pipeline.hset(self.key(job_id), mapping=fields)
-                    pipeline.expire(self.key(job_id), KEPT_SECONDS)
+                    key = names.verdicts(self._namespace, job_id)
+                    pipeline.hset(key, mapping=fields)
+                    pipeline.expire(key, KEPT_SECONDS)
                 for cluster_key, left in waiting.items():
                     if +left:
-                        pipeline.hset(self.waiting_key, cluster_key, json.dumps({"at": at, "frames": +left}))
+                        pipeline.hset(self._waiting_key, cluster_key, json.dumps({"at": at, "frames": +left}))
                     else:
-                        pipeline.hdel(self.waiting_key, cluster_key)
+                        pipeline.hdel(self._waiting_key, cluster_key)
                 pipeline.execute()
         except redis.RedisError as error:
             log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
 
-    def of_job(self, job_id: str) -> dict[str, tuple[RecordedVerdict, ...]]:
-        """The verdicts of each layer of a job, the newest first. Raises RedisError."""
-        return self.of_jobs([job_id])[job_id]
-
     def of_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, tuple[RecordedVerdict, ...]]]:
-        """The verdicts of jobs, by their ids and as of_job has them, in one round trip. Raises RedisError."""
+        """The verdicts of jobs, by their ids, on each of their layers, the newest first; in one round trip. Raises
+        RedisError."""
         with self._client.pipeline(transaction=False) as pipeline:
             for job_id in job_ids:
-                pipeline.hgetall(self.key(job_id))
+                pipeline.hgetall(names.verdicts(self._namespace, job_id))
             found = zip(job_ids, pipeline.execute(), strict=True)
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
-
-    def left_waiting(self) -> dict[str, dict[str, int]]:
-        """Frames that the last pass over each cluster (by key, whatever shard) left waiting, by verdict. Raises
-        RedisError."""
-        fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
-        decoded = {key: _decoded_waiting(text) for key, text in fields.items() if not key.startswith(_BEHIND)}
-        return _of_clusters({key: left[1] for key, left in decoded.items() if left is not None})
 
     def record_not_looked_at(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
         """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
         entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
-        self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
+        self._client.hset(self._waiting_key, _BEHIND + scope, json.dumps(entry))
 
     def waiting(self, *, believed_seconds: float, forget: bool = False) -> WaitingFrames:
-        """Frames that the last passes left waiting, or did not look at, by verdict, in all clusters of the namespace.
-        Raises RedisError.
+        """Frames that the last passes left waiting, or did not look at, in all clusters of the namespace. Raises
+        RedisError.
 
         A cluster without a pass for ``believed_seconds`` has no work any more; with ``forget`` its entry is deleted.
         """
-        fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
+        fields = cast("Mapping[str, str]", self._client.hgetall(self._waiting_key))
         oldest = self._clock() - believed_seconds
         believed: dict[str, dict[str, int]] = {}
         distinct = 0
-        gone = []
-        for cluster, text in fields.items():
+        for key, text in fields.items():
             left = _decoded_waiting(text)
-            if left is None or left[0] < oldest:
-                gone.append(cluster)
-            else:
-                believed[cluster] = left[1]
+            if left is not None and left[0] >= oldest:
+                believed[key] = left[1]
                 distinct += left[2]
+        gone = fields.keys() - believed.keys()
         if gone and forget:
-            self._client.hdel(self.waiting_key, *gone)
-        frames = Counter[str]()
-        for left_waiting in _of_clusters(believed).values():
-            frames.update(left_waiting)
-        return WaitingFrames(frames, distinct)
+            self._client.hdel(self._waiting_key, *gone)
+        return WaitingFrames(_of_clusters(believed), distinct)
 
 
 def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:
     found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
     for name, text in fields.items():
         layer_id, _, cluster = name.partition(_SEPARATOR)
-        recorded = _decoded(job_id, layer_id, cluster, text)
-        if recorded is not None:
-            found[layer_id].append(recorded)
+        try:
+            what, frames, waiting, detail, at = json.loads(text)
+            verdict = LayerVerdict(job_id, layer_id, Verdict(what), int(frames), int(waiting), str(detail))
+            found[layer_id].append(RecordedVerdict(verdict, cluster, float(at)))
+        except (ValueError, TypeError) as error:  # what another version of this program wrote
+            log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
     return {layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()}
 
 
@@ -268,32 +258,6 @@ def _decoded_waiting(text: str) -> tuple[float, dict[str, int], int] | None:
         frames = {Verdict(name).value: int(count) for name, count in data["frames"].items()}
         return float(data["at"]), frames, int(data.get("distinct", 0))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _encoded(verdict: LayerVerdict, at: float) -> str:
-    return json.dumps(
-        {
-            "verdict": verdict.verdict.value,
-            "detail": verdict.detail[:LONGEST_DETAIL],
-            "frames": verdict.frames,
-            "waiting": verdict.waiting,
-            "at": at,
-        },
-        separators=(",", ":"),
-    )
-
-
-def _decoded(job_id: str, layer_id: str, cluster: str, text: str) -> RecordedVerdict | None:
-    """None for what another version of this program wrote."""
-    try:
-        data = json.loads(text)
-        verdict = LayerVerdict(
-            job_id, layer_id, Verdict(data["verdict"]), int(data["frames"]), int(data["waiting"]), str(data["detail"])
-        )
-        return RecordedVerdict(verdict, cluster, float(data["at"]))
-    except (ValueError, KeyError, TypeError) as error:
-        log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
         return None
 
 
@@ -368,9 +332,16 @@ _LASTING = (Verdict.QUARANTINED.value, Verdict.OVER_JOB.value, Verdict.OVER_FOLD
 
 
 def count_frames_not_looked_at(
-    engine: Engine, settings: Settings, verdicts: VerdictLog, facts: SchemaFacts, *, cooled_down: Collection[str]
+    engine: Engine,
+    settings: Settings,
+    verdicts: VerdictLog,
+    facts: SchemaFacts,
+    *,
+    cooled_down: Collection[str],
+    believed_seconds: float,
 ) -> None:
-    """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters.
+    """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters;
+    ``believed_seconds`` as of VerdictLog.waiting().
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
     """
@@ -379,7 +350,8 @@ def count_frames_not_looked_at(
         work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
     cooled_down = {key.partition("@")[0] for key in cooled_down}
-    behind = frames_not_looked_at(clusters, work, verdicts.left_waiting(), ignored=ignored, cooled_down=cooled_down)
+    judged = verdicts.waiting(believed_seconds=believed_seconds).by_cluster
+    behind = frames_not_looked_at(clusters, work, judged, ignored=ignored, cooled_down=cooled_down)
     verdicts.record_not_looked_at(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
 
 

@@ -166,7 +166,7 @@ def passes_over(
     client: redis.Redis, settings: Settings, job_id: str
 ) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
     """What passes said of the layers of a job, and the clusters that no pass looks at now. Raises RedisError."""
-    verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job_id)
+    verdicts = VerdictLog(client, settings.coordination.namespace).of_jobs([job_id])[job_id]
     return verdicts, cluster_postings(client, settings).skipped()
 
 

@@ -169,7 +169,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         waiting=sum(it.waiting for it in shows),
         dead=sum(it.dead for it in shows),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
-        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict),
+        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict()),
         allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
         shows=tuple(shows[:MOST_SHOWS]),
         jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),

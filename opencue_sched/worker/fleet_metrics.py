@@ -268,8 +268,16 @@ class FleetCensus:
     def look_at_farm(self) -> None:
         """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
-        count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
-        waiting = self._verdicts.waiting(believed_seconds=believed_seconds(self._settings), forget=True)
+        believed = believed_seconds(self._settings)
+        count_frames_not_looked_at(
+            self._engine,
+            self._settings,
+            self._verdicts,
+            self._facts,
+            cooled_down=cooled_down,
+            believed_seconds=believed,
+        )
+        waiting = self._verdicts.waiting(believed_seconds=believed, forget=True)
         facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
         with self._engine.connect() as connection:
             groups = host_groups(connection, facility, staleness=staleness)
@@ -281,7 +289,8 @@ class FleetCensus:
             ("waiting_frames_distinct", (), waiting.distinct),
             ("oldest_hold_seconds", (), draining[0].oldest_age if draining else 0.0),
         ]
-        samples += [("waiting_frames", (it.value,), waiting.by_verdict.get(it.value, 0)) for it in Verdict]
+        by_verdict = waiting.by_verdict()
+        samples += [("waiting_frames", (it.value,), by_verdict[it.value]) for it in Verdict]
         OF_WAITING.update(samples)
         OF_USE.update(_samples(groups, draining, shows, caps))
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_DETAIL, VerdictLog
+from opencue_sched.coordination import names
+from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_DETAIL, RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 
 
@@ -33,14 +34,18 @@ def verdict(job: str, layer: str, what: Verdict = Verdict.NO_FIT, detail: str = 
     return LayerVerdict(job, layer, what, frames=2, waiting=8, detail=detail)
 
 
+def of_job(verdicts: VerdictLog, job: str) -> dict[str, tuple[RecordedVerdict, ...]]:
+    return verdicts.of_jobs([job])[job]
+
+
 def test_the_verdicts_of_a_pass_are_read_back_by_job(verdicts: VerdictLog, clock: Clock) -> None:
     given = [verdict("j1", "a"), verdict("j1", "b", Verdict.FLOWING, ""), verdict("j2", "c")]
     verdicts.record({"alloc-1": (given, {})})
-    found = verdicts.of_job("j1")
+    found = of_job(verdicts, "j1")
     assert set(found) == {"a", "b"}
     assert [(one.verdict, one.cluster, one.at) for one in found["a"]] == [(given[0], "alloc-1", 1000.0)]
     assert found["b"][0].verdict == given[1]
-    assert verdicts.of_job("unknown") == {}
+    assert of_job(verdicts, "unknown") == {}
 
 
 def test_a_layer_has_one_verdict_of_each_cluster_the_newest_first(verdicts: VerdictLog, clock: Clock) -> None:
@@ -49,7 +54,7 @@ def test_a_layer_has_one_verdict_of_each_cluster_the_newest_first(verdicts: Verd
     verdicts.record({"alloc-1": ([verdict("j1", "a", Verdict.CAPACITY)], {})})
     clock.now = 1020.0
     verdicts.record({"manual-1": ([verdict("j1", "a", Verdict.FLOWING)], {})})
-    found = verdicts.of_job("j1")["a"]
+    found = of_job(verdicts, "j1")["a"]
     assert [(one.verdict.verdict, one.cluster) for one in found] == [
         (Verdict.FLOWING, "manual-1"),
         (Verdict.CAPACITY, "alloc-1"),
@@ -74,17 +79,17 @@ def test_recording_takes_one_round_trip(
 
 def test_verdicts_expire_with_the_last_pass_that_looked(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
     verdicts.record({"alloc-1": ([verdict("j1", "a")], {})})
-    assert KEPT_SECONDS - 10 <= int(redis_client.ttl(verdicts.key("j1"))) <= KEPT_SECONDS
-    redis_client.expire(verdicts.key("j1"), 100)
+    assert KEPT_SECONDS - 10 <= int(redis_client.ttl(names.verdicts("cue", "j1"))) <= KEPT_SECONDS
+    redis_client.expire(names.verdicts("cue", "j1"), 100)
     verdicts.record({"alloc-1": ([verdict("j1", "b")], {})})
-    assert int(redis_client.ttl(verdicts.key("j1"))) > 100
+    assert int(redis_client.ttl(names.verdicts("cue", "j1"))) > 100
 
 
 def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
     verdicts.record({"alloc-1": ([verdict("j1", "a", detail="x" * 10_000)], {})})
     for number, text in enumerate(("no json", "[]", '{"verdict": "new"}', "{}")):
-        redis_client.hset(verdicts.key("j1"), f"b{number}|alloc-1", text)
-    found = verdicts.of_job("j1")
+        redis_client.hset(names.verdicts("cue", "j1"), f"b{number}|alloc-1", text)
+    found = of_job(verdicts, "j1")
     assert set(found) == {"a"}
     assert len(found["a"][0].verdict.detail) == LONGEST_DETAIL
 
@@ -101,4 +106,4 @@ def test_a_redis_that_is_away_does_not_disturb_the_pass(dead_redis: redis.Redis)
     verdicts.record({"alloc-1": ([verdict("j1", "a")], {})})
     verdicts.record({"alloc-1": ([], {})})
     with pytest.raises(redis.ConnectionError):
-        verdicts.of_job("j1")
+        of_job(verdicts, "j1")

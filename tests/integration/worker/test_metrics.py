@@ -25,6 +25,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Booking
+from opencue_sched.coordination import names
 from opencue_sched.coordination.names import presence_index
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS
@@ -217,12 +218,12 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
     # when nobody passes over a cluster any more, because its jobs are paused, its frames are forgotten
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
-    for cluster, entry in redis_client.hgetall(runtime.verdicts.waiting_key).items():
-        redis_client.hset(runtime.verdicts.waiting_key, cluster, entry.replace('"at": 1', '"at": 0.1'))
+    for cluster, entry in redis_client.hgetall(names.waiting_frames("cue")).items():
+        redis_client.hset(names.waiting_frames("cue"), cluster, entry.replace('"at": 1', '"at": 0.1'))
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
     assert sample("scheduler_waiting_frames", verdict="capacity") == 0
-    assert redis_client.hkeys(runtime.verdicts.waiting_key) == ["behind:"]
+    assert redis_client.hkeys(names.waiting_frames("cue")) == ["behind:"]
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
