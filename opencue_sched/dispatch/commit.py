@@ -380,8 +380,8 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
         elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
             text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
             lost.append((proc, HostExhausted(text)))
-        elif host.id not in used and (why := against_hold(holds[host.id], proc.layer, left[host.id][0], host.now)):
-            lost.append((proc, HostHeld(f"host {name} is kept for a wide frame of another layer: {why}")))
+        elif host.id not in used and against_hold(holds[host.id], proc.layer, left[host.id][0], host.now):
+            lost.append((proc, HostHeld(f"host {name} is kept for a wide frame of another layer")))
         else:
             if host.hold_layer == proc.layer.id:
                 used.add(host.id)

@@ -111,8 +111,7 @@ class _Group:
 class _Part:
     """The groups of a facility's shard, by tag, and when each bucket of them all was last read."""
 
-    def __init__(self, shard: str, buckets: frozenset[int]) -> None:
-        self.shard = shard
+    def __init__(self, buckets: frozenset[int]) -> None:
         self.buckets = buckets
         self.groups: dict[str, _Group] = {}
         self.read_at: dict[int, float] = {}
@@ -193,7 +192,6 @@ class HostCache:
         self._hold_seconds = hold_seconds
         self._clock = clock
         self._parts: dict[tuple[str, str], _Part] = {}
-        self._shards = frozenset({"", instance})
         self._entries: dict[str, _Entry] = {}
         self._shown: dict[str, Host] = {}
         self._known_at: dict[str, dict[str, None]] = {}
@@ -329,8 +327,7 @@ class HostCache:
     def keep_shards(self, shards: Collection[str]) -> None:
         """Drop the groups of all other shards: the hosts are divided in another way now."""
         with self._lock:
-            self._shards = frozenset(shards)
-            self._parts = {key: part for key, part in self._parts.items() if part.shard in shards}
+            self._parts = {key: part for key, part in self._parts.items() if key[1] in shards}
 
     def reaches(self, host_ids: Iterable[str]) -> set[str]:
         """Those of these hosts that are in a shard of the groups here; others need not be read."""
@@ -345,8 +342,8 @@ class HostCache:
         FOREIGN_IDLE_SECONDS, and their hosts."""
         with self._lock:
             now = self._clock()
-            for part in self._parts.values():
-                own = part.shard in self._shards & {"", self._instance}
+            for (_, shard), part in self._parts.items():
+                own = shard in ("", self._instance)
                 timeout = self._settings.group_idle_timeout if own else FOREIGN_IDLE_SECONDS
                 part.groups = {tag: group for tag, group in part.groups.items() if now - group.asked_at <= timeout}
             self._parts = {key: part for key, part in self._parts.items() if part.groups}
@@ -477,7 +474,7 @@ class HostCache:
         with self._lock:
             part = self._parts.get((facility_id, shard))
             if part is None:
-                part = self._parts[facility_id, shard] = _Part(shard, buckets)
+                part = self._parts[facility_id, shard] = _Part(buckets)
             elif part.buckets != buckets:
                 self._redivide(part, buckets)
             group = part.groups.get(tag)

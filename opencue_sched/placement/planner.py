@@ -43,7 +43,7 @@ from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Searc
 from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
-from opencue_sched.placement.policies.order import Shares
+from opencue_sched.placement.policies.order import Shares, Use
 from opencue_sched.placement.policies.reservations import draining
 from opencue_sched.placement.policies.scores import convex, locality
 from opencue_sched.settings import HostBookingStrategy, Queue
@@ -311,15 +311,6 @@ class _LayerState:
         return self.layer.id, self.layer.memory_min_kb
 
 
-@dataclass(slots=True)
-class _Show:
-    """The layers of a show that a round has still to look at, and those that it will look at ``again``."""
-
-    show_id: str
-    layers: deque[_LayerState] = field(default_factory=deque)
-    again: deque[_LayerState] = field(default_factory=deque)
-
-
 class _Planner:
     """The state of the plans of one pass."""
 
@@ -385,34 +376,32 @@ class _Planner:
 
     def _round(self, states: Sequence[_LayerState]) -> None:
         """Go from show to show until no layer has anything more to get."""
-        shows: dict[str, _Show] = {}
+        shows: dict[str, deque[_LayerState]] = {}
         for state in states:
             # Without shares, clusters follow each other.
             key = state.job.show_id if self._policy.shares else state.cluster.key
-            shows.setdefault(key, _Show(state.job.show_id)).layers.append(state)
-        heap = [(*self._use(show), number, show) for number, show in enumerate(shows.values())]
+            shows.setdefault(key, deque()).append(state)
+        heap = [(*self._use(layers[0]), number, layers) for number, layers in enumerate(shows.values())]
         heapify(heap)
         while heap:
-            *_, number, show = heap[0]
-            state = show.layers[0]
+            *_, number, layers = heap[0]
+            state = layers[0]
             state.reason = self._step(state)
             if state.reason is not None:
-                show.layers.popleft()
+                layers.popleft()
                 if self._may_go_on(state):
-                    show.again.append(state)
-            if not show.layers and show.again:
-                # Every layer of the show had its part. The rest is still the show's, before one that uses more of its
-                # size has anything.
-                show.layers, show.again = show.again, deque()
-            if show.layers:
-                heapreplace(heap, (*self._use(show), number, show))
+                    # After every other layer of the show had its part: the rest is still the show's, before one that
+                    # uses more of its size has anything.
+                    layers.append(state)
+            if layers:
+                heapreplace(heap, (*self._use(layers[0]), number, layers))
             else:
                 heappop(heap)
 
-    def _use(self, show: _Show) -> tuple[bool, float]:
-        """How the show stands where its next layer runs."""
-        alloc_id = show.layers[0].cluster.alloc_id
-        return self._shares.use(show.show_id, None if alloc_id is None else [alloc_id])
+    def _use(self, state: _LayerState) -> Use:
+        """How the layer's show stands where the layer runs."""
+        alloc_id = state.cluster.alloc_id
+        return self._shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
 
     def _may_go_on(self, state: _LayerState) -> bool:
         """Whether the layer ended for its part of the first round only, which is lifted then."""
@@ -585,8 +574,7 @@ class _Planner:
         """Why no host was found; that one drains for the layer says more than that the others are taken."""
         reason = self._no_host(state)
         if reason.verdict in _TAKEN:
-            draining_hosts = self._pool.draining_for(state.layer.id)
-            return draining(state.layer, draining_hosts, self._snapshot.now) or reason
+            return draining(self._pool.draining_for(state.layer.id), self._snapshot.now) or reason
         return reason
 
     def _no_host(self, state: _LayerState) -> Refusal:

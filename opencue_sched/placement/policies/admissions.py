@@ -24,11 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode
+from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode, memory_text
 from opencue_sched.domain.frames import GpuDemand, least_cores
 from opencue_sched.placement.policies import Admission, Refusal
-
-_KB_PER_GIB = 1024 * 1024
 
 
 def gpu_guard(demands: Iterable[GpuDemand]) -> Admission:
@@ -45,7 +43,7 @@ def gpu_guard(demands: Iterable[GpuDemand]) -> Admission:
             return None
         return Refusal(
             Verdict.KEPT_FOR_GPUS,
-            f"{host.name} keeps {kept.cores} cores and {kept.memory_kb / _KB_PER_GIB:.4g} GiB"
+            f"{host.name} keeps {kept.cores} cores and {memory_text(kept.memory_kb)}"
             f" for waiting frames that need its {kept.gpus} idle GPUs",
         )
 

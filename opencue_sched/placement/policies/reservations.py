@@ -38,60 +38,47 @@ LONGEST_ELAPSED_SECONDS = 60.0
 # Everybody else: who may use a held host.
 
 
-def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: float) -> str | None:
-    """Why a frame of ``layer`` may not go to a host with this hold and so much idle, in one clause; None if it may.
+def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: float) -> bool:
+    """Whether a hold keeps a frame of ``layer`` off its host, which has so much idle.
 
-    The owner's layer always may. Others may where the host has drained, and only if they are expected to end before the
-    host is: an unknown end, of the frame or of the drain, is too late.
+    The owner's layer always may use it. Others may where the host has drained, and only if they are expected to end
+    before the host is: an unknown end, of the frame or of the drain, is too late.
     """
     if hold is None or hold.layer_id == layer.id or hold.until <= now:
-        return None
-    if idle_cores(idle_centicores) < hold.cores:
-        return f"{idle_cores(idle_centicores)} of {hold.cores} cores are idle yet"
-    if hold.free_at is None:
-        return "nobody knows when it is free"
-    if layer.run_seconds is None:
-        return "nobody knows how long a frame of this layer runs"
-    if now + layer.run_seconds >= hold.free_at:
-        return (
-            f"a frame of this layer runs {duration_text(layer.run_seconds)}, and it is free {_in(hold.free_at - now)}"
-        )
-    return None
+        return False
+    if idle_cores(idle_centicores) < hold.cores or hold.free_at is None or layer.run_seconds is None:
+        return True
+    return now + layer.run_seconds >= hold.free_at
 
 
 def reservations(now: float) -> Admission:
     """The firm admission that keeps held hosts for their owners, for a pass at ``now``."""
 
     def admission(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
-        why = against_hold(host.hold, layer, host.idle_centicores, now)
-        if why is None or host.hold is None:
+        hold = host.hold
+        if hold is None or not against_hold(hold, layer, host.idle_centicores, now):
             return None
-        return Refusal(Verdict.HELD, f"host {host.name} is kept for {_owner(host.hold)}: {why}")
+        owner = hold.owner or f"layer {hold.layer_id}"
+        kept = f"host {host.name} is kept for a wide frame of {owner}, {_expected(hold.free_at, now)}"
+        return Refusal(Verdict.HELD, f"{kept}; only frames that end before use it")
 
     return admission
 
 
-def draining(layer: Layer, hosts: Iterable[Host], now: float) -> Refusal | None:
-    """What the owner is told when nothing fits: which host is the first to drain for it; None if none does."""
-    mine = [(_late(host.hold.free_at), host.name) for host in hosts if _drains_for(layer, host, now) and host.hold]
+def draining(hosts: Iterable[Host], now: float) -> Refusal | None:
+    """What the owner is told when nothing fits: which of the hosts held for it is the first to drain; None if none
+    does."""
+    mine = [(_late(it.hold.free_at), it.name) for it in hosts if it.hold is not None and it.hold.until > now]
     if not mine:
         return None
     free_at, name = min(mine)
-    expected = "when it is free is not known" if free_at == math.inf else f"expected free {_in(free_at - now)}"
-    more = f"; {len(mine) - 1} more drain as well" if len(mine) > 1 else ""
-    return Refusal(Verdict.DRAINING, f"host {name} drains for it, {expected}{more}")
+    return Refusal(Verdict.DRAINING, f"host {name} drains for it, {_expected(free_at, now)}")
 
 
-def _drains_for(layer: Layer, host: Host, now: float) -> bool:
-    return host.hold is not None and host.hold.layer_id == layer.id and host.hold.until > now
-
-
-def _owner(hold: Hold) -> str:
-    return f"a wide frame of {hold.owner or f'layer {hold.layer_id}'}"
-
-
-def _in(seconds: float) -> str:
-    return "now" if seconds <= 0 else f"in {duration_text(seconds)}"
+def _expected(free_at: float | None, now: float) -> str:
+    if free_at is None or free_at == math.inf:
+        return "when it is free is not known"
+    return "expected free now" if free_at <= now else f"expected free in {duration_text(free_at - now)}"
 
 
 # Who asks.

@@ -1,6 +1,6 @@
 """Scores: which of the hosts that may take a frame it goes to.
 
-Which of the hosts that may take a frame it goes to: a convex potential of what is used on them.
+A convex potential of what is used on them.
 
 A host's potential is the sum over cores, memory and GPUs of weight x e^(used / total). A frame costs what it adds to
 that. The exponential makes the last part of a resource dearer than the first, so frames with much memory go where much
