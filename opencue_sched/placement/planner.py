@@ -215,6 +215,7 @@ class NegativeCache:
         self._refused.add(search)
 
 
+_FLOWING = Refusal(Verdict.FLOWING, "")
 _HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.DRAINING)
 _TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_GPUS)
 """What keeps a layer waiting until some host is free for it."""
@@ -302,8 +303,8 @@ class _LayerState:
     softly_refused: bool = False
     hostless: bool = False
     capped: Refusal | None = None
-    reason: Refusal | None = None
-    """Why the round ended for it; None while it goes on."""
+    reason: Refusal = _FLOWING
+    """Why the round ended for it."""
 
     @property
     def part(self) -> tuple[str, int]:
@@ -344,15 +345,10 @@ class _Planner:
     def run(self) -> list[Plan]:
         states = self._states()
         # First round: others want the hosts too.
-        for state in states:
-            state.most = min(state.most, self._policy.frames_per_layer)
         self._round(states)
         # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it off.
         self._soft = False
-        again = [it for it in states if it.softly_refused and self._planned < self._policy.max_frames]
-        for state in again:
-            state.reason = None
-        self._round(again)
+        self._round([it for it in states if it.softly_refused and self._planned < self._policy.max_frames])
         for _, parts in groupby(states, lambda state: (id(state.plan), state.layer.id)):
             self._judge(list(parts))
         return self._plans
@@ -371,7 +367,8 @@ class _Planner:
                     for part in _parts(layer):
                         need = smallest_need(part)
                         search = Search.of(job, part, need, tags)
-                        states.append(_LayerState(work.cluster, plan, job, part, need, search, len(part.frames)))
+                        most = min(len(part.frames), self._policy.frames_per_layer)
+                        states.append(_LayerState(work.cluster, plan, job, part, need, search, most))
         return states
 
     def _round(self, states: Sequence[_LayerState]) -> None:
@@ -386,9 +383,10 @@ class _Planner:
         while heap:
             *_, number, layers = heap[0]
             state = layers[0]
-            state.reason = self._step(state)
-            if state.reason is not None:
+            reason = self._step(state)
+            if reason is not None:
                 layers.popleft()
+                state.reason = reason
                 if self._may_go_on(state):
                     # After every other layer of the show had its part: the rest is still the show's, before one that
                     # uses more of its size has anything.
@@ -405,16 +403,15 @@ class _Planner:
 
     def _may_go_on(self, state: _LayerState) -> bool:
         """Whether the layer ended for its part of the first round only, which is lifted then."""
-        if not self._policy.whole_rounds or state.most >= len(state.layer.frames) or state.plan.full:
+        bounded = self._policy.whole_rounds and state.most < len(state.layer.frames) and not state.plan.full
+        if not bounded or state.reason.verdict is not Verdict.FLOWING:
             return False
-        if state.reason is None or state.reason.verdict is not Verdict.FLOWING:
-            return False
-        state.most, state.reason = len(state.layer.frames), None
+        state.most = len(state.layer.frames)
         return True
 
     def _judge(self, parts: Sequence[_LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
-        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason or Refusal(Verdict.FLOWING, "")) for it in parts]
+        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason) for it in parts]
         verdict = replace(
             max(verdicts, key=attrgetter("waiting")),
             frames=sum(it.frames for it in verdicts),
@@ -435,7 +432,7 @@ class _Planner:
             tags = " and ".join(sorted(layer.tags)) or "none"
             return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
         if self._placed[state.part] >= state.most:
-            return Refusal(Verdict.FLOWING, "")
+            return _FLOWING
         if self._planned >= self._policy.max_frames:
             plan.full = True
             return Refusal(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")

@@ -60,11 +60,8 @@ def kept_for_gpus(demands: Iterable[GpuDemand], host: Host) -> Reservation:
         need, least = demand.search.need, least_cores(demand.search, host)
         if gpus < need.gpus or gpu_memory_kb < need.gpu_memory_kb or not _could_take(host, demand, least):
             continue
-        served = demand.frames
-        if need.gpus:
-            served = min(served, gpus // need.gpus)
-        if need.gpu_memory_kb:
-            served = min(served, gpu_memory_kb // need.gpu_memory_kb)
+        idle_and_needed = ((gpus, need.gpus), (gpu_memory_kb, need.gpu_memory_kb))
+        served = min([demand.frames, *(idle // needed for idle, needed in idle_and_needed if needed)])
         cores += served * least
         memory_kb += served * need.memory_kb
         gpus -= served * need.gpus
