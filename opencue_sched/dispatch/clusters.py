@@ -150,8 +150,8 @@ def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> froz
 class ClusterFeed:
     """The clusters of one process by key, read anew now and then, and what the last awake scan found. Not thread-safe.
 
-    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back. ``awake``: until the
-    first scan every cluster counts as awake; when a scan fails, the last answer stays in force.
+    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back. When a scan fails,
+    the last answer (``awake``) stays in force.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ClusterFeed:
         self._clock = clock
         self._read_at = -math.inf
         self.clusters: dict[str, Cluster] = {}
-        self.awake: frozenset[WaitingTag] | None = None
+        self.awake: frozenset[WaitingTag] = frozenset()
 
     def reload_if_due(self, *, soon: bool = False) -> bool:
         """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time, or if it is
@@ -184,8 +184,7 @@ class ClusterFeed:
 
     def ready(self) -> list[Cluster]:
         """The clusters with work, in the order of their keys."""
-        clusters = self.clusters.values()
-        return sorted(clusters if self.awake is None else with_work(self.awake, clusters), key=lambda it: it.key)
+        return sorted(with_work(self.awake, self.clusters.values()), key=lambda it: it.key)
 
 
 _HOSTS_COUNTED_SECONDS = 10.0

@@ -28,7 +28,7 @@ from opencue_sched.domain.frames import Rules, smallest_need
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, RunningFrame
+from opencue_sched.placement.policies.reservations import Asked, Demand, RunningFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store import promises as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
@@ -129,7 +129,7 @@ class _Duty:
         holds = [host.hold for host in kept if host.hold is not None]
         asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
         candidates, runs = self._candidates(asking, kept)
-        granted = policy.grants(asking, kept, candidates, self.rules, now=self.now)
+        granted = policy.grants(asking, kept, candidates, runs, self.rules, now=self.now)
         renewed = self._renewed(kept, demands, runs)
 
         debts = {layer_id: (it.debt_seconds, it.demand.layer.waiting_frames) for layer_id, it in wide.items()}
@@ -191,7 +191,7 @@ class _Duty:
 
     def _candidates(
         self, asking: Sequence[Asked], kept: Sequence[Host]
-    ) -> tuple[dict[str, list[Candidate]], dict[str, tuple[RunningFrame, ...]]]:
+    ) -> tuple[dict[str, list[Host]], Mapping[str, Sequence[RunningFrame]]]:
         """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
         wanted = [_candidacy(it.demand) for it in asking]
@@ -200,21 +200,16 @@ class _Duty:
         runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
         for row in store.fetch_runs(self.connection, hosts.keys() | {host.id for host in kept}):
             runs[row.pk_host].append(RunningFrame(row.ends_at, row.centicores, row.memory_kb, row.gpus))
-        runs_of = {host_id: tuple(those) for host_id, those in runs.items()}
-        candidates = {
-            layer_id: [Candidate(hosts[host_id], runs_of.get(host_id, ())) for host_id in ids if host_id in hosts]
-            for layer_id, ids in found.items()
-        }
-        return candidates, runs_of
+        return {layer_id: [hosts[it] for it in ids if it in hosts] for layer_id, ids in found.items()}, runs
 
     def _renewed(
-        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, tuple[RunningFrame, ...]]
+        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, Sequence[RunningFrame]]
     ) -> dict[str, Hold]:
         renewed = {}
         for host in kept:
             need = None if host.hold is None else demands[host.hold.layer_id].need_on(host, self.rules)
             if host.hold is not None and need is not None:
-                free_at = Candidate(host, runs.get(host.id, ())).free_at(need, self.now)
+                free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
                 renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
         return renewed
 

@@ -169,28 +169,20 @@ class RunningFrame(NamedTuple):
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A host with what runs on it."""
-
-    host: Host
-    runs: tuple[RunningFrame, ...] = ()
-
-    def free_at(self, need: Need, now: float) -> float | None:
-        """When the host is expected to have so much idle, if nothing new starts on it; None: nobody knows. A frame that
-        has run longer than expected is expected to end now."""
-        idle = self.host
-        left = (centicores(need.cores) - idle.idle_centicores, need.memory_kb - idle.idle_memory_kb)
-        missing = [*left, need.gpus - idle.idle_gpus]
-        at = now
-        for run in sorted(self.runs, key=lambda run: _late(run.ends_at)):
-            if max(missing) <= 0:
-                break
-            if run.ends_at is None:
-                return None
-            at = max(at, run.ends_at)
-            missing = [lacks - gives for lacks, gives in zip(missing, run[1:], strict=True)]
-        return at if max(missing) <= 0 else None
+def free_at(host: Host, runs: Iterable[RunningFrame], need: Need, now: float) -> float | None:
+    """When the host, with what runs on it, is expected to have so much idle, if nothing new starts on it; None: nobody
+    knows. A frame that has run longer than expected is expected to end now."""
+    left = (centicores(need.cores) - host.idle_centicores, need.memory_kb - host.idle_memory_kb)
+    missing = [*left, need.gpus - host.idle_gpus]
+    at = now
+    for run in sorted(runs, key=lambda run: _late(run.ends_at)):
+        if max(missing) <= 0:
+            break
+        if run.ends_at is None:
+            return None
+        at = max(at, run.ends_at)
+        missing = [lacks - gives for lacks, gives in zip(missing, run[1:], strict=True)]
+    return at if max(missing) <= 0 else None
 
 
 class Asked(NamedTuple):
@@ -236,13 +228,14 @@ def _drawn(demand: Demand, epoch: int) -> float:
 def grants(
     asking: Sequence[Asked],
     held: Iterable[Host],
-    candidates: Mapping[str, Sequence[Candidate]],
+    candidates: Mapping[str, Sequence[Host]],
+    runs: Mapping[str, Sequence[RunningFrame]],
     rules: Rules,
     *,
     now: float,
 ) -> dict[str, Hold]:
     """One more host for each of those ``asking`` (see ``who_asks``), by its id: of the candidates, by layer id, the one
-    that is expected to be free first.
+    that is expected to be free first. ``runs``: what runs on them, by host id.
 
     At most half of the hosts that could take a layer's frames are held, for whomever. ``held`` are the hosts with a
     hold.
@@ -255,13 +248,14 @@ def grants(
         if 2 * (able + 1) > it.hosts:
             continue
         options = []
-        for candidate in candidates.get(demand.layer.id, ()):
-            host = candidate.host
+        for host in candidates.get(demand.layer.id, ()):
             need = demand.need_on(host, rules)
             if need is not None and host.id not in taken:
-                hold = _hold(demand, need, now, candidate.free_at(need, now))
+                expected = free_at(host, runs.get(host.id, ()), need, now)
+                held_for = demand.layer.id, demand.job_id, need.cores, need.memory_kb, need.gpus
+                hold = Hold(*held_for, until=now + HOLD_SECONDS, free_at=expected)
                 # Of hosts of which nobody knows it, the one that has most of the cores already.
-                options.append((_late(hold.free_at), need.cores - host.idle_cores, host.id, host, hold))
+                options.append((_late(expected), need.cores - host.idle_cores, host.id, host, hold))
         if options:
             *_, host, hold = min(options, key=itemgetter(0, 1, 2))
             taken[host.id], granted[host.id] = host, hold
@@ -270,11 +264,6 @@ def grants(
 
 def _late(free_at: float | None) -> float:
     return math.inf if free_at is None else free_at
-
-
-def _hold(demand: Demand, need: Need, now: float, free_at: float | None) -> Hold:
-    until = now + HOLD_SECONDS
-    return Hold(demand.layer.id, demand.job_id, need.cores, need.memory_kb, need.gpus, until, free_at)
 
 
 def ended(holds: Iterable[Host], demands: Mapping[str, Demand], rules: Rules) -> set[str]:

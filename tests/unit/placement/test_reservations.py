@@ -13,7 +13,7 @@ from opencue_sched.domain.farm import Hold, Host, Reservation
 from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.planner import Policy
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, RunningFrame
+from opencue_sched.placement.policies.reservations import Asked, Demand, RunningFrame
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import GIB, NO_MEMORY_RULE, make_host, make_job, make_layer, make_snapshot, plan
 
@@ -211,14 +211,17 @@ def run(ends_in: float | None, cores: int = 4) -> RunningFrame:
     return RunningFrame(None if ends_in is None else NOW + ends_in, cores * 100, GIB, 0)
 
 
-def candidate(host_id: str, *runs: RunningFrame, **host) -> Candidate:
+def candidate(host_id: str, *runs: RunningFrame, **host) -> tuple[Host, tuple[RunningFrame, ...]]:
     used = sum(it.centicores for it in runs)
-    return Candidate(make_host(host_id, cores=16, idle_centicores=1600 - used, **host), runs)
+    return make_host(host_id, cores=16, idle_centicores=1600 - used, **host), runs
 
 
-def granted(*candidates: Candidate, asked: Asked | None = None, hold: tuple[Host, ...] = ()) -> dict[str, Hold]:
-    asked = asked or asked_of(cores=8)
-    return policy.grants([asked], hold, {asked.demand.layer.id: candidates}, RULES, now=NOW)
+def granted(
+    *candidates: tuple[Host, tuple[RunningFrame, ...]], asked: Asked | None = None, hold: tuple[Host, ...] = ()
+) -> dict[str, Hold]:
+    asked, hosts = asked or asked_of(cores=8), [host for host, _ in candidates]
+    runs = {host.id: those for host, those in candidates}
+    return policy.grants([asked], hold, {asked.demand.layer.id: hosts}, runs, RULES, now=NOW)
 
 
 def test_the_host_that_is_expected_free_first_drains():
@@ -239,9 +242,9 @@ def test_of_hosts_of_which_nothing_is_known_the_one_with_the_most_idle_drains():
 
 
 def test_a_held_host_or_one_that_could_never_take_the_frame_is_not_granted():
-    small = Candidate(make_host("small", cores=4))
+    small = make_host("small", cores=4), ()
     taken = candidate("taken")
-    assert granted(small, taken, hold=(held(taken.host),)) == {}
+    assert granted(small, taken, hold=(held(taken[0]),)) == {}
 
 
 def test_at_most_half_of_the_hosts_that_could_take_it_are_held():
@@ -261,7 +264,7 @@ def test_a_host_is_free_when_enough_of_its_frames_have_ended(runs, idle_cores, n
     those = tuple(run(ends, cores) for ends, cores in runs)
     need = demand_of(cores=need_cores).need_on(host, RULES)
     assert need is not None
-    free_at = Candidate(host, those).free_at(need, NOW)
+    free_at = policy.free_at(host, those, need, NOW)
 
     def idle_by(when: float) -> int:
         return idle_cores + sum(it.centicores // 100 for it in those if it.ends_at is not None and it.ends_at <= when)
