@@ -266,17 +266,6 @@ def _decoded_waiting(text: str) -> tuple[float, dict[str, int], int] | None:
 # The planner says why frames wait before any store was asked. The ledger may refuse what the snapshot had headroom for,
 # because its counters are ahead or its caps are older, and the commit loses what others took in the meantime.
 
-_BY_TABLE = {
-    "subscription": Verdict.OVER_SUBSCRIPTION,
-    "folder": Verdict.OVER_FOLDER,
-    "folder_gpus": Verdict.OVER_FOLDER_GPUS,
-    "job": Verdict.OVER_JOB,
-    "job_gpus": Verdict.OVER_JOB_GPUS,
-    "limit": Verdict.OVER_LIMIT,
-    "unseeded": Verdict.FAILED,
-    "error": Verdict.FAILED,
-}
-
 
 def after_booking(
     verdicts: Iterable[LayerVerdict],
@@ -303,21 +292,24 @@ def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequ
         return verdict
     left = replace(verdict, frames=verdict.frames - gone, waiting=verdict.waiting + gone)
     if refused:
-        last = refused[-1]
-        return replace(left, verdict=_BY_TABLE.get(last.table, Verdict.FLOWING), detail=_refusal(last))
+        said, detail = _refusal(refused[-1])
+        return replace(left, verdict=said, detail=detail)
     reasons = ", ".join(sorted({error.reason for error in lost}))
     return replace(left, detail=f"{gone} of its frames were lost before they were booked ({reasons}); tried again")
 
 
-def _refusal(refused: BookingRefused) -> str:
+def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
     if refused.table == "unseeded":
-        return f"PostgreSQL has no row with the caps of {refused.text}"
+        return Verdict.FAILED, f"PostgreSQL has no row with the caps of {refused.text}"
     if refused.table == "error":
-        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.text}"
-    if refused.table not in _BY_TABLE:
-        return "its booking was taken back before it was made; tried again"
+        spoilt = f"its counters in Redis are spoilt, and put right by the next recompute: {refused.text}"
+        return Verdict.FAILED, spoilt
+    over = f"over_{refused.table}"
+    if over not in list(Verdict):
+        return Verdict.FLOWING, "its booking was taken back before it was made; tried again"
     of = refused.table.removesuffix("_gpus")
-    return f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+    used = f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+    return Verdict(over), used
 
 
 # Frames that no pass has looked at, although they wait: others come before them, their job stands at a cap or is in

@@ -333,8 +333,6 @@ class HostCache:
         """Those of these hosts that are in a shard of the groups here; others need not be read."""
         with self._lock:
             known = frozenset[int]().union(*(part.buckets for part in self._parts.values()))
-        if len(known) == len(ALL_BUCKETS):
-            return set(host_ids)
         return {host_id for host_id in host_ids if bucket_of(host_id) in known}
 
     def evict_idle_groups(self) -> None:

@@ -1,20 +1,13 @@
 """Admissions: what may not go to a host that has room for it.
 
-GPU guard: while frames that need GPUs wait for a kind of host, work without GPUs leaves them cores and memory there.
+GPU guard, a firm admission. A host's GPUs are worth nothing beside cores that are all taken. So on a host with idle
+GPUs that waiting frames could use, work without GPUs may take no more than what those frames leave: for as many of them
+as the idle GPUs can serve, and as wait. Where no such frame waits, or no GPU is idle, the host is like any other. What
+is kept is idle until the next pass that plans the waiting frames, or until the demand is read again.
 
-A host's GPUs are worth nothing beside cores that are all taken. So on a host with idle GPUs that waiting frames could
-use, work without GPUs may take no more than what those frames leave: for as many of them as the idle GPUs can serve,
-and as wait. Where no such frame waits, or no GPU is idle, the host is like any other.
-
-It is a firm admission. What it keeps is idle until the waiting frames take it, which is the next pass that plans them,
-or until the demand is read again.
-
-A layer's share of a host: on one host at most so many frames of one layer while others want the host, too.
-
-Twenty frames of one layer that read the same scene from the same disk at the same moment are slow together, and a host
-that fails takes all of them with it. So a layer spreads while there is something else to put beside it. It is a soft
-admission: it holds in a plan's first round, and what is idle after that round goes to the layer all the same, so no
-core idles for it.
+A layer's share of a host, a soft admission. Twenty frames of one layer that read the same scene from the same disk at
+the same moment are slow together, and a host that fails takes all of them with it. So a layer spreads while there is
+something else to put beside it.
 
 Kept apart: a layer does not go to a host whose RQD refused it a moment ago (`dispatch.launch` says for how long).
 """

@@ -1,22 +1,18 @@
 """The order of shows and of the jobs of a show.
 
-Shares between shows: at each step of a plan the show that uses least of its size goes on.
+Shares between shows: at each step of a plan the show that uses least of its size goes on. Filling so, core by core, is
+weighted max-min fairness by subscription size: a show with little to do leaves the rest to the others, and no core
+stays idle for the sake of a share. What a share is follows from what is used; nobody's demand has to be known. Burst
+stays a cap of its own. Each pass reads the use from the ledger, so planners of several shards order shows by the same
+figures, and those that are late by what the others book meanwhile put it right at their next step.
 
-Filling so, core by core, is weighted max-min fairness by subscription size: a show with little to do leaves the rest to
-the others, and no core stays idle for the sake of a share, because whoever comes last may still have what nobody before
-could use. What a share is follows from what is used; nobody's demand has to be known. Burst stays a cap of its own.
-
-Each pass reads the use from the ledger, so planners of several shards order shows by the same figures, and those that
-are late by what the others book meanwhile put it right at their next step.
-
-The order of a show's jobs: by rank, with a part by draw, so that nothing starves.
-
-Time is cut into epochs of EPOCH_SECONDS. Of these the part ``queue.priority_draw`` goes by draw and the others by rank:
-priority first, then age, as OpenCue's own dispatcher does. In a drawn epoch each job has a key u^(1/priority), the
-largest first (Efraimidis and Spirakis), where u is a hash of the job's id and of the epoch's seed: a job of priority
-200 comes first twice as often as one of 100. A hash is the same for every pass of the epoch, so a job that was drawn
-keeps its turn long enough to get something done, and two passes never disagree. The query computes it
-(store.pending): it is the order before the limit on jobs, not a shuffle of the first few.
+The order of a show's jobs: by rank, with a part by draw, so that nothing starves. Time is cut into epochs of
+EPOCH_SECONDS. Of these the part ``queue.priority_draw`` goes by draw and the others by rank: priority first, then age,
+as OpenCue's own dispatcher does. In a drawn epoch each job has a key u^(1/priority), the largest first (Efraimidis and
+Spirakis), where u is a hash of the job's id and of the epoch's seed: a job of priority 200 comes first twice as often
+as one of 100. A hash is the same for every pass of the epoch, so a job that was drawn keeps its turn long enough to get
+something done, and two passes never disagree. The query computes it (store.pending): it is the order before the limit
+on jobs, not a shuffle of the first few.
 """
 
 from __future__ import annotations

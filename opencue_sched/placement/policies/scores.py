@@ -1,20 +1,15 @@
-"""Scores: which of the hosts that may take a frame it goes to.
+"""Scores: which of the hosts that may take a frame it goes to. Whether it fits, and for whom a host is held, is decided
+before.
 
-A convex potential of what is used on them.
+``convex``: a potential of what is used on a host, the sum over cores, memory and GPUs of weight x e^(used / total). A
+frame costs what it adds to that. The exponential makes the last part of a resource dearer than the first, so frames
+with much memory go where much memory is idle, and hosts come to be used to the same degree in each resource: what is
+left of one is left beside what is left of the others. The alternative is the order of ``queue.host_booking_strategy``
+(best fit by cores, worst fit by memory, with work without GPUs on hosts with the fewest): it needs no score.
 
-A host's potential is the sum over cores, memory and GPUs of weight x e^(used / total). A frame costs what it adds to
-that. The exponential makes the last part of a resource dearer than the first, so frames with much memory go where much
-memory is idle, and hosts come to be used to the same degree in each resource: what is left of one is left beside what
-is left of the others.
-
-The alternative is the order of ``queue.host_booking_strategy`` (best fit by cores, worst fit by memory, with work
-without GPUs on hosts with the fewest): it needs no score.
-
-Locality: a layer goes first to hosts that run it, then to hosts that ran it last.
-
-What a layer's frames read (scenes, textures, the program itself) is in such a host's memory and on its disk already.
-The score only orders hosts that may take the frame: whether it fits, and for whom a host is held, is decided before.
-What a host ran is aged by what ran there since, not by the clock: nothing else drives a layer's files from its caches.
+``locality``: a layer goes first to hosts that run it, then to hosts that ran it last. What its frames read (scenes,
+textures, the program itself) is in such a host's memory and on its disk already. What a host ran is aged by what ran
+there since, not by the clock: nothing else drives a layer's files from its caches.
 """
 
 from __future__ import annotations
