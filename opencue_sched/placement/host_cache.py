@@ -111,20 +111,21 @@ class _Group:
 class _Part:
     """The groups of a facility's shard, by tag, and when each bucket of them all was last read."""
 
-    def __init__(self, buckets: frozenset[int]) -> None:
+    def __init__(self, facility_id: str, buckets: frozenset[int]) -> None:
+        self.facility_id = facility_id
         self.buckets = buckets
         self.groups: dict[str, _Group] = {}
         self.read_at: dict[int, float] = {}
 
-    def next_read(self, hosts: int, expired_at: float) -> tuple[float, list[int]]:
+    def next_read(self, hosts: int, expired_at: float) -> tuple[float, frozenset[int]]:
         """When which buckets are to be read again, being those that were longest ago; ``hosts``: how many it has."""
         at_once = max(1, len(self.buckets) * HOSTS_PER_REREAD // max(1, hosts))
         oldest = sorted((at, bucket) for bucket, at in self.read_at.items())[:at_once]
         if not oldest:
-            return math.inf, []
+            return math.inf, frozenset()
         longest_ago = oldest[0][0]
         due_at = longest_ago + max(REREAD_SECONDS, hosts / REREADS_PER_SECOND)
-        return longest_ago if longest_ago < expired_at else due_at, [bucket for _, bucket in oldest]
+        return longest_ago if longest_ago < expired_at else due_at, frozenset(bucket for _, bucket in oldest)
 
 
 class _Hold(NamedTuple):
@@ -249,24 +250,20 @@ class HostCache:
         """Read again the portion of the hosts that was read longest ago, if it is time to: those that have changed, and
         in how many seconds the next portion is due. For a thread in the background. Errors as of refresh()."""
         with self._lock:
-            due_at, facility_id, part, portion = self._next_portion()
+            due_at, portion, part = self._next_portion()
             if part is None or due_at > self._clock():
                 return (), min(REREAD_SECONDS, due_at - self._clock())
             groups = dict(part.groups)
             read_at = self.instant()
-        _, changed = self._read(facility_id, groups, portion)
+        _, changed = self._read(part.facility_id, groups, portion)
         with self._lock:
             part.read_at |= dict.fromkeys(part.buckets & portion, read_at)
             return changed, min(REREAD_SECONDS, max(0.0, self._next_portion()[0] - self._clock()))
 
-    def _next_portion(self) -> tuple[float, str, _Part | None, frozenset[int]]:
-        """What reread() reads next, and when. Under the lock."""
-        first: tuple[float, str, _Part | None, frozenset[int]] = (math.inf, "", None, frozenset())
-        for (facility_id, _), part in self._parts.items():
-            at, portion = part.next_read(len(self._shown), self._expired_at)
-            if at < first[0]:
-                first = (at, facility_id, part, frozenset(portion))
-        return first
+    def _next_portion(self) -> tuple[float, frozenset[int], _Part | None]:
+        """When reread() reads which buckets of what next. Under the lock."""
+        portions = ((*part.next_read(len(self._shown), self._expired_at), part) for part in self._parts.values())
+        return min(portions, key=itemgetter(0), default=(math.inf, frozenset(), None))
 
     def _read(
         self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
@@ -472,7 +469,7 @@ class HostCache:
         with self._lock:
             part = self._parts.get((facility_id, shard))
             if part is None:
-                part = self._parts[facility_id, shard] = _Part(buckets)
+                part = self._parts[facility_id, shard] = _Part(facility_id, buckets)
             elif part.buckets != buckets:
                 self._redivide(part, buckets)
             group = part.groups.get(tag)
@@ -497,8 +494,8 @@ class HostCache:
 
     def _groups_of(self, host: Host) -> Iterator[_Group]:
         bucket = bucket_of(host.id)
-        for (facility_id, _), part in self._parts.items():
-            if facility_id == host.facility_id and bucket in part.buckets:
+        for part in self._parts.values():
+            if part.facility_id == host.facility_id and bucket in part.buckets:
                 yield from (part.groups[tag] for tag in host.tags if tag in part.groups)
 
     def _groups_with(self, facility_id: str, shard: str, tags: Iterable[str]) -> list[_Group]:
