@@ -21,7 +21,7 @@ from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, P
 from opencue_sched.domain.farm import Work as ClusterWork
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Policy, plan_pass, policy_for
-from opencue_sched.placement.policies.scores import convex
+from opencue_sched.placement.policies.order import convex
 from opencue_sched.settings import HostCacheSettings, Queue
 
 PASS_SECONDS = 15.0
@@ -113,8 +113,8 @@ class _Site:
 
 def policies() -> dict[str, Policy]:
     """What is compared."""
-    base = replace(policy_for(Queue()), scores=(), soft_admissions=())
-    scored = replace(base, scores=(convex,))
+    base = replace(policy_for(Queue()), locality=False, soft_admissions=())
+    scored = replace(base, score=convex)
     return {
         "strategy": base,
         "convex, first 16": replace(scored, candidates=16),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from heapq import merge
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -371,18 +371,19 @@ class HostCache:
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
-        ``allocs`` leaves out the hosts of other allocations without looking at them. ``score`` replaces the strategy's
-        order by the lowest score among the first ``candidates`` accepted hosts (of equal ones the first). Before all
-        others these are hosts that run or ran the layer ``known_to``, wherever in the order they are.
+        ``allocs`` leaves out the hosts of other allocations without looking at them. First of all come hosts that run
+        or ran the layer ``known_to``, wherever in the strategy's order they are. ``score`` replaces that order, of the
+        others, by the lowest score among the first ``candidates`` accepted hosts (of equal ones the first).
         """
-        accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
-        if score is None:
-            return next(accepted, None)
-        known: list[Host] = []
         if known_to is not None:
             with self._lock:
                 known = self._known(known_to, self._indexes(facility_id, shard, tags, allocs), need, strategy)
-        scored = list(islice(chain(filter(accept, known), accepted), candidates))
+            for host in filter(accept, known):
+                return host
+        accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
+        if score is None:
+            return next(accepted, None)
+        scored = list(islice(accepted, candidates))
         return scored[0] if len(scored) == 1 else min(scored, key=score, default=None)
 
     def idle_cores(self, clusters: Iterable[Cluster]) -> int:

@@ -12,7 +12,8 @@ this plan is being booked, and never on the same cores. Once the outcome is know
 ``release_plan``.
 
 What a studio may decide differently is a ``Policy``: *admissions* say which hosts a frame may use, the *strategy* in
-which order hosts are looked at, and *scores* replace that order by a choice among its first candidates.
+which order hosts are looked at, and a *score* replaces that order by a choice among its first candidates. Hosts that
+know the layer come before all others.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Searc
 from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
-from opencue_sched.placement.policies.order import Shares, Use
+from opencue_sched.placement.policies.order import Shares, Use, convex
 from opencue_sched.placement.policies.reservations import draining
-from opencue_sched.placement.policies.scores import convex, locality
 from opencue_sched.settings import HostBookingStrategy, Queue
 
 ATTEMPTS_PER_LAYER = 10
@@ -61,8 +61,8 @@ class Policy:
     ``strategy_by_show`` overrides the strategy, by show name. ``max_frames`` bounds the plan, and so the size of its
     commit. ``frames_per_layer`` bounds a layer in the first round. ``shares``: the show that uses least of its size
     goes next; otherwise one cluster after another. ``whole_rounds``: the second round places what the bound of the
-    first kept back. ``candidates``: hosts that scores choose among, of which those that run or ran the layer come
-    first if locality is a score.
+    first kept back. ``candidates``: hosts that a score chooses among. ``locality``: those that run the layer, and then
+    those that ran it last, come before all others.
     """
 
     rules: Rules
@@ -74,8 +74,9 @@ class Policy:
     whole_rounds: bool = True
     admissions: tuple[Admission, ...] = ()
     soft_admissions: tuple[Admission, ...] = ()
-    scores: tuple[Score, ...] = ()
+    score: Score | None = None
     candidates: int = SCORED_CANDIDATES
+    locality: bool = False
 
     def strategy_of(self, show_name: str) -> HostBookingStrategy:
         return self.strategy_by_show.get(show_name, self.strategy)
@@ -83,7 +84,6 @@ class Policy:
 
 def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Policy:
     """The policy the settings ask for, while this waits for GPUs."""
-    chosen = ((queue.host_score == "convex", convex), (queue.locality, locality))
     return Policy(
         rules=Rules(
             memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
@@ -96,9 +96,8 @@ def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Poli
         whole_rounds=queue.whole_rounds,
         admissions=(gpu_guard(gpu_demands),) if queue.gpu_guard and gpu_demands else (),
         soft_admissions=(layer_share,) if queue.layer_host_share else (),
-        scores=tuple(score for on, score in chosen if on),
-        # Hosts that do not know the layer are equal in locality: the first of the strategy's order will do.
-        candidates=SCORED_CANDIDATES if queue.host_score == "convex" else 1,
+        score=convex if queue.host_score == "convex" else None,
+        locality=queue.locality,
     )
 
 
@@ -483,9 +482,9 @@ class _Planner:
             partial(self._accepts, state, choice),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=partial(self._score, state) if policy.scores else None,
+            score=partial(self._cost, state, policy.score) if policy.score else None,
             candidates=policy.candidates,
-            known_to=state.layer.id if locality in policy.scores else None,
+            known_to=state.layer.id if policy.locality else None,
         )
         if host is None and not state.asked:
             negative.nothing_idle(state.search)
@@ -512,12 +511,12 @@ class _Planner:
                     return refusal
         return answer
 
-    def _score(self, state: _LayerState, host: Host) -> float:
+    def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
         left = self._headroom.cores_left(state.job, host.alloc_id)
         taken = self._reserve_of(state, host, left)
         if not isinstance(taken, Reservation):
             return math.inf
-        return sum(score(state.layer, host, taken) for score in self._policy.scores)
+        return score(state.layer, host, taken)
 
     def _accepts(self, state: _LayerState, choice: Callable[[str], bool] | None, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""

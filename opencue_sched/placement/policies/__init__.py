@@ -4,7 +4,7 @@ A policy is made for one pass, from its snapshot, and is a soft or a firm admiss
 
 - A firm admission holds in every round of a plan. A soft one holds in the first round, while others want the host too;
   what is idle after it goes to whoever can use it.
-- Scores of a host are added up, and the host with the lowest sum is taken.
+- The host with the lowest score is taken.
 
 How shows and jobs follow each other is not asked host by host: see ``order``.
 """

@@ -1,4 +1,4 @@
-"""The order of shows and of the jobs of a show.
+"""The order of shows, of the jobs of a show, and of hosts.
 
 Shares between shows: at each step of a plan the show that uses least of its size goes on. Filling so, core by core, is
 weighted max-min fairness by subscription size: a show with little to do leaves the rest to the others, and no core
@@ -13,6 +13,14 @@ Spirakis), where u is a hash of the job's id and of the epoch's seed: a job of p
 as one of 100. A hash is the same for every pass of the epoch, so a job that was drawn keeps its turn long enough to get
 something done, and two passes never disagree. The query computes it (store.pending): it is the order before the limit
 on jobs, not a shuffle of the first few.
+
+Which of the hosts that may take a frame it goes to: ``convex`` is a potential of what is used on a host, the sum over
+cores, memory and GPUs of weight x e^(used / total). A frame costs what it adds to that. The exponential makes the last
+part of a resource dearer than the first, so frames with much memory go where much memory is idle, and hosts come to be
+used to the same degree in each resource: what is left of one is left beside what is left of the others. The alternative
+is the order of ``queue.host_booking_strategy`` (best fit by cores, worst fit by memory, with work without GPUs on hosts
+with the fewest). Before either come the hosts that run the layer, then those that ran it last (locality; the host cache
+knows them): what its frames read is in such a host's memory and on its disk already.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from opencue_sched.domain.farm import Caps
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, Caps, Host, Layer, Reservation
 
 Subscription = tuple[str, str]
 """Show id and allocation id."""
@@ -83,3 +91,24 @@ def seed_of_draw(show_id: str, shard: str, now: float, part: float) -> str:
     offset = int.from_bytes(blake2b(place.encode(), digest_size=4).digest()) / 2**32
     drawn = math.floor((epoch + 1) * part + offset) > math.floor(epoch * part + offset)
     return f"{place}|{epoch}|" if drawn else ""
+
+
+GPU_WEIGHT = 4.0
+"""Cores and memory weigh 1: GPUs are few, and what else a host has is of no use to GPU work without them."""
+
+
+def convex(_layer: Layer, host: Host, taken: Reservation) -> float:
+    """The score: what taking this, which the host has idle, adds to the host's potential. Never negative."""
+    return (
+        _rise(host.total_centicores, host.idle_centicores, taken.cores * CENTICORES_PER_CORE)
+        + _rise(host.total_memory_kb, host.idle_memory_kb, taken.memory_kb)
+        + GPU_WEIGHT * _rise(host.total_gpus, host.idle_gpus, taken.gpus)
+    )
+
+
+def _rise(total: int, idle: int, taken: int) -> float:
+    """How much e^(used / total) rises when so much more is taken; nothing on a host without the resource."""
+    if total <= 0 or taken <= 0:
+        return 0.0
+    used = total - idle
+    return math.exp((used + taken) / total) - math.exp(used / total)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.host_cache import RECENT_LAYERS, HostCache
+from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find
 from tests.unit.placement.values import make_host, make_need, take
@@ -89,20 +89,40 @@ class TestKnown:
         best = [make_host(f"b{number:02}", cores=4) for number in range(40)]
         return make_cache(Farm(*best, make_host("runs", cores=16, running={"mine": 1})), clock)
 
-    def find(self, cache: HostCache, *, cores: int = 1, known_to: str | None = "mine", tag: str = "general") -> str:
+    def find(
+        self,
+        cache: HostCache,
+        *,
+        cores: int = 1,
+        known_to: str | None = "mine",
+        tag: str = "general",
+        accept: Accept = lambda _: True,
+    ) -> str:
         host = cache.find(
             "fac",
             [tag],
             make_need(cores),
             HostBookingStrategy(),
-            lambda _: True,
-            score=lambda host: -1.0 if "mine" in host.running or "mine" in host.recent else 0.0,
+            accept,
             known_to=known_to,
         )
         return "" if host is None else host.id
 
-    def test_a_host_that_runs_the_layer_is_a_candidate_wherever_the_strategy_ranks_it(self, clock: Clock) -> None:
+    def test_a_host_that_runs_the_layer_comes_first_wherever_the_strategy_ranks_it(self, clock: Clock) -> None:
         assert self.find(self.far_and_near(clock)) == "runs"
+
+    def test_running_comes_before_recent_and_the_latest_recent_first(self, clock: Clock) -> None:
+        names = [f"h{number}" for number in range(4)]
+        cache = make_cache(Farm(*(make_host(name, cores=4) for name in names)), clock)
+        for ran in ({"h1": "mine", "h2": "mine"}, {"h1": "other"}, {"h3": "mine"}):
+            running = {name: {ran[name]: 1} if name in ran else {} for name in names}
+            read_again(cache, clock, *(make_host(name, cores=4, running=running[name]) for name in names))
+
+        found: list[str] = []
+        for _ in range(3):
+            found.append(self.find(cache, accept=lambda host: host.id not in found))
+
+        assert found == ["h3", "h2", "h1"]
 
     def test_it_is_none_without_the_layer(self, clock: Clock) -> None:
         assert self.find(self.far_and_near(clock), known_to=None).startswith("b")

@@ -1,4 +1,4 @@
-"""Policies that look at one host: the layer's share, the GPU guard, locality, and the convex score."""
+"""Policies that look at one host: the layer's share, the GPU guard, and the convex score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
 from opencue_sched.domain.frames import GpuDemand, Search, smallest_need
 from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share, most_frames
-from opencue_sched.placement.policies.scores import convex, locality
+from opencue_sched.placement.policies.order import convex
 from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take
 
 JOB = make_job()
@@ -62,31 +62,6 @@ class TestLayerShare:
         assert refusal is not None
         assert refusal.verdict is Verdict.LAYER_SHARE
         assert "8 of its frames" in refusal.detail
-
-
-class TestLocality:
-    def test_running_comes_before_recent_and_recent_before_unknown(self) -> None:
-        costs = [
-            locality(LAYER, host, ONE_CORE)
-            for host in (
-                make_host(running={"mine": 1}),
-                *(make_host(recent=(*"abcdefg"[:later], "mine")) for later in range(8)),
-                make_host(running={"other": 5}, recent=("a", "b")),
-            )
-        ]
-
-        assert costs == sorted(set(costs))
-        assert costs[-1] == 0
-
-    @given(host=hosts, other=hosts, taken=takes, later=st.integers(0, 7))
-    def test_no_other_score_outweighs_it(self, host: Host, other: Host, taken: Reservation, later: int) -> None:
-        ran = replace(host, recent=(*"abcdefg"[:later], "mine"))
-
-        def cost(host: Host) -> float:
-            fitting = _fitted(taken, host)
-            return locality(LAYER, host, fitting) + (convex(LAYER, host, fitting) if fitting.cores else 0)
-
-        assert cost(replace(host, running={"mine": 1})) < cost(ran) < cost(other)
 
 
 class TestConvex:

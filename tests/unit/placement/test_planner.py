@@ -98,7 +98,7 @@ class TestHosts:
 
     def test_a_score_chooses_among_the_candidates(self) -> None:
         hosts = [make_host(f"h{number}", cores=8) for number in range(5)]
-        policy = Policy(NO_MEMORY_RULE, scores=(lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0,))
+        policy = Policy(NO_MEMORY_RULE, score=lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0)
 
         assert placed(plan_layer(make_layer(), *hosts, policy=policy)) == [("l1-f1", "h3")]
 
