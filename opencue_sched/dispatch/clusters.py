@@ -197,18 +197,10 @@ class FarmDivision:
     ``instances`` are those that take work. As long as a store cannot be read, the last answer stays in force.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        instances: Callable[[], Collection[str]],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, engine: Engine, settings: Settings, instances: Callable[[], Collection[str]]) -> None:
         self._engine = engine
         self._settings = settings
         self._instances = instances
-        self._clock = clock
         self._counted_at = -math.inf
         self._hosts = self._counted_to = 0
         self._last: Division = ()
@@ -226,10 +218,10 @@ class FarmDivision:
     def _count(self, instances: int) -> int:
         """The hosts there are, as far as it matters to so many instances."""
         most = instances * HOSTS_PER_SHARD
-        if self._clock() - self._counted_at >= _HOSTS_COUNTED_SECONDS or most > self._counted_to:
+        if time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS or most > self._counted_to:
             with self._engine.connect() as connection:
                 self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings), most)
-            self._counted_at, self._counted_to = self._clock(), most
+            self._counted_at, self._counted_to = time.monotonic(), most
         return self._hosts
 
 
