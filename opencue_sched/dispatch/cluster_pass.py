@@ -753,11 +753,10 @@ class _Pass:
         report.go_on |= found.more and not found.jobs
 
     def _got_nothing(self, part: _Part, verdict: LayerVerdict) -> bool:
-        """Whether the layer was looked at and got nothing that it could have a moment later. One that a full plan had
-        no place for was not looked at."""
-        if verdict.frames or verdict.layer_id in part.report.refused:
-            return not verdict.frames
-        return verdict.verdict is not Verdict.FLOWING and verdict.layer_id not in self.lost_layers
+        """Whether the layer was looked at and got nothing. One that a full plan had no place for was not looked at;
+        frames that were lost may be had a moment later."""
+        waits = verdict.verdict is not Verdict.FLOWING and verdict.layer_id not in self.lost_layers
+        return not verdict.frames and (waits or verdict.layer_id in part.report.refused)
 
 
 def _rows(verdicts: Iterable[LayerVerdict], gathered: GatheredCluster) -> list[SkippedRow]:
