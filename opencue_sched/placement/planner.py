@@ -657,7 +657,6 @@ _LACKS = {
     Dimension.MEMORY: "with too little memory",
     Dimension.GPUS: "with too few GPUs",
     Dimension.GPU_MEMORY: "with too little GPU memory",
-    Dimension.JOB_CORES: "with more cores than the job may use",
 }
 
 
