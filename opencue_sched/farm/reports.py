@@ -75,7 +75,7 @@ _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_use
 @dataclass(frozen=True, slots=True)
 class ReportedHost:
     """A host's report, checked; ``status`` is what `reports.update_status` takes. ``tags`` are the report's own,
-    trimmed, without ``refused_tags``, those that are too long or unprintable (cut for the log)."""
+    trimmed, without those that are too long or unprintable."""
 
     full_name: str
     name: str
@@ -85,7 +85,6 @@ class ReportedHost:
     state: HardwareState
     nimby_locked: bool
     tags: tuple[str, ...]
-    refused_tags: tuple[str, ...]
 
     @property
     def temp_full(self) -> bool:
@@ -155,9 +154,8 @@ def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     }
     state = HardwareState(host_pb2.HardwareState.Name(host.state)) if 0 <= host.state <= 4 else HardwareState.UP
     usable = tuple(tag for tag in tags if len(tag) <= LONGEST_TAG and tag.isprintable())
-    refused = tuple(tag[:_SHOWN] for tag in tags if tag not in usable)
     facility = host.facility.strip()
-    return ReportedHost(full_name, name, facility, size, status, state, host.nimby_locked, usable, refused)
+    return ReportedHost(full_name, name, facility, size, status, state, host.nimby_locked, usable)
 
 
 def bookable_memory_kb(total_kb: int, *, is_64bit: bool, nimby: bool) -> int:
@@ -317,8 +315,6 @@ class HostReports:
             if row is None:
                 row = self._create(connection, host)
             changed = self._refresh(connection, row, host, boot=boot or created) or created
-        if host.refused_tags and (boot or created):
-            _log.warning("host_tags_refused", host=host.name, tags=host.refused_tags)
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
