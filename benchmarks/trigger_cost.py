@@ -191,10 +191,11 @@ def _plan(
     host_ids: Sequence[str],
 ) -> list[PlannedProc]:
     queue = Queue(max_jobs_per_cluster_pass=1000, dispatch_frames_per_layer_limit=_PLAN)
-    found = gather(connection, cluster, settings.model_copy(update={"queue": queue}), facts=facts)
+    changed = settings.model_copy(update={"queue": queue})
+    snapshot, _ = gather(connection, [cluster], changed, facts=facts, in_use=lambda _: {}, most_frames=_PLAN)
     hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0)[0])
     plan = []
-    for job in (it for it in found.snapshot.jobs if it.id == job_id):
+    for job in (it for it in snapshot.jobs if it.id == job_id):
         for layer in job.layers:
             for frame in layer.frames:
                 host = next(hosts)

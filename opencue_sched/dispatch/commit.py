@@ -88,34 +88,26 @@ class CommitQueue:
         """
         ticket, rows = object(), frozenset(ids)
         with self._changed:
+            before = {asked for asked, wanted in self._asked.items() if not rows.isdisjoint(wanted)}
             self._asked[ticket] = rows
         try:
             with self._changed:
-                first = self._changed.wait_for(lambda: self._is_first(ticket, rows), timeout=wait_seconds)
-            yield first
+                in_time = self._changed.wait_for(lambda: before.isdisjoint(self._asked), timeout=wait_seconds)
+            yield in_time
         finally:
             with self._changed:
                 del self._asked[ticket]
                 self._changed.notify_all()
 
-    def _is_first(self, ticket: object, rows: frozenset[str]) -> bool:
-        for asked, wanted in self._asked.items():
-            if asked is ticket:
-                break
-            if not rows.isdisjoint(wanted):
-                return False
-        return True
-
 
 @dataclass(slots=True)
 class CommitResult:
-    """How every proc of the plan ended, each group in plan order.
+    """How every proc of the plan ended.
 
     ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
     stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL is lower than in
     Redis; load them again. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so that a pause while it
-    was answered counts. ``statements`` counts SQL statements, ``deadlocks`` the transactions that PostgreSQL asked to
-    repeat.
+    was answered counts.
     """
 
     committed: list[PlannedProc] = field(default_factory=list)
@@ -123,10 +115,7 @@ class CommitResult:
     unknown: list[Lost] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     lowered: set[str] = field(default_factory=set)
-    sent_at: float | None = None
-    statements: int = 0
-    transactions: int = 0
-    deadlocks: int = 0
+    sent_at: float = 0.0
 
 
 def commit_plan(
@@ -148,12 +137,8 @@ def commit_plan(
     began = clock() if booked_at is None else booked_at
     run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue())
     run.commit(procs)
-    result, order = run.result, {proc.proc_id: position for position, proc in enumerate(procs)}
-    quarantine(engine, result.quarantined, settings)
-    result.committed.sort(key=lambda proc: order[proc.proc_id])
-    result.lost.sort(key=lambda pair: order[pair[0].proc_id])
-    result.unknown.sort(key=lambda pair: order[pair[0].proc_id])
-    return result
+    quarantine(engine, run.result.quarantined, settings)
+    return run.result
 
 
 def quarantine(engine: Engine, reasons: Mapping[str, str], settings: Settings) -> None:
@@ -167,10 +152,6 @@ def quarantine(engine: Engine, reasons: Mapping[str, str], settings: Settings) -
             quarantine_jobs(connection, reasons, settings.queue.job_back_off_duration)
     except SQLAlchemyError as error:  # the next pass meets the same jobs, and says the same of them
         log.error("quarantine_not_stored", job_ids=sorted(reasons), error=describe(error))
-
-
-class _OutOfTimeError(Exception):
-    """The commit deadline leaves no room for another statement."""
 
 
 @dataclass(slots=True)
@@ -195,39 +176,31 @@ class _Commit:
         while procs:
             try:
                 self._transaction(procs)
-                return
-            except _OutOfTimeError:
-                self._fail(procs, DatabaseFailure("the commit deadline passed before the plan could be committed"))
-                return
+            except DatabaseFailure as too_late:
+                self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
                 failure = classify(error)
                 if failure is Failure.REPEAT:
                     # The pause is random, so that the two that met do not meet again.
-                    self.result.deadlocks += 1
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
-                elif failure is Failure.DATABASE:
-                    log.error("commit_failed", procs=len(procs), error=describe(error))
-                    self._fail(procs, DatabaseFailure(describe(error)))
-                    return
-                else:
-                    self._cut(procs, failure, error)
-                    return
+                    continue
+                self._cut(procs, failure, describe(error))
+            return
 
-    def _cut(self, procs: Sequence[PlannedProc], failure: Failure, error: SQLAlchemyError) -> None:
-        """Commit each half of the jobs by itself; a job that is alone is the culprit."""
+    def _cut(self, procs: Sequence[PlannedProc], failure: Failure, reason: str) -> None:
+        """Commit each half of the jobs by itself; a job that is alone is the culprit. The database has none."""
         jobs = list(dict.fromkeys(proc.job.id for proc in procs))
-        if len(jobs) > 1:
+        if failure is Failure.DATABASE:
+            log.error("commit_failed", procs=len(procs), error=reason)
+        elif len(jobs) > 1:
             first = set(jobs[: len(jobs) // 2])
             self.commit([proc for proc in procs if proc.job.id in first])
             self.commit([proc for proc in procs if proc.job.id not in first])
             return
-        reason = describe(error)
-        if failure is Failure.ROWS:
+        elif failure is Failure.ROWS:
             self.result.quarantined[jobs[0]] = reason
-        if failure is Failure.HOST:
-            self.result.lost += [(proc, HostExhausted(reason)) for proc in procs]
-        else:
-            self._fail(procs, DatabaseFailure(reason))
+        lost = HostExhausted(reason) if failure is Failure.HOST else DatabaseFailure(reason)
+        self.result.lost += [(proc, lost) for proc in procs]
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
         """One transaction, after those of this process that lock some of its hosts, or counters of its jobs."""
@@ -236,12 +209,11 @@ class _Commit:
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
         with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
             self._check_time(_STATEMENTS_BEFORE)
-            self.result.transactions += 1
             with connection.begin() as transaction:
                 committed, lost, lowered = self._write(connection, procs)
                 sent_at = self.clock()
                 try:
-                    self._check_time(_COMMIT_BEFORE)
+                    self._check_time()
                     transaction.commit()
                 except SQLAlchemyError as error:
                     if not in_doubt(error):
@@ -251,7 +223,7 @@ class _Commit:
                     self.result.unknown += [(proc, failure) for proc in committed]
                     committed = []
         # Nothing is recorded before the outcome is known: a transaction that failed is repeated, or cut.
-        if committed and self.result.sent_at is None:
+        if committed and not self.result.committed:
             self.result.sent_at = sent_at
         self.result.committed += committed
         self.result.lost += lost
@@ -262,7 +234,7 @@ class _Commit:
     ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
         """Lock, decide, write: the steps (a) to (d) of design 3.6."""
         # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
-        self._next()
+        self._check_time()
         store.set_timeouts(
             connection,
             statement=_STATEMENT * self.deadline,
@@ -271,7 +243,7 @@ class _Commit:
             whole=_WHOLE * self.deadline - self._elapsed(),
         )
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
-        self._next()
+        self._check_time()
         frames = store.lock_frames(connection, procs, self.facts)
         changed = "the frame was started, changed, paused or taken by another transaction"
         kept = [proc for proc in procs if proc.frame.id in frames]
@@ -280,7 +252,7 @@ class _Commit:
             return [], lost, frozenset()
         # (b) Hosts, then caps, which stay as they are until COMMIT.
         hosts = self._lock_hosts(connection, {p.host.id for p in kept})
-        self._next()
+        self._check_time()
         kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, by_vertex(kept)))
         kept, without_host = fit_hosts(kept, hosts)
         lost += without_cap + without_host
@@ -292,7 +264,7 @@ class _Commit:
         except SQLAlchemyError as error:
             if not waited_too_long(error):
                 raise
-            self._next(2)
+            self._check_time()
             store.take_back_writes(connection)
             free = store.lock_free_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
             busy = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")
@@ -309,20 +281,20 @@ class _Commit:
         some tens of milliseconds: it is waited for. It locks hosts in the same order, so neither waits in a circle, and
         who locks them otherwise is not waited for longer than the lock's time-out.
         """
-        self._next()
+        self._check_time()
         try:
             return store.lock_hosts(connection, host_ids, wait_seconds=_HOST_LOCK * self.deadline)
         except SQLAlchemyError as error:
             if not waited_too_long(error):
                 raise
-        self._next()
+        self._check_time()
         return store.lock_free_hosts(connection, host_ids)
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
         """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""
         if not procs:
             return [], []
-        self._next()
+        self._check_time()
         inserted = store.insert_procs(connection, procs)
         kept = [proc for proc in procs if proc.proc_id in inserted]
         lost: list[Lost] = [
@@ -330,27 +302,20 @@ class _Commit:
         ]
         if not kept:
             return [], lost
-        self._next()
+        self._check_time()
         store.take_from_hosts(connection, kept)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
-        self._next()
+        self._check_time()
         versions = store.start_frames(connection, kept)
         return [replace(p, frame=replace(p.frame, version=versions[p.frame.id])) for p in kept], lost
-
-    def _fail(self, procs: Sequence[PlannedProc], failure: DatabaseFailure) -> None:
-        self.result.lost += [(proc, failure) for proc in procs]
 
     def _elapsed(self) -> float:
         return self.clock() - self.booked_at
 
-    def _next(self, statements: int = 1) -> None:
-        """Count statements about to be sent, unless it is too late for them."""
-        self._check_time(_COMMIT_BEFORE)
-        self.result.statements += statements
-
-    def _check_time(self, share: float) -> None:
+    def _check_time(self, share: float = _COMMIT_BEFORE) -> None:
+        """Raise DatabaseFailure when it is too late to send anything more."""
         if self._elapsed() > share * self.deadline:
-            raise _OutOfTimeError
+            raise DatabaseFailure("the commit deadline passed before the plan could be committed")
 
 
 # What of a plan still holds against the locked rows and today's caps (design 3.6 b).
@@ -453,19 +418,8 @@ def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, Bo
         if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.reservation.gpus <= 0):
             continue
         if proc.proc_id not in errors:
-            errors[proc.proc_id] = _over_cap(caps, gpus=over_cores <= 0 < over_gpus)
+            lowered = AllocationOverBurst if caps.kind is VertexKind.SUBSCRIPTION else CapExceeded
+            errors[proc.proc_id] = lowered(f"the cap of its {caps.kind.value} was lowered below what is booked")
         over_cores -= proc.reservation.cores
         over_gpus -= proc.reservation.gpus
         over_frames -= 1
-
-
-def _over_cap(caps: VertexCaps, *, gpus: bool) -> BookingError:
-    if caps.kind is VertexKind.SUBSCRIPTION:
-        text = f"the burst was lowered to {caps.max_cores:g} cores while {caps.cores} are booked"
-        return AllocationOverBurst(text)
-    table, current, limit = caps.kind.value, caps.cores, caps.max_cores
-    if caps.kind is VertexKind.LIMIT:
-        current, limit = caps.frames + caps.foreign_frames, (caps.max_frames or 0) + caps.foreign_frames
-    elif gpus:
-        table, current, limit = f"{table}_gpus", caps.gpus, caps.max_gpus
-    return CapExceeded(f"the {table} cap was lowered to {limit:g} while {current} are booked")

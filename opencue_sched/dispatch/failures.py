@@ -1,5 +1,5 @@
 """What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `in_doubt`), and for any
-work that met it (`is_trouble`, `is_missing`). PostgreSQL's errors are told apart by SQLSTATE."""
+work that met it (`is_trouble`). PostgreSQL's errors are told apart by SQLSTATE."""
 
 from __future__ import annotations
 
@@ -95,44 +95,22 @@ def _sqlstate(error: Exception) -> str:
     return getattr(orig, "pgcode", None) or ""
 
 
-# Whether the store itself is in trouble, or the statement or its rows are at fault.
-#
-# Trouble passes, and whatever uses the store meets it alike: the same work is tried again later. Any other error comes
-# again with the same rows.
-
-_MISSING_CLASSES = frozenset({"0A", "3F", "42"})
-"""Our statements name a schema, table, column or function that is absent or not granted. They are constant, so no rows
-are to blame."""
-_TROUBLE_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"}) | _MISSING_CLASSES
-"""And connections, other transactions, resources, locks, operators and time-outs, the system."""
-_TROUBLE_STATES = frozenset({"25006", "25P03"})
-"""A server that takes no writes, as after a failover; a transaction that was idle for too long."""
-_TOO_LARGE_CLASS = "54"
-"""Program limits: the driver calls them operational, but the same statement fails again."""
 _TROUBLE_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "UNKILLABLE"})
 """First words of Redis's answer to every script while it is in trouble, where redis-py has no class for the error."""
 
 
 def is_trouble(error: Exception) -> bool:
-    """Whether ``error`` says that PostgreSQL or Redis is in trouble, so that the same work may succeed later."""
-    if type(error) is ResponseError:
-        return str(error).partition(" ")[0] in _TROUBLE_WORDS
+    """Whether ``error`` says that PostgreSQL or Redis is in trouble, so that the same work may succeed later.
+
+    Whatever uses the store meets trouble alike; any other error comes again with the same rows. What our statements
+    name and the schema lacks, or does not grant, is trouble: they are constant, so no rows are to blame.
+    """
     if isinstance(error, RedisError):
+        if type(error) is ResponseError:
+            return str(error).partition(" ")[0] in _TROUBLE_WORDS
         return not isinstance(error, DataError)
-    return isinstance(error, SQLAlchemyError) and _is_trouble_of_postgresql(error)
-
-
-def is_missing(error: Exception) -> bool:
-    """Whether PostgreSQL answers, but lacks what ``migrate`` or a GRANT brings back. No event says when it is back."""
-    return _sqlstate(error)[:2] in _MISSING_CLASSES
-
-
-def _is_trouble_of_postgresql(error: SQLAlchemyError) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, TimeoutError | DisconnectionError | PendingRollbackError)
-    state = _sqlstate(error)
-    if state[:2] == _TOO_LARGE_CLASS:
-        return False
-    if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
-        return True
-    return state[:2] in _TROUBLE_CLASSES or state in _TROUBLE_STATES
+    if _sqlstate(error):
+        return classify(error) not in (Failure.ROWS, Failure.HOST)
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)

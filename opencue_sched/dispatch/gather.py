@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from threading import Lock
+from functools import lru_cache
 from typing import Any, cast
 
 import redis
@@ -44,7 +42,16 @@ from opencue_sched.domain.farm import (
     Snapshot,
     Work,
 )
-from opencue_sched.domain.frames import burst_cap, check_frame_range, cores_cap, gpus_cap
+from opencue_sched.domain.frames import (
+    MEM_RESERVED_MIN_KB,
+    GpuDemand,
+    Need,
+    Search,
+    burst_cap,
+    check_frame_range,
+    cores_cap,
+    gpus_cap,
+)
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
@@ -57,6 +64,7 @@ from opencue_sched.store.pending import (
     fetch_pending_jobs,
     fetch_shares,
     fetch_waiting_layers,
+    fetch_waiting_work,
 )
 from opencue_sched.store.schema import SchemaFacts
 
@@ -64,7 +72,6 @@ log = structlog.get_logger(__name__)
 
 _FIELD = "hosts"
 _START = "0-0"
-_IDS_PER_ENTRY = 250
 _MAX_ENTRIES_KEPT = 10_000
 _MAX_ENTRIES_READ = 1_000
 _CLEAN_UP_SECONDS = 300.0
@@ -87,13 +94,10 @@ class HostChanges:
         self._key = names.host_changes(namespace)
 
     def publish(self, host_ids: Collection[str]) -> None:
-        """Append the ids, in one round trip; 250 to an entry. Call it after the commit that changed the hosts."""
-        ids = iter(dict.fromkeys(host_ids))
-        pipeline = self._client.pipeline(transaction=False)
-        while batch := list(islice(ids, _IDS_PER_ENTRY)):
-            pipeline.xadd(self._key, {_FIELD: " ".join(batch)}, maxlen=_MAX_ENTRIES_KEPT, approximate=True)
-        if len(pipeline):
-            pipeline.execute()
+        """Append the ids, in one round trip. Call it after the commit that changed the hosts."""
+        if host_ids:
+            ids = " ".join(dict.fromkeys(host_ids))
+            self._client.xadd(self._key, {_FIELD: ids}, maxlen=_MAX_ENTRIES_KEPT, approximate=True)
 
     def since(self, cursor: str | None) -> tuple[str, frozenset[str] | None]:
         """What was appended after ``cursor``: the new cursor, and the ids, or None for "read every host again".
@@ -150,7 +154,6 @@ class HostFeed:
         self._rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
         )
-        self.bad_rows = BadRowLog()
         self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
 
     def start(self) -> None:
@@ -191,10 +194,8 @@ class HostFeed:
 
     def changed(self, host_ids: Collection[str]) -> None:
         """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
-        if not host_ids:
-            return
         try:
-            self._changes.publish(sorted(host_ids))
+            self._changes.publish(host_ids)
         except RedisError as error:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
@@ -202,7 +203,8 @@ class HostFeed:
         with self._engine.connect() as connection:
             staleness = self._settings.host_staleness_threshold
             hosts, bad = fetch_groups(connection, facility_id, tags, staleness, of_buckets)
-        self.bad_rows.report(bad)
+        for row in bad:
+            _log_bad_row(row)
         return hosts
 
     def follow(self) -> HostNews:
@@ -220,15 +222,22 @@ class HostFeed:
             self._noted |= self.cache.reaches(ids or ())
             wanted = self._noted | self.cache.invalidated_ids()
             found, self._reread = self._reread, []
-            if not wanted:
-                return HostNews(tuple(found), everything=ids is None)
-            read_at = self.cache.instant()
-            with self._engine.connect() as connection:
-                hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
-            self.bad_rows.report(bad)
-            self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
-            self._noted.clear()
-            return HostNews((*found, *hosts), everything=ids is None)
+            if wanted:
+                read_at = self.cache.instant()
+                with self._engine.connect() as connection:
+                    hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+                for row in bad:
+                    _log_bad_row(row)
+                self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
+                self._noted.clear()
+                found += hosts
+            return HostNews(tuple(found), everything=ids is None)
+
+
+@lru_cache(maxsize=10_000)
+def _log_bad_row(row: BadRow) -> None:
+    """Log a row that makes no sense: once in this process, as long as it is among the latest 10,000."""
+    log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
 
 
 _MOST = {
@@ -248,8 +257,8 @@ CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], in
 
 @dataclass(frozen=True, slots=True)
 class GatheredCluster:
-    """``bad_rows`` were skipped, and ``bad_layers`` with them. ``more``: as many jobs were found as a pass looks at, so
-    there may be others. ``versions`` are those of the rows of all layers found, by id.
+    """``bad_layers`` were skipped: rows of theirs, or of their job, make no sense. ``more``: as many jobs were found as
+    a pass looks at, so there may be others. ``versions`` are those of the rows of all layers found, by id.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it.
@@ -257,21 +266,10 @@ class GatheredCluster:
 
     cluster: Cluster
     jobs: tuple[Job, ...]
-    bad_rows: tuple[BadRow, ...]
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
     versions: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """``snapshot`` for the planner, what else is to say of each cluster in their order, and how many ``statements``
-    were sent to PostgreSQL."""
-
-    snapshot: Snapshot
-    clusters: tuple[GatheredCluster, ...]
-    statements: int
 
 
 def gather(
@@ -283,8 +281,9 @@ def gather(
     in_use: CoresInUse,
     skip: Skip = lambda _cluster, _headroom: SkippedLayers(),
     most_frames: int = MAX_FRAMES,
-) -> Gathered:
-    """Read the pending work of all these clusters, and the live headroom under every cap that work stands under.
+) -> tuple[Snapshot, list[GatheredCluster]]:
+    """Read the pending work of all these clusters, and the live headroom under every cap that work stands under: what
+    the planner gets, and what else is to say of each cluster, in their order.
 
     ``most_frames``: as many as can be placed, and one more, which says why it is not; no more are read of a layer. A
     job all of whose layers are to be skipped gives its place to the next one.
@@ -299,22 +298,33 @@ def gather(
     left = cores_left(subscribed)
     places = {(cluster.show_id, cluster.facility_id) for cluster in clusters}
     skipped = [skip(cluster, left[cluster.show_id]) for cluster in clusters]
-    draws = [seed_of_draw(cluster.show_id, cluster.shard, now, queue.priority_draw) for cluster in clusters]
-    found, nothing = _pending_jobs(
-        partial(
-            fetch_pending_jobs,
+    headroom = {
+        (row.show_id, row.alloc_id): int(left[row.show_id][row.alloc_id])
+        for row in shares
+        if (row.show_id, row.facility_id) in places
+    }
+    found: list[list[Row[Any]]] = [[] for _ in clusters]
+
+    def find_jobs(numbers: Sequence[int], *, held_back: bool = False) -> None:
+        of = [clusters[number] for number in numbers]
+        for row in fetch_pending_jobs(
             connection,
+            of,
             facts=facts,
-            headroom={
-                (row.show_id, row.alloc_id): int(left[row.show_id][row.alloc_id])
-                for row in shares
-                if (row.show_id, row.facility_id) in places
-            },
+            headroom=headroom,
             full_limits=[limit.id for limit in limits.values() if not limit.left],
             max_jobs=queue.max_jobs_per_cluster_pass,
-        ),
-        list(zip(clusters, draws, skipped, strict=True)),
-    )
+            draws=[seed_of_draw(it.show_id, it.shard, now, queue.priority_draw) for it in of],
+            skipped=[skipped[number] for number in numbers],
+            held_back=held_back,
+        ):
+            found[numbers[row.turn - 1]].append(row)
+
+    find_jobs(range(len(clusters)))
+    # Of clusters without a job that can be booked, what it is that waits: the planner says of each layer why.
+    nothing = [number for number, rows in enumerate(found) if not rows]
+    if nothing:
+        find_jobs(nothing, held_back=True)
     layer_rows: defaultdict[int, list[Row[Any]]] = defaultdict(list)
     for row in fetch_waiting_layers(
         connection,
@@ -330,14 +340,8 @@ def gather(
         _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, queue.max_jobs_per_cluster_pass)
         for turn, cluster in enumerate(clusters)
     ]
-    snapshot = Snapshot(
-        work=tuple(Work(it.cluster, it.jobs) for it in gathered),
-        subscriptions=subscribed,
-        **_caps_above(gathered, found, limits),
-        sizes={(row.show_id, row.alloc_id): row.size_centicores / CENTICORES_PER_CORE for row in shares},
-        now=now,
-    )
-    return Gathered(snapshot, tuple(gathered), statements=5 if nothing else 4)
+    sizes = {(row.show_id, row.alloc_id): row.size_centicores / CENTICORES_PER_CORE for row in shares}
+    return _snapshot(gathered, found, limits, subscribed, sizes, now), gathered
 
 
 def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
@@ -358,12 +362,35 @@ def cores_left(subscribed: Mapping[tuple[str, str], Caps]) -> Mapping[str, Mappi
 def _gathered(
     cluster: Cluster, job_rows: Sequence[Row[Any]], layer_rows: Sequence[Row[Any]], nothing: bool, max_jobs: int
 ) -> GatheredCluster:
-    """``nothing`` of these can be booked now; ``max_jobs`` were asked for."""
-    jobs, bad_rows, bad_layers = _jobs(job_rows, layer_rows)
+    """The jobs in the order of their rows, with their layers in the order of theirs; ``nothing`` of these can be booked
+    now, and ``max_jobs`` were asked for."""
+    jobs: list[Job] = []
+    bad_layers: list[LayerVerdict] = []
+    layers_by_job: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in layer_rows:
+        if row.ids is not None:
+            layers_by_job[row.pk_job].append(row)
+            continue
+        why = f"its counter says that {row.int_waiting_count} frames wait, and none does"
+        _log_bad_row(BadRow("layer_stat", row.pk_layer, why, row.str_name))
+        bad_layers.append(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, why))
+    for row in job_rows:
+        layers = layers_by_job[row.pk_job]
+        try:
+            job = _job(row, tuple(map(_layer, layers)))
+        except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+            why = str(error)
+            _log_bad_row(BadRow("job", row.pk_job, why, row.str_name))
+            bad_layers += [
+                LayerVerdict(row.pk_job, layer.pk_layer, Verdict.FAILED, 0, layer.int_waiting_count, why)
+                for layer in layers
+            ]
+            continue
+        if job.layers:
+            jobs.append(job)
     return GatheredCluster(
         cluster,
         tuple(jobs),
-        tuple(bad_rows),
         tuple(bad_layers),
         held_back=nothing and bool(job_rows),
         more=not nothing and len(job_rows) >= max_jobs,
@@ -371,29 +398,15 @@ def _gathered(
     )
 
 
-def _pending_jobs(
-    fetch: Callable[..., Sequence[Row[Any]]], clusters: Sequence[tuple[Cluster, str, SkippedLayers]]
-) -> tuple[list[list[Row[Any]]], list[int]]:
-    """The jobs of each cluster, with its draw and what it skips; and which clusters (by number) have none that can be
-    booked: these show what it is that waits, and the planner says of each layer why."""
-    found: list[list[Row[Any]]] = [[] for _ in clusters]
-
-    def fetch_of(numbers: Sequence[int], **options: bool) -> None:
-        of, draws, skipped = zip(*(clusters[number] for number in numbers), strict=True)
-        for row in fetch(of, draws=draws, skipped=skipped, **options):
-            found[numbers[row.turn - 1]].append(row)
-
-    fetch_of(range(len(clusters)))
-    nothing = [number for number, rows in enumerate(found) if not rows]
-    if nothing:
-        fetch_of(nothing, held_back=True)
-    return found, nothing
-
-
-def _caps_above(
-    gathered: Iterable[GatheredCluster], found: Iterable[Iterable[Row[Any]]], limits: Mapping[str, Row[Any]]
-) -> dict[str, Any]:
-    """The caps of folders, jobs and limits above the jobs, as a snapshot has them."""
+def _snapshot(
+    gathered: Sequence[GatheredCluster],
+    found: Iterable[Iterable[Row[Any]]],
+    limits: Mapping[str, Row[Any]],
+    subscribed: Mapping[tuple[str, str], Caps],
+    sizes: Mapping[tuple[str, str], float],
+    now: float,
+) -> Snapshot:
+    """The jobs, and the caps of folders, jobs and limits above them."""
     kept = {job.id: job for it in gathered for job in it.jobs}
     wanted = {limit for job in kept.values() for layer in job.layers for limit in layer.limit_ids}
     folders, jobs = {}, {}
@@ -403,47 +416,11 @@ def _caps_above(
         if max(row.folder_max_cores or 0, row.folder_max_gpus or 0) > 0:  # no other's use is summed
             of_folder = row.folder_max_cores, row.folder_max_gpus, row.folder_cores, row.folder_gpus
             folders[row.pk_folder] = _caps(*of_folder)
-    return {
-        "folders": folders,
-        "job_caps": jobs,
-        "limits": {
-            key: Headroom(limits[key].max_value, limits[key].running, limits[key].name)
-            for key in limits.keys() & wanted
-        },
+    above = {
+        key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in limits.keys() & wanted
     }
-
-
-def _jobs(
-    job_rows: Iterable[Row[Any]], layer_rows: Iterable[Row[Any]]
-) -> tuple[list[Job], list[BadRow], list[LayerVerdict]]:
-    """The jobs in the order of their rows, with their layers in the order of theirs; what makes no sense, and the
-    verdicts on the layers that are not looked at for it."""
-    jobs: list[Job] = []
-    bad_rows: list[BadRow] = []
-    bad_layers: list[LayerVerdict] = []
-    layers_by_job: dict[str, list[Row[Any]]] = defaultdict(list)
-    for row in layer_rows:
-        if row.ids is not None:
-            layers_by_job[row.pk_job].append(row)
-            continue
-        why = f"its counter says that {row.int_waiting_count} frames wait, and none does"
-        bad_rows.append(BadRow("layer_stat", row.pk_layer, why, row.str_name))
-        bad_layers.append(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, why))
-    for row in job_rows:
-        layers = layers_by_job[row.pk_job]
-        try:
-            job = _job(row, tuple(map(_layer, layers)))
-        except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-            why = str(error)
-            bad_rows.append(BadRow("job", row.pk_job, why, row.str_name))
-            bad_layers += [
-                LayerVerdict(row.pk_job, layer.pk_layer, Verdict.FAILED, 0, layer.int_waiting_count, why)
-                for layer in layers
-            ]
-            continue
-        if job.layers:
-            jobs.append(job)
-    return jobs, bad_rows, bad_layers
+    work = tuple(Work(it.cluster, it.jobs) for it in gathered)
+    return Snapshot(work, subscribed, folders, jobs, above, sizes, now)
 
 
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
@@ -513,34 +490,63 @@ def _caps(max_centicores: int | None, max_gpus: int | None, cores: int, gpus: in
     return Caps(Headroom(cores_cap(max_centicores or 0), cores), Headroom(gpus_cap(max_gpus or 0), gpus))
 
 
-# Rows that make no sense: each is logged once with its id, counted every time, and skipped.
+# What waits for GPUs, for the passes of one process: read apart from them and seldom, for all of them.
+#
+# A pass must know of GPU work that it does not gather (in cooldown, beyond its limit, of another show) before it gives
+# the cores beside idle GPUs away. That changes slowly, so the passes of a process share what was read last. Demand that
+# cannot run is no demand: nothing is kept for frames over a limit or a cap of their own.
 
-_REMEMBERED = 10_000
+READ_SECONDS = 2.0
+"""How old what is known may be. As long may cores stay idle for GPU work that has just started or gone."""
 
 
-class BadRowLog:
-    """Logs each bad row once, however often it is met, as long as it is among the latest 10,000. Thread-safe."""
+class GpuWaits:
+    """What waits for GPUs now, as of at most two seconds ago. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._seen: OrderedDict[BadRow, None] = OrderedDict()
-        self._met: Counter[str] = Counter()
-        self._lock = Lock()
+    def __init__(
+        self, engine: Engine, facts: SchemaFacts, in_use: CoresInUse, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._in_use = in_use
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = -math.inf
+        self._demands: tuple[GpuDemand, ...] = ()
 
-    def report(self, rows: Iterable[BadRow]) -> None:
-        """Count these rows and log those that are new."""
-        for row in rows:
-            with self._lock:
-                self._met[row.table] += 1
-                known = row in self._seen
-                self._seen[row] = None
-                self._seen.move_to_end(row)
-                if len(self._seen) > _REMEMBERED:
-                    self._seen.popitem(last=False)
-            if not known:
-                log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
-
-    def taken_counts(self) -> Counter[str]:
-        """How many bad rows were met since the last call, by table."""
+    def demands(self) -> tuple[GpuDemand, ...]:
+        """The demands; reads them if they are too old. Errors of the stores go to the caller."""
         with self._lock:
-            met, self._met = self._met, Counter()
-            return met
+            now = self._clock()
+            if now - self._read_at >= READ_SECONDS:
+                self._demands = self._read()
+                self._read_at = now
+            return self._demands
+
+    def _read(self) -> tuple[GpuDemand, ...]:
+        """Demands of shows that may book the same are one: what they need of a host is the same."""
+        with self._engine.connect() as connection:
+            waiting = fetch_waiting_work(connection, None, self._facts, gpus=True)
+            rows = [row for row in waiting if row.why == Verdict.BEHIND]
+            shares = fetch_shares(connection, {row.pk_show for row in rows}) if rows else ()
+            connection.rollback()
+        left = cores_left(subscriptions(shares, self._in_use)) if rows else {}
+        frames = Counter[tuple[str, Search, frozenset[str]]]()
+        for row in rows:
+            open_allocs = frozenset(it for it, cores in left[row.pk_show].items() if cores >= row.least_cores)
+            if open_allocs:
+                frames[row.pk_facility, _search(row), open_allocs] += row.frames
+        return tuple(
+            GpuDemand(facility_id, search, allocs, count) for (facility_id, search, allocs), count in frames.items()
+        )
+
+
+def _search(row: Row[Any]) -> Search:
+    need = Need(
+        cores=row.least_cores,
+        memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),
+        gpus=max(0, row.int_gpus_min),
+        gpu_memory_kb=max(0, row.int_gpu_mem_min),
+    )
+    tags = tuple(sorted(normalise_tags(row.tags)))
+    return Search(tags, row.str_os or None, need, row.b_threadable, row.int_cores_min, row.int_cores_max)

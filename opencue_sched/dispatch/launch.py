@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,23 +33,13 @@ import grpc
 import structlog
 from opencue_proto import rqd_pb2
 from redis.exceptions import RedisError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.cooldown import Cooldowns
-from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.dispatch.rqd import (
-    Confirmation,
-    Fate,
-    RqdChannels,
-    RunningFrameRef,
-    Whereabouts,
-    describe,
-    kill_and_confirm,
-    look,
-)
+from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, describe, kill_and_confirm, look
 from opencue_sched.domain.farm import PlannedProc, centicores
 from opencue_sched.domain.frames import command_line, environment, memory_limit
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
@@ -78,12 +68,6 @@ _UNCLEAR = frozenset(
 _NOT_LET_IN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
-class LaunchState(StrEnum):
-    LAUNCHED = "launched"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """A frame for one host. The proc is ``run_frame.resource_id``."""
@@ -99,7 +83,8 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """LAUNCHED: RQD has it. FAILED: nothing runs and nothing will. UNKNOWN: it may run now or later.
+    """Without an ``error`` RQD has it. With one nothing runs and nothing will, or, if its outcome is unknown, it may
+    run now or later.
 
     ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD said something.
     """
@@ -108,12 +93,6 @@ class LaunchOutcome:
     sends: int = 0
     error: RqdFailure | None = None
     answered: bool = False
-
-    @property
-    def state(self) -> LaunchState:
-        if self.error is None:
-            return LaunchState.LAUNCHED
-        return LaunchState.UNKNOWN if self.error.outcome_unknown else LaunchState.FAILED
 
     @property
     def proc_id(self) -> str:
@@ -151,15 +130,14 @@ def launch_all(
     requests: Sequence[LaunchRequest],
     *,
     send_within: float | None = None,
-    progress: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[LaunchOutcome]:
     """Launch frames on many hosts at once; one outcome per request, in their order. Never raises for an RQD.
 
     Hosts are served side by side (``RqdChannels.each``), the frames of one host one after the other, so a host
     that hangs delays no other. ``send_within`` seconds after the call (default ``rqd.timeout``) no frame is sent any
-    more; nor are the remaining frames of a host that did not answer. Both are FAILED.
-    With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched. ``progress`` is called as hosts end.
+    more; nor are the remaining frames of a host that did not answer. Both have failed for certain.
+    With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched.
     """
     if channels.settings.dry_run_mode:
         return [LaunchOutcome(request) for request in requests]
@@ -183,7 +161,7 @@ def launch_all(
             outcomes.append((index, outcome))
         return outcomes
 
-    outcomes = dict(pair for pairs in channels.each(serve, by_host.values(), progress=progress) for pair in pairs)
+    outcomes = dict(pair for pairs in channels.each(serve, by_host.values()) for pair in pairs)
     return [outcomes[index] for index in range(len(requests))]
 
 
@@ -198,21 +176,18 @@ def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
         time.sleep(_RESEND_PAUSE_SECONDS)
         sends = 2
         answer, words = _send(channels, request)
+    answered, unknown = answer not in (Answer.NOT_SENT, Answer.LOST), answer is Answer.LOST
+    if answer in (Answer.DUPLICATE, Answer.UNCLEAR):
+        # RQD answered, but in a way that leaves open whether the frame runs.
+        seen = look(channels, ref)
+        if seen.place is Whereabouts.OURS:
+            log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=words)
+            answer = None
+        elif answer is Answer.DUPLICATE or seen.place is not Whereabouts.ABSENT:
+            words, unknown = f"{words}; then {seen.detail}", True
     if answer is None:
         return LaunchOutcome(request, sends, answered=True)
-    if answer in (Answer.NOT_SENT, Answer.REFUSED, Answer.REFUSED_FOR_GOOD):
-        return _not_launched(request, words, sends, answered=answer is not Answer.NOT_SENT)
-    if answer is Answer.LOST:
-        return _not_launched(request, words, sends, unknown=True)
-    # RQD answered, but in a way that leaves open whether the frame runs.
-    seen = look(channels, ref)
-    if seen.place is Whereabouts.OURS:
-        log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=words)
-        return LaunchOutcome(request, sends, answered=True)
-    if answer is Answer.UNCLEAR and seen.place is Whereabouts.ABSENT:
-        return _not_launched(request, words, sends, answered=True)
-    words = f"{words}; then {seen.place.value}: {seen.detail}"
-    return _not_launched(request, words, sends, answered=True, unknown=True)
+    return _not_launched(request, words, sends, answered=answered, unknown=unknown)
 
 
 def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None, str]:
@@ -284,7 +259,7 @@ def build_run_frame(
 def launch_requests(
     procs: Sequence[PlannedProc], environments: Environments, settings: Settings
 ) -> tuple[list[LaunchRequest], list[LaunchOutcome]]:
-    """The launches of booked procs, and a FAILED outcome for each whose RunFrame cannot be built."""
+    """The launches of booked procs, and the outcome of each whose RunFrame cannot be built."""
     requests: list[LaunchRequest] = []
     failed: list[LaunchOutcome] = []
     for proc in procs:
@@ -324,116 +299,108 @@ class SettleReport:
     left_unknown: tuple[NotLaunched, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What settling needs. ``undo`` takes back bookings in PostgreSQL."""
+def settle(
+    engine: Engine,
+    ledger: Ledger,
+    channels: RqdChannels,
+    committed: Sequence[PlannedProc],
+    outcomes: Sequence[LaunchOutcome],
+) -> SettleReport:
+    """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). The caller publishes
+    the hosts: what was undone is idle there again."""
+    by_id = {proc.proc_id: proc for proc in committed}
+    launched = [by_id[it.proc_id] for it in outcomes if it.error is None]
+    to_undo = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and not it.error.outcome_unknown]
+    unsure = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and it.error.outcome_unknown]
 
-    engine: Engine
-    ledger: Ledger
-    changes: HostChanges
-    channels: RqdChannels
-    undo: Callable[[Connection, Sequence[PlannedProc]], Collection[str]] = undo_bookings
+    # 1. RQD.
+    unsure, gone, left = _still_ours(engine, unsure)
+    to_undo += gone
+    refs = [
+        RunningFrameRef(proc.host.name, proc.frame.id, proc.proc_id, centicores(proc.reservation.cores))
+        for proc, _ in unsure
+    ]
+    confirmations = channels.each(lambda ref: kill_and_confirm(channels, ref, reason=_KILL_REASON, adopt=True), refs)
+    for (proc, error), (fate, detail) in zip(unsure, confirmations, strict=True):
+        if fate is Fate.RUNNING:
+            launched.append(proc)
+        elif fate is Fate.NOT_RUNNING:
+            to_undo.append((proc, error))
+        else:
+            left.append((proc, _because(error, f"not confirmed to be gone ({detail})")))
 
-    def settle(
-        self,
-        committed: Sequence[PlannedProc],
-        outcomes: Sequence[LaunchOutcome],
-        *,
-        progress: Callable[[], None] = lambda: None,
-    ) -> SettleReport:
-        """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). ``progress`` is
-        called as RQDs are asked."""
-        by_id = {proc.proc_id: proc for proc in committed}
-        launched = [by_id[it.proc_id] for it in outcomes if it.error is None]
-        to_undo = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and not it.error.outcome_unknown]
-        unsure = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and it.error.outcome_unknown]
+    # 2. PostgreSQL.
+    problems = _undo_in_postgresql(engine, [proc for proc, _ in to_undo])
+    left += [(proc, _because(why, problems[proc.proc_id])) for proc, why in to_undo if proc.proc_id in problems]
+    compensated = [(proc, error) for proc, error in to_undo if proc.proc_id not in problems]
 
-        # 1. RQD.
-        unsure, gone, left = self._still_ours(unsure)
-        to_undo += gone
-        confirmations = self.channels.each(self._kill_unless_ours, unsure, progress=progress)
-        for (proc, error), confirmation in zip(unsure, confirmations, strict=True):
-            if confirmation.fate is Fate.RUNNING:
-                launched.append(proc)
-            elif confirmation.fate is Fate.NOT_RUNNING:
-                to_undo.append((proc, error))
-            else:
-                left.append((proc, _because(error, f"not confirmed to be gone ({confirmation.detail})")))
+    # 3. Redis. A proc that PostgreSQL has is confirmed in the ledger even when it is not known to run.
+    try:
+        if launched or left:
+            ledger.settle([booking_of(proc) for proc in (*launched, *(proc for proc, _ in left))])
+        if compensated:
+            ledger.release([proc.proc_id for proc, _ in compensated])
+    except (RedisError, NotReady) as error:  # the next recompute repairs the ledger
+        log.warning("settlement_not_told_to_redis", procs=len(committed), error=f"{type(error).__name__}: {error}")
 
-        # 2. PostgreSQL.
-        problems = self._undo_in_postgresql([proc for proc, _ in to_undo])
-        left += [(proc, _because(why, problems[proc.proc_id])) for proc, why in to_undo if proc.proc_id in problems]
-        compensated = [(proc, error) for proc, error in to_undo if proc.proc_id not in problems]
+    for proc, failure in compensated:
+        log.warning("launch_compensated", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
+    for proc, failure in left:
+        log.error("launch_left_unknown", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
+    return SettleReport(tuple(launched), tuple(compensated), tuple(left))
 
-        # 3. Redis. A proc that PostgreSQL has is confirmed in the ledger even when it is not known to run.
-        try:
-            if launched or left:
-                self.ledger.settle([booking_of(proc) for proc in (*launched, *(proc for proc, _ in left))])
-            if compensated:
-                self.ledger.release([proc.proc_id for proc, _ in compensated])
-                self.changes.publish(list(dict.fromkeys(proc.host.id for proc, _ in compensated)))
-        except (RedisError, NotReady) as error:  # the next recompute repairs the ledger
-            log.warning("settlement_not_told_to_redis", procs=len(committed), error=f"{type(error).__name__}: {error}")
 
-        for proc, failure in compensated:
-            log.warning("launch_compensated", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
-        for proc, failure in left:
-            log.error("launch_left_unknown", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
-        return SettleReport(tuple(launched), tuple(compensated), tuple(left))
+def _still_ours(
+    engine: Engine, unsure: list[NotLaunched]
+) -> tuple[list[NotLaunched], list[NotLaunched], list[NotLaunched]]:
+    """Split launches of unknown outcome into those whose frames still belong to their procs, so that RQD may be
+    asked to kill them; those whose procs are gone, which only the ledger still has; and those to be left.
 
-    def _still_ours(self, unsure: list[NotLaunched]) -> tuple[list[NotLaunched], list[NotLaunched], list[NotLaunched]]:
-        """Split launches of unknown outcome into those whose frames still belong to their procs, so that RQD may be
-        asked to kill them; those whose procs are gone, which only the ledger still has; and those to be left.
+    While this process was paused, the frame may have been given to another proc, even on the same host, and RQD
+    knows frames by frame id only.
+    """
+    if not unsure:
+        return [], [], []
+    try:
+        with engine.connect() as connection:
+            frames = frames_of(connection, [proc.proc_id for proc, _ in unsure])
+    except SQLAlchemyError as problem:
+        reason = f"PostgreSQL did not say whose its frame is: {type(problem).__name__}"
+        return [], [], [(proc, _because(error, reason)) for proc, error in unsure]
+    ours, gone, left = [], [], []
+    for proc, error in unsure:
+        if proc.proc_id not in frames:
+            gone.append((proc, error))
+        elif frames[proc.proc_id] != proc.frame.id:
+            left.append((proc, _because(error, "its frame was taken off its proc")))
+        else:
+            ours.append((proc, error))
+    return ours, gone, left
 
-        While this process was paused, the frame may have been given to another proc, even on the same host, and RQD
-        knows frames by frame id only.
-        """
-        if not unsure:
-            return [], [], []
-        try:
-            with self.engine.connect() as connection:
-                frames = frames_of(connection, [proc.proc_id for proc, _ in unsure])
-        except SQLAlchemyError as problem:
-            reason = f"PostgreSQL did not say whose its frame is: {type(problem).__name__}"
-            return [], [], [(proc, _because(error, reason)) for proc, error in unsure]
-        ours, gone, left = [], [], []
-        for proc, error in unsure:
-            if proc.proc_id not in frames:
-                gone.append((proc, error))
-            elif frames[proc.proc_id] != proc.frame.id:
-                left.append((proc, _because(error, "its frame was taken off its proc")))
-            else:
-                ours.append((proc, error))
-        return ours, gone, left
 
-    def _kill_unless_ours(self, unsure: NotLaunched) -> Confirmation:
-        proc, _ = unsure
-        ref = RunningFrameRef(proc.host.name, proc.frame.id, proc.proc_id, centicores(proc.reservation.cores))
-        return kill_and_confirm(self.channels, ref, reason=_KILL_REASON, adopt=True)
+def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[str, str]:
+    """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
 
-    def _undo_in_postgresql(self, procs: Sequence[PlannedProc]) -> dict[str, str]:
-        """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
-
-        Returns the proc ids that could not be undone, or not surely, and why.
-        """
-        if not procs:
-            return {}
-        ids = [proc.proc_id for proc in procs]
-        try:
-            with self.engine.begin() as connection:
-                removed = self.undo(connection, procs)
-        except SQLAlchemyError as error:
-            log.warning("compensation_failed", proc_ids=ids, error=str(error))
-            if len(procs) == 1:
-                return {ids[0]: f"PostgreSQL did not take the compensation: {type(error).__name__}"}
-            problems: dict[str, str] = {}
-            for proc in procs:
-                problems |= self._undo_in_postgresql([proc])
-            return problems
-        others = [proc_id for proc_id in ids if proc_id not in removed]
-        if others:
-            log.info("compensated_by_others", proc_ids=others)
+    Returns the proc ids that could not be undone, or not surely, and why.
+    """
+    if not procs:
         return {}
+    ids = [proc.proc_id for proc in procs]
+    try:
+        with engine.begin() as connection:
+            removed = undo_bookings(connection, procs)
+    except SQLAlchemyError as error:
+        log.warning("compensation_failed", proc_ids=ids, error=str(error))
+        if len(procs) == 1:
+            return {ids[0]: f"PostgreSQL did not take the compensation: {type(error).__name__}"}
+        problems: dict[str, str] = {}
+        for proc in procs:
+            problems |= _undo_in_postgresql(engine, [proc])
+        return problems
+    others = [proc_id for proc_id in ids if proc_id not in removed]
+    if others:
+        log.info("compensated_by_others", proc_ids=others)
+    return {}
 
 
 def booking_of(planned: PlannedProc) -> Booking:
@@ -460,7 +427,6 @@ APART_SECONDS = 5.0
 LONGEST_APART_SECONDS = 60.0
 """The cooldown of a layer on a host, at first and at most: what the host lacked may be free again."""
 REMEMBERED_SECONDS = 60.0
-_REMEMBERED = 10_000
 # Words of either RQD that is down, about to stop, taken back by its user, or has less free than PostgreSQL says.
 _HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
 
@@ -472,32 +438,15 @@ class Blame(NamedTuple):
     hosts: frozenset[str]
 
 
-class _Against:
-    """The refusals that count against jobs (by host), or against hosts (by job), and when they came."""
-
-    def __init__(self) -> None:
-        self._said: OrderedDict[str, dict[str, float]] = OrderedDict()
-
-    def note(self, name: str, by: str, now: float) -> None:
-        self._said.setdefault(name, {})[by] = now
-        self._said.move_to_end(name)
-        while len(self._said) > _REMEMBERED:
-            self._said.popitem(last=False)
-
-    def clear(self, name: str) -> None:
-        self._said.pop(name, None)
-
-    def lately(self, name: str, now: float) -> int:
-        return sum(now - at < REMEMBERED_SECONDS for at in self._said.get(name, {}).values())
-
-
 class Refusals:
     """The refusals of the last minute, of one process. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs, self._hosts = _Against(), _Against()
+        # When each came that counts against a job (job, host), or against a host (host, job).
+        self._of_jobs: dict[tuple[str, str], float] = {}
+        self._of_hosts: dict[tuple[str, str], float] = {}
         self._apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
 
     def apart(self) -> Mapping[tuple[str, str], str]:
@@ -520,31 +469,30 @@ class Refusals:
                     hosts.add(host)
                     continue
                 refused[frame.job_id, host] = str(it.error)
-                self._jobs.note(frame.job_id, host, now)
-                self._hosts.note(host, frame.job_id, now)
+                self._of_jobs[frame.job_id, host] = self._of_hosts[host, frame.job_id] = now
                 # A frame that was sent before the two were kept apart says nothing new.
                 if (frame.layer_id, host) not in kept_apart:
                     kept_apart[frame.layer_id, host] = str(it.error)
                     self._apart.failed((frame.layer_id, host), str(it.error))
-            for it in sent:
-                if it.error is None:
-                    self._jobs.clear(it.request.run_frame.job_id)
-                    self._hosts.clear(it.request.host_name)
-                    self._apart.worked((it.request.run_frame.layer_id, it.request.host_name))
-            jobs = {job: words for (job, _), words in refused.items() if self._jobs.lately(job, now) >= HOSTS_TO_BLAME}
-            hosts |= {
-                host for job, host in refused if job not in jobs and self._hosts.lately(host, now) >= JOBS_TO_BLAME
-            }
-            for job in jobs:
-                self._jobs.clear(job)
-            for host in hosts:
-                self._hosts.clear(host)
+            launched = [it.request for it in sent if it.error is None]
+            for request in launched:
+                self._apart.worked((request.run_frame.layer_id, request.host_name))
+            self._of_jobs = _lately(self._of_jobs, now, without={it.run_frame.job_id for it in launched})
+            self._of_hosts = _lately(self._of_hosts, now, without={it.host_name for it in launched})
+            by_job, by_host = (Counter(name for name, _ in those) for those in (self._of_jobs, self._of_hosts))
+            jobs = {job: words for (job, _), words in refused.items() if by_job[job] >= HOSTS_TO_BLAME}
+            hosts |= {host for job, host in refused if job not in jobs and by_host[host] >= JOBS_TO_BLAME}
+            self._of_jobs = _lately(self._of_jobs, now, without=jobs)
+            self._of_hosts = _lately(self._of_hosts, now, without=hosts)
             return Blame(jobs, frozenset(hosts))
 
 
+def _lately(
+    refusals: Mapping[tuple[str, str], float], now: float, *, without: Collection[str]
+) -> dict[tuple[str, str], float]:
+    return {pair: at for pair, at in refusals.items() if now - at < REMEMBERED_SECONDS and pair[0] not in without}
+
+
 def _refuses_the_job(outcome: LaunchOutcome) -> bool:
-    return (
-        outcome.state is LaunchState.FAILED
-        and outcome.answered
-        and not any(word in str(outcome.error) for word in _HOST_WORDS)
-    )
+    failed = outcome.error is not None and not outcome.error.outcome_unknown
+    return failed and outcome.answered and not any(word in str(outcome.error) for word in _HOST_WORDS)

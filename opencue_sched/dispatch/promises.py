@@ -1,13 +1,8 @@
 """The task that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
 
 One process does it every few seconds, in one transaction of PostgreSQL (store/promises.py); the rules are those of
-placement/policies/reservations.py. It is set-based and can be repeated at any time. Where the process may die, and what
-holds then:
-
-- before COMMIT: nothing was promised; the debts are as old as the last time, and LONGEST_ELAPSED_SECONDS of what passed
-  since then are counted. Who held a host still does, until ``until``.
-- after COMMIT, before the hosts are published: the commit of every booking knows the holds. Caches learn of them with
-  the next read of the hosts, and plan some frames for nothing until then. Hosts whose hold ended are used by then.
+placement/policies/reservations.py. It is set-based and can be repeated at any time. docs/architecture.md says where the
+process may die, and what holds then.
 """
 
 from __future__ import annotations

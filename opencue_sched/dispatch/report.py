@@ -65,7 +65,7 @@ class PassEnd(StrEnum):
 @dataclass(slots=True)
 class PassReport:
     """Of one cluster. Filled in step by step, so that a pass that fails half-way still says what it did. Of several
-    clusters of one pass, the first has what they share: ``statements``, ``bad_rows`` and ``seconds``.
+    clusters of one pass, the first has what they share: ``seconds``.
     Times in seconds."""
 
     cluster: Cluster
@@ -76,10 +76,8 @@ class PassReport:
     """None when the pass did not get as far as looking for hosts."""
     frames_booked: int = 0
     frames_launched: int = 0
-    statements: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
-    bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
     skipped: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were not looked at because they could not be placed a moment ago, by id."""
@@ -88,11 +86,8 @@ class PassReport:
     go_on: bool = False
     """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
-    """Seconds after which to look again at layers for which a host changed in their cooldown."""
-    next_start: float | None = None
-    """Seconds until a layer of the cluster that may not start yet may; None when none does soon."""
-    hosts_back_in: float | None = None
-    """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
+    """Seconds after which to look again although no event says so: a layer may start, a host that PostgreSQL or an RQD
+    refused may be tried again, or a layer's cooldown ends in which a host changed for it. None for nothing of that."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -13,11 +13,10 @@ What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source;
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TypeVar
@@ -42,13 +41,11 @@ _CALLS_AT_ONCE = 16
 class RqdChannels:
     """One connection per RQD, opened at first use, closed after five idle minutes.
 
-    Thread-safe. gRPC does not survive a fork: make one per process, after the fork; use in another process raises
-    RuntimeError.
+    Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
     """
 
     def __init__(self, settings: Rqd) -> None:
         self.settings = settings
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._open: dict[str, tuple[Any, Any]] = {}
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
@@ -66,8 +63,6 @@ class RqdChannels:
         """The RqdInterfaceStub for a host."""
         address = self.address(host_name)
         with self._lock:
-            if os.getpid() != self._pid:
-                raise RuntimeError("RqdChannels was made before a fork; make one in each process")
             if self._closed:
                 raise RuntimeError("RqdChannels is closed")
             if address not in self._open:
@@ -75,21 +70,11 @@ class RqdChannels:
                 self._open[address] = channel, rqd_pb2_grpc.RqdInterfaceStub(channel)
             return self._open[address][1]
 
-    def each(
-        self,
-        function: Callable[[_Item], _Result],
-        items: Iterable[_Item],
-        *,
-        progress: Callable[[], None] = lambda: None,
-    ) -> list[_Result]:
-        """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items.
-
-        ``progress`` is called as the calls end. The first exception is raised once all calls have ended.
-        """
+    def each(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items. The
+        first exception is raised once all calls have ended."""
         futures = [self._threads.submit(function, item) for item in items]
-        for future in futures:
-            future.exception()
-            progress()
+        wait(futures)
         return [future.result() for future in futures]
 
     def close(self) -> None:
@@ -136,22 +121,12 @@ class Whereabouts(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-_NOT_CONFIRMED = {
-    Whereabouts.OURS: "its RQD took the kill, but still runs it",
-    Whereabouts.ANOTHERS: "its RQD runs it for another proc",
-    Whereabouts.SETTING_UP: "its RQD is setting a frame up, and cannot say which",
-    Whereabouts.ABSENT: "its RQD stopped naming it too late to be asked again",
-    Whereabouts.UNREACHABLE: "its RQD does not answer",
-}
-"""Why a frame is not confirmed dead, by where it was seen last."""
-
-
 @dataclass(frozen=True, slots=True)
 class FrameSeen:
-    """What RQD said about one frame; ``detail`` is for an operator."""
+    """What RQD said about one frame; ``detail`` is that for an operator."""
 
     place: Whereabouts
-    detail: str = ""
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +149,6 @@ class Fate(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """The answer of kill_and_confirm. ``killed``: RQD accepted a kill; ``detail`` is for an operator."""
-
-    fate: Fate
-    killed: bool
-    detail: str = ""
-
-
 def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:
     """Ask the host's RQD whether it runs the frame, and for which proc."""
     try:
@@ -190,7 +156,7 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
             rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.timeout
         )
     except grpc.RpcError as error:
-        return FrameSeen(Whereabouts.UNREACHABLE, describe(error))
+        return _unreachable(error)
     return frame_seen(answer.host_report, ref)
 
 
@@ -201,12 +167,16 @@ def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen
         listed += frame.num_cores
         if frame.frame_id == ref.frame_id:
             if frame.resource_id == ref.proc_id:
-                return FrameSeen(Whereabouts.OURS, f"runs for proc {ref.proc_id}")
-            return FrameSeen(Whereabouts.ANOTHERS, f"runs for another proc, {frame.resource_id}")
+                return FrameSeen(Whereabouts.OURS, "its RQD still runs it")
+            return FrameSeen(Whereabouts.ANOTHERS, f"its RQD runs it for another proc, {frame.resource_id}")
     unlisted = report.core_info.booked_cores - listed
     if unlisted > 0 and unlisted >= ref.cores_centicores:
-        return FrameSeen(Whereabouts.SETTING_UP, f"{unlisted} centicores are booked by frames not listed yet")
-    return FrameSeen(Whereabouts.ABSENT, "not listed")
+        return FrameSeen(Whereabouts.SETTING_UP, "its RQD is setting a frame up, and cannot say which")
+    return FrameSeen(Whereabouts.ABSENT, "its RQD does not name it")
+
+
+def _unreachable(error: grpc.RpcError) -> FrameSeen:
+    return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD does not answer ({describe(error)})")
 
 
 def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> bool:
@@ -227,8 +197,8 @@ def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> b
 
 def kill_and_confirm(
     channels: RqdChannels, ref: RunningFrameRef, *, reason: str, adopt: bool = False, timeout: float | None = None
-) -> Confirmation:
-    """Make sure that a frame does not run on a host, and return only what RQD confirmed.
+) -> tuple[Fate, str]:
+    """Make sure that a frame does not run on a host: only what RQD confirmed, and what it said last, for an operator.
 
     NOT_RUNNING: RQD was asked to kill the frame (or did not know it), and a report taken after that neither lists the
     frame nor shows one being set up. RUNNING, with ``adopt`` only: it runs for ``ref.proc_id`` and is left alone.
@@ -241,25 +211,24 @@ def kill_and_confirm(
         left = max(0.05, limit - time.monotonic())  # gRPC gives up at once on a deadline that is over
         seen = look(channels, ref, timeout=min(left, channels.settings.timeout))
         if adopt and seen.place is Whereabouts.OURS and not killed:
-            return Confirmation(Fate.RUNNING, killed)
+            return Fate.RUNNING, seen.detail
         if asked and seen.place is Whereabouts.ABSENT:
-            return Confirmation(Fate.NOT_RUNNING, killed)
+            return Fate.NOT_RUNNING, seen.detail
         # No kill while RQD sets a frame up: it would kill itself (see above). For an absent frame it is sent: only a
         # report taken after a kill proves that the frame is gone.
         if seen.place in (Whereabouts.OURS, Whereabouts.ANOTHERS, Whereabouts.ABSENT):
             try:
                 accepted = kill(channels, ref.host_name, ref.frame_id, reason)
             except grpc.RpcError as error:
-                seen = FrameSeen(Whereabouts.UNREACHABLE, describe(error))
+                seen = _unreachable(error)
             else:
                 asked = True
                 killed = killed or accepted
                 if not accepted and time.monotonic() < limit:
                     continue  # RQD knew no such frame: no process has to end before the next look
         if time.monotonic() >= limit:
-            unreachable = seen.place is Whereabouts.UNREACHABLE
-            detail = _NOT_CONFIRMED[seen.place] + (f" ({seen.detail})" if unreachable else "")
-            return Confirmation(Fate.UNREACHABLE if unreachable and not killed else Fate.UNCONFIRMED, killed, detail)
+            unreachable = seen.place is Whereabouts.UNREACHABLE and not killed
+            return Fate.UNREACHABLE if unreachable else Fate.UNCONFIRMED, seen.detail
         time.sleep(min(_POLL_SECONDS, max(0.0, limit - time.monotonic())))
 
 
@@ -318,8 +287,8 @@ class RqdKiller:
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), "another proc has its frame", adopt=True)
 
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
-        found = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
-        if found.fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
+        fate, detail = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
+        if fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
             place = f"{ref.host_name} ({self._channels.address(ref.host_name)})"
-            self._notify(ref.frame_id, place, found.detail)
-        return found.fate
+            self._notify(ref.frame_id, place, detail)
+        return fate

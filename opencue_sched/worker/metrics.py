@@ -52,7 +52,6 @@ no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "La
 candidates_per_layer = Histogram(
     "scheduler_candidates_per_layer", "Hosts tried per layer that got to try any.", buckets=(1, 5, 10, 20, 50, 100)
 )
-bad_rows = Counter("scheduler_bad_rows_total", "Rows that make no sense, each time they were skipped.", ["table"])
 hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
 wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache that took no frame.")
 time_to_book = Histogram(
@@ -60,7 +59,7 @@ time_to_book = Histogram(
     "From a frame becoming eligible (again, after a retry) to its booking.",
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
-sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")
+sql_statements = Counter("scheduler_sql_statements_total", "Statements that this worker sent to PostgreSQL.")
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
 job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
@@ -141,9 +140,6 @@ def record_pass(report: PassReport) -> None:
         jobs_processed.labels(report.show_name).inc(report.jobs_processed)
     if report.frames_launched:
         frames_dispatched.labels(report.show_name).inc(report.frames_launched)
-    for table, count in report.bad_rows.items():
-        bad_rows.labels(table).inc(count)
-    sql_statements.inc(report.statements)
     if report.plan is not None:
         for attempts in report.plan.attempts.values():
             candidates_per_layer.observe(attempts)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import structlog
 from celery import Celery
+from sqlalchemy import event
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
@@ -42,9 +43,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.gather import HostChanges, HostFeed
-from opencue_sched.dispatch.gpu_waits import GpuWaits
-from opencue_sched.dispatch.launch import Settlement
+from opencue_sched.dispatch.gather import GpuWaits, HostChanges, HostFeed
 from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
@@ -79,6 +78,7 @@ class Runtime:
         self.settings = settings
         self.app = app
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
+        event.listen(self.engine, "before_cursor_execute", lambda *_: metrics.sql_statements.inc())
         self.client = make_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
         self.changes = HostChanges(self.client, settings.coordination.namespace)
@@ -156,7 +156,7 @@ class Runtime:
             ledger=self.ledger,
             hosts=self.hosts,
             permits=LayerPermits(self.client, self.settings.coordination.namespace, claim_ttl=CLAIM_SECONDS),
-            settlement=Settlement(self.engine, self.ledger, self.changes, self.channels),
+            channels=self.channels,
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
             verdicts=self.verdicts,

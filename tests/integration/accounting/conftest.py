@@ -16,7 +16,7 @@ from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch import cluster_pass, launch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.settings import Settings
 from tests.in_turn import InTurn
@@ -118,8 +118,11 @@ def play(
     stepping.step_statements(engine)
 
     def make(player: type[Side], deadline: float = 60.0) -> Side:
-        made.append(player(engine, client, clock, interleaved.with_deadline(settings, deadline)))
-        return made[-1]
+        side = player(engine, client, clock, interleaved.with_deadline(settings, deadline))
+        if isinstance(side, interleaved_ours.Ours):
+            monkeypatch.setattr(launch, "undo_bookings", side.compensate)
+        made.append(side)
+        return side
 
     yield make
     for side in made:

@@ -27,7 +27,6 @@ from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
-from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import PlannedProc, Vertices
@@ -89,14 +88,13 @@ class Ours(Side):
 
     def _runner(self, name: str, channels: RqdChannels, settings: Settings) -> PassRunner:
         ledger = make_ledger(self.engine, self.client, owner=name)
-        changes = HostChanges(self.client, "cue")
         runner = PassRunner(
             self.engine,
             settings,
             ledger,
-            HostFeed(self.engine, changes, settings.host_cache, instance=name),
+            HostFeed(self.engine, HostChanges(self.client, "cue"), settings.host_cache, instance=name),
             LayerPermits(self.client, "cue", claim_ttl=3),
-            Settlement(self.engine, ledger, changes, channels, self._compensate),
+            channels,
             self.facts,
             LayerCooldowns(5.0),
             imported=ImportedShows(self.engine, ledger, quarantine_seconds=0, age_seconds=AGE),
@@ -106,7 +104,7 @@ class Ours(Side):
         ledger.rollback = _marked(ledger.rollback, before=ROLLBACK)  # type: ignore[method-assign]
         return runner
 
-    def _compensate(self, connection: Connection, procs: Sequence[PlannedProc]) -> Collection[str]:
+    def compensate(self, connection: Connection, procs: Sequence[PlannedProc]) -> Collection[str]:
         if self.compensations_fail:
             raise OperationalError("DELETE", {}, Exception("the server is shutting down"))
         removed = undo_bookings(connection, procs)

@@ -12,7 +12,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch.launch import LaunchRequest, LaunchState, launch_all
+from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
@@ -79,7 +79,7 @@ def rendering(rqd: SimulatedFarm, running: Running) -> Running:
         for proc, frame in zip(running.procs, running.job.frames, strict=False)
     ]
     try:
-        assert [it.state for it in launch_all(channels, requests)] == [LaunchState.LAUNCHED] * 2
+        assert [it.error for it in launch_all(channels, requests)] == [None] * 2
     finally:
         channels.close()
     return running

@@ -11,7 +11,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch.launch import LaunchRequest, LaunchState, launch_all
+from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
@@ -57,7 +57,7 @@ def rendering(build: Build, environment: pytest.MonkeyPatch) -> Iterator[Renderi
             for proc, frame, job, host in placed
         ]
         with RqdChannels(Rqd(addresses=rqd.addresses)) as channels:
-            assert {launched.state for launched in launch_all(channels, requests)} == {LaunchState.LAUNCHED}
+            assert {launched.error for launched in launch_all(channels, requests)} == {None}
         yield Rendering((a, b), procs, rqd)
 
 

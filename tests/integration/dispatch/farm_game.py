@@ -319,8 +319,7 @@ def rest_of(report: PassReport) -> float | None:
         return 0.0
     if report.losses.keys() - {"host_locked"}:
         return CONTENDED_SLEEP_SECONDS
-    soon = [it for it in (report.look_again, report.hosts_back_in) if it is not None]
-    return min(soon) if soon else None
+    return report.look_again
 
 
 def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> PassRunner:
@@ -334,7 +333,7 @@ def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> P
         make_ledger(here.engine, client, owner=name),
         HostFeed(here.engine, HostChanges(client, "cue"), here.settings.host_cache, instance=name, clock=clock),
         mine.permits,
-        mine.settlement,
+        mine.channels,
         mine.facts,
         LayerCooldowns(5.0, clock),
         locked=Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock, free=1),

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.dispatch.gather import GatheredCluster, gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict
-from opencue_sched.domain.farm import BadRow, Caps, Snapshot
+from opencue_sched.domain.farm import Caps, Snapshot
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SkippedLayers
@@ -32,11 +32,6 @@ class OneGathered:
 
     snapshot: Snapshot
     cluster: GatheredCluster
-    statements: int
-
-    @property
-    def bad_rows(self) -> tuple[BadRow, ...]:
-        return self.cluster.bad_rows
 
     @property
     def bad_layers(self) -> tuple[LayerVerdict, ...]:
@@ -77,7 +72,7 @@ def gather_one(
     *,
     skipped: SkippedLayers | None = None,
 ) -> OneGathered:
-    found = gather(
+    snapshot, (of_cluster,) = gather(
         connection,
         [cluster],
         settings,
@@ -86,8 +81,7 @@ def gather_one(
         most_frames=settings.queue.dispatch_frames_per_layer_limit,
         skip=lambda *_: skipped or SkippedLayers(),
     )
-    (of_cluster,) = found.clusters
-    return OneGathered(found.snapshot, of_cluster, found.statements)
+    return OneGathered(snapshot, of_cluster)
 
 
 def live_use(database: Connection | Engine) -> dict[tuple[str, str], int]:

@@ -17,9 +17,7 @@ from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.gather import HostChanges, HostFeed
-from opencue_sched.dispatch.gpu_waits import GpuWaits
-from opencue_sched.dispatch.launch import Settlement
+from opencue_sched.dispatch.gather import GpuWaits, HostChanges, HostFeed
 from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster
@@ -117,7 +115,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
             hold_seconds=settings.accounting.commit_deadline + 2,
         ),
         LayerPermits(client, "cue", claim_ttl=claim_ttl),
-        Settlement(engine, ledger, changes, channels),
+        channels,
         facts,
         LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),

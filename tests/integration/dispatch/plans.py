@@ -61,7 +61,7 @@ def commit(
 
 
 def reasons(result: CommitResult) -> list[str]:
-    """Why procs were lost, in plan order."""
+    """Why procs were lost."""
     return [error.reason for _, error in result.lost]
 
 

@@ -24,20 +24,6 @@ with SimulatedFarm(host_specs(1)) as farm:
     print(farm.addresses["sim0001"], flush=True)
     sys.stdin.readline()
 """
-_USE_AFTER_FORK = """
-import os
-from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.settings import Rqd
-channels = RqdChannels(Rqd())
-child = os.fork()
-if not child:
-    try:
-        channels.stub("host")
-        os._exit(1)
-    except RuntimeError as error:
-        os._exit(0 if "fork" in str(error) else 2)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
 
 
 @pytest.mark.parametrize(
@@ -122,8 +108,3 @@ def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
     channels.close()
     with pytest.raises(RuntimeError, match="closed"):
         channels.stub("sim0001")
-
-
-def test_a_pool_made_before_a_fork_refuses_to_be_used_after_it() -> None:
-    ended = subprocess.run([sys.executable, "-c", _USE_AFTER_FORK], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr

@@ -70,11 +70,9 @@ def test_statements_do_not_grow_with_the_plan(engine: Engine, settings: Settings
         with counted_statements(engine) as statements:
             result = commit_plan(engine, part, {}, settings, facts=facts)
         assert len(result.committed) == len(part)
-        assert result.statements == len(statements)
         counts.append(len(statements))
 
     assert counts == [7, 7]
-    assert result.transactions == 1
     assert_consistent(engine)
 
 

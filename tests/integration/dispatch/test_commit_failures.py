@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +31,11 @@ def fail_for(job_id: str, raising: str) -> str:
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
         $$BEGIN IF NEW.pk_job = '{job_id}' AND NEW.str_state = 'RUNNING' THEN {raising}; END IF; RETURN NEW; END$$;
         CREATE TRIGGER a_refuse BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse()"""
+
+
+def transactions(statements: Sequence[str]) -> int:
+    """How many a commit began: each sets its time-outs first."""
+    return sum("set_config('statement_timeout'" in statement for statement in statements)
 
 
 def with_deadline(settings: Settings, seconds: float) -> Settings:
@@ -99,10 +104,10 @@ def test_a_serialization_failure_is_repeated(engine: Engine, settings: Settings)
         raising = "IF nextval('attempts') <= 2 THEN RAISE EXCEPTION 'try again' USING ERRCODE = '40001'; END IF"
         connection.exec_driver_sql(fail_for(job.id, raising))
 
-    result = commit(engine, procs, settings)
+    with counted_statements(engine) as statements:
+        result = commit(engine, procs, settings)
 
-    assert len(result.committed) == 3
-    assert (result.deadlocks, result.transactions) == (2, 3)
+    assert (len(result.committed), transactions(statements)) == (3, 3)
     assert result.quarantined == {}
 
 
@@ -114,10 +119,11 @@ def test_failures_that_repeat_end_at_the_deadline_without_blame(engine: Engine, 
         procs = plan(farm, settings)
         connection.exec_driver_sql(fail_for(job.id, "RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'"))
 
-    result = commit(engine, procs, with_deadline(settings, 2.0))
+    with counted_statements(engine) as statements:
+        result = commit(engine, procs, with_deadline(settings, 2.0))
 
     assert reasons(result) == ["database_failure"]
-    assert result.deadlocks > 1
+    assert transactions(statements) > 2
     assert result.quarantined == {}
 
 
@@ -155,13 +161,14 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
         other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = ANY(:j) FOR UPDATE"), {"j": [jobs[0].id, jobs[3].id]})
         layer = jobs[7].layers[0].id
         other.execute(text("SELECT 1 FROM layer_stat WHERE pk_layer = :l FOR UPDATE"), {"l": layer})
-        result = commit(engine, procs, with_deadline(settings, 10.0))
+        with counted_statements(engine) as statements:
+            result = commit(engine, procs, with_deadline(settings, 10.0))
 
     # then every other job is booked all the same, in one transaction, without cutting the plan in halves
     assert {c.job.id for c in result.committed} == {job.id for job in jobs} - held
     assert reasons(result) == ["database_failure"] * 6
     assert {proc.job.id for proc, _ in result.lost} == held
-    assert (result.transactions, result.quarantined) == (1, {})
+    assert (transactions(statements), result.quarantined) == (1, {})
     assert_consistent(engine)
 
 
@@ -173,10 +180,11 @@ def test_a_column_that_is_missing_blames_no_job(engine: Engine, settings: Settin
         procs = plan(farm, settings)
         connection.execute(text("ALTER TABLE proc RENAME COLUMN int_mem_pre_reserved TO renamed"))
 
-    result = commit(engine, procs, settings)
+    with counted_statements(engine) as statements:
+        result = commit(engine, procs, settings)
 
     assert reasons(result) == ["database_failure"] * 3
-    assert (result.quarantined, result.transactions) == ({}, 1)
+    assert (result.quarantined, transactions(statements)) == ({}, 1)
 
 
 def test_a_database_that_does_not_answer_loses_the_plan_for_certain(engine: Engine, settings: Settings) -> None:
@@ -368,7 +376,6 @@ def test_three_committers_on_the_same_jobs_never_deadlock(engine: Engine, settin
         thread.join()
 
     assert sum(len(result.committed) for result in results) == len(procs) == 450
-    assert sum(result.deadlocks for result in results) == 0
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_stat_clear_snapshot()"))
         deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"

@@ -175,9 +175,9 @@ class CapFarm:
         ("UPDATE subscription SET int_burst = 0", 0, ""),
         ("DELETE FROM subscription", 0, ""),
         ("UPDATE folder_resource SET int_max_cores = 400", 2, "folder"),
-        ("UPDATE folder_resource SET int_max_gpus = 3", 3, "folder_gpus"),
+        ("UPDATE folder_resource SET int_max_gpus = 3", 3, "folder"),
         ("UPDATE job_resource SET int_max_cores = 50", 0, "job"),
-        ("UPDATE job_resource SET int_max_gpus = 1", 1, "job_gpus"),
+        ("UPDATE job_resource SET int_max_gpus = 1", 1, "job"),
         ("UPDATE limit_record SET int_max_value = 3", 3, "limit"),
         ("UPDATE limit_record SET int_max_value = NULL", 0, "limit"),
     ],
@@ -196,7 +196,7 @@ def test_a_cap_lowered_since_the_booking_keeps_what_fits_below_it(
     assert len(errors) == 4 - fits
     assert not any(error.retriable for error in errors)
     if table:
-        assert all(isinstance(error, CapExceeded) and f"the {table} cap" in str(error) for error in errors)
+        assert all(isinstance(error, CapExceeded) and f"the cap of its {table} was" in str(error) for error in errors)
     else:
         assert all(isinstance(error, AllocationOverBurst) for error in errors)
     assert len(result.lowered) == 1

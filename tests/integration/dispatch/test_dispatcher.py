@@ -185,8 +185,7 @@ def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
     monkeypatch.setattr(cluster_pass, "plan_pass", failing)
 
     # when there is a message for either
-    with pytest.raises(KeyError):
-        dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
+    reports = dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
 
     # then the other one's frames run, and the one is cooled down
     with engine.connect() as connection:
@@ -194,6 +193,8 @@ def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
     (failed,) = here.sweeper._postings.skipped()
     assert failed.cluster is not None
     assert (failed.cluster.tags, failed.failures) == (("a",), 1)
+    assert not isinstance(reports, ClaimRefused)
+    assert {it.cluster.tags: it.ended for it in reports} == {("a",): PassEnd.QUERY_ERROR, ("b",): PassEnd.BOOKED}
 
 
 def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
@@ -394,7 +395,7 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
         report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
-    assert rests(here, posting) == pytest.approx(2, abs=1)
+    assert 0 < rests(here, posting) <= 1
     # when it is roused and PostgreSQL is back, it books
     ((_, again),) = here.sweeper.sweep(wake_shows=[report.cluster.show_id]).send
     after = dispatch(dispatcher, again.uuid, again.ticket)
@@ -408,8 +409,9 @@ def test_a_pass_that_crashes_is_told_and_tried_again_soon(
     plant(engine, frames=1)
     posting = a_posting(here)
     failing(here, monkeypatch, KeyError("nobody thought of this"))
-    with pytest.raises(KeyError):
-        dispatch(dispatcher, posting)
+    report = dispatch(dispatcher, posting)
+    assert isinstance(report, PassReport)
+    assert (report.ended, "nobody thought of this" in report.error) == (PassEnd.QUERY_ERROR, True)
     assert 1 < rests(here, posting) <= 2
 
 
@@ -496,7 +498,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
         one_pass(here, dispatcher, posting)
     assert here.sweeper._postings.skipped() == []
     assert sent_for_at_its_end(here, posting), "the worker tries again by itself"
-    assert 4 < rests(here, posting) <= 5, "soon: nothing tells when they are back"
+    assert 0 < rests(here, posting) <= 1, "soon: nothing tells when they are back"
 
     # when they are back and the cluster is woken, then it books
     with engine.begin() as connection:

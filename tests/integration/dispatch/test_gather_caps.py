@@ -243,4 +243,4 @@ def test_work_held_back_costs_one_more_statement_and_never_two(engine: Engine, s
             found = gather_one(connection, cluster, settings, facts)
 
     assert found.held_back
-    assert found.statements == len(statements) == 5
+    assert len(statements) == 5

@@ -354,9 +354,11 @@ def test_several_clusters_are_gathered_in_as_many_statements_as_one(engine: Engi
         clusters, facts = [cluster_of(farm, show_id=show.id) for show in shows], check_schema(connection)
 
         with counted_statements(engine) as statements:
-            found = gather(connection, clusters, settings, facts=facts, in_use=lambda pairs: dict.fromkeys(pairs, 7))
+            snapshot, found = gather(
+                connection, clusters, settings, facts=facts, in_use=lambda pairs: dict.fromkeys(pairs, 7)
+            )
 
-    assert len(statements) == found.statements == 4
-    assert [[job.id for job in it.jobs] for it in found.clusters] == [[job.id] for job in jobs]
-    assert {show_id for show_id, _ in found.snapshot.sizes} == {show.id for show in shows}
-    assert {caps.cores.booked for caps in found.snapshot.subscriptions.values()} == {7}
+    assert len(statements) == 4
+    assert [[job.id for job in it.jobs] for it in found] == [[job.id] for job in jobs]
+    assert {show_id for show_id, _ in snapshot.sizes} == {show.id for show in shows}
+    assert {caps.cores.booked for caps in snapshot.subscriptions.values()} == {7}

@@ -6,7 +6,6 @@ import pytest
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.farm import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
@@ -201,7 +200,7 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    reasons = {bad.id: bad.reason for bad in found.bad_rows}
+    reasons = {bad.job_id: bad.detail for bad in found.bad_layers}
     assert job_ids(found) == [good.id]
     assert reasons.keys() == {chunk.id, command.id, caps.id, range_.id}
     assert chunk.layers[1].id in reasons[chunk.id]
@@ -228,9 +227,9 @@ def test_a_layer_that_asks_for_more_than_there_can_be_is_one_bad_row(
         counted = fetch_waiting_work(connection, None, check_schema(connection))
 
     assert job_ids(found) == [good.id]
-    (bad,) = found.bad_rows
-    assert (bad.table, bad.id) == ("job", odd.id)
-    assert bad.reason == f"layer {odd.layers[0].id}: {column} is {value}, more than there can be"
+    (bad,) = found.bad_layers
+    assert bad.job_id == odd.id
+    assert bad.detail == f"layer {odd.layers[0].id}: {column} is {value}, more than there can be"
     assert sum(it.frames for it in counted) == 2
 
 
@@ -259,11 +258,10 @@ def test_a_job_of_an_id_that_cannot_stand_in_the_ledger_is_a_bad_row_and_the_oth
             )
         found = gathered(connection, cluster_of(farm), settings)
     assert job_ids(found) == [good.id]
-    assert [(bad.table, "'a|b'" in bad.reason) for bad in found.bad_rows] == [("job", True)]
+    assert ["'a|b'" in bad.detail for bad in found.bad_layers] == [True]
 
 
 def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settings: Settings) -> None:
-    bad_rows = BadRowLog()
     with engine.begin() as connection, structlog.testing.capture_logs() as logs:
         farm = Farm(connection)
         job = farm.job()
@@ -271,13 +269,9 @@ def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settin
         cluster, facts = cluster_of(farm), check_schema(connection)
 
         found = [gather_one(connection, cluster, settings, facts) for _ in range(3)]
-        for each in found:
-            bad_rows.report(each.bad_rows)
 
-    assert [len(each.bad_rows) for each in found] == [1, 1, 1]
+    assert [len(each.bad_layers) for each in found] == [1, 1, 1]
     assert [entry["id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
-    assert bad_rows.taken_counts() == {"job": 3}
-    assert bad_rows.taken_counts() == {}
 
 
 def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine, settings: Settings) -> None:
@@ -293,7 +287,6 @@ def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine,
             with counted_statements(engine) as statements:
                 found = gather_one(connection, cluster, settings, facts)
             counts.append(len(statements))
-            assert len(statements) == found.statements
 
     assert counts == [4, 4]
     assert len(found.snapshot.jobs) == settings.queue.max_jobs_per_cluster_pass

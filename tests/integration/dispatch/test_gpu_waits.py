@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gpu_waits import READ_SECONDS, GpuWaits
+from opencue_sched.dispatch.gather import READ_SECONDS, GpuWaits
 from opencue_sched.domain.frames import GpuDemand
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

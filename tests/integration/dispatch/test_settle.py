@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -17,16 +18,9 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch import launch
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.dispatch.launch import (
-    LaunchState,
-    Settlement,
-    SettleReport,
-    booking_of,
-    launch_all,
-    launch_requests,
-)
+from opencue_sched.dispatch.launch import SettleReport, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.rqd import RqdChannels, RunningFrameRef, Whereabouts, look
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Host, PlannedProc, Reservation, ThreadMode, Vertices
@@ -50,7 +44,6 @@ class Booked:
     committed: list[PlannedProc]
     hosts: dict[str, HostIds]
     ledger: Ledger
-    changes: HostChanges
     engine: Engine
     settings: Settings
 
@@ -60,8 +53,8 @@ class Booked:
         requests, failed = launch_requests(self.committed, {}, self.settings)
         assert not failed
         outcomes = launch_all(channels, requests)
-        settlement = Settlement(self.engine, self.ledger, self.changes, channels, undo)
-        return settlement.settle(self.committed, outcomes)
+        with patch.object(launch, "undo_bookings", undo):
+            return settle(self.engine, self.ledger, channels, self.committed, outcomes)
 
     def on(self, host_name: str) -> PlannedProc:
         (found,) = (it for it in self.committed if it.host.name == host_name)
@@ -120,7 +113,7 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
     result = commit_plan(engine, plan, answers.caps, settings.model_copy(update={"accounting": patient}), facts=facts)
     assert len(result.committed) == len(plan), result
     try:
-        yield Booked(result.committed, hosts, ledger, HostChanges(client, "test"), engine, settings)
+        yield Booked(result.committed, hosts, ledger, engine, settings)
     finally:
         client.close()
 
@@ -157,13 +150,11 @@ def test_what_certainly_failed_is_undone_everywhere(booked: Booked, channels: Rq
     # given one host without power and one that refuses
     farm.crash("sim0001")
     farm.behave("sim0002", refusal="Not launching, rqd HardwareState is not Up")
-    booked.changes.publish(["earlier"])
-    cursor, _ = booked.changes.since(None)
 
     # when the launches are settled
     report = booked.launch_and_settle(channels)
 
-    # then their frames wait again, their hosts are whole, their cores are free, and caches are told
+    # then their frames wait again, their hosts are whole, and their cores are free
     down, refusing, good = (booked.on(name) for name in ("sim0001", "sim0002", "sim0003"))
     assert {it.proc_id for it, _ in report.compensated} == {down.proc_id, refusing.proc_id}
     assert report.launched == (good,)
@@ -172,8 +163,6 @@ def test_what_certainly_failed_is_undone_everywhere(booked: Booked, channels: Rq
     assert booked.frame(good) == ("RUNNING", -1, good.proc_id, 600)
     assert booked.states() == {good.proc_id: "CONFIRMED"}
     assert booked.booked_cores() == CORES
-    _, changed = booked.changes.since(cursor)
-    assert changed == {down.host.id, refusing.host.id}
     assert all(error.retriable and not error.outcome_unknown for _, error in report.compensated)
 
 
@@ -198,7 +187,7 @@ def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
     # given a host on which the frame still runs for a proc that no longer exists
     proc = booked.on("sim0001")
     (old,), _ = launch_requests([replace(proc, proc_id="gone")], {}, booked.settings)
-    assert launch_all(channels, [old])[0].state is LaunchState.LAUNCHED
+    assert launch_all(channels, [old])[0].error is None
     eventually(lambda: farm.host("sim0001").listed(proc.frame.id))
 
     # when the new proc's launch is settled
@@ -230,7 +219,7 @@ def test_a_newer_run_of_the_frame_is_not_killed_for_a_proc_that_somebody_release
             {"newer": newer.proc_id, "old": proc.proc_id},
         )
     (other,), _ = launch_requests([newer], {}, booked.settings)
-    assert launch_all(channels, [other])[0].state is LaunchState.LAUNCHED
+    assert launch_all(channels, [other])[0].error is None
     eventually(lambda: farm.host("sim0001").listed(newer.frame.id))
 
     report = booked.launch_and_settle(channels)

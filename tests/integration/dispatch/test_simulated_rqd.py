@@ -14,7 +14,7 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc
 
-from opencue_sched.dispatch.launch import LaunchRequest, LaunchState, launch_all
+from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
@@ -77,7 +77,7 @@ def reporting(sink: Sink, count: int = 2) -> SimulatedFarm:
 def launch(farm: SimulatedFarm, *requests: LaunchRequest) -> None:
     with RqdChannels(Rqd(addresses=farm.addresses)) as channels:
         outcomes = launch_all(channels, requests)
-    assert [outcome.state for outcome in outcomes] == [LaunchState.LAUNCHED] * len(requests)
+    assert [outcome.error for outcome in outcomes] == [None] * len(requests)
 
 
 def test_hosts_report_their_boot_their_state_and_every_end(sink: Sink) -> None:
@@ -185,6 +185,6 @@ def test_the_program_prints_its_addresses_and_at_the_end_what_ran() -> None:
     finally:
         program.kill()
         program.wait()
-    assert outcome.state is LaunchState.LAUNCHED
+    assert outcome.error is None
     assert (run["proc_id"], run["host_name"]) == (outcome.proc_id, "sim0002")
     assert (summary["runs"], summary["overlaps"], program.returncode) == (1, 0, 0)

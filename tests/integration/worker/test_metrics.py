@@ -271,8 +271,7 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
     monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
     (posting,) = runtime.postings.posted().values()
     runtime.postings.update(posting, "rest", 0)
-    with pytest.raises(KeyError):
-        runtime.dispatch(posting)
+    assert runtime.dispatch(posting)["ended"] == "query_error"
     assert shown_waiting(census) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
 
@@ -328,26 +327,6 @@ def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, e
     # then none with work rests, though both are still on the board
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (0, 0)
     assert runtime.postings.counts().delayed == 2
-
-
-def test_a_bad_row_is_counted_each_time_it_is_skipped(runtime: Runtime, engine: Engine):
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host(hostname_tag=False)
-        broken_host = farm.host(hostname_tag=False)
-        good, broken = farm.job(), farm.job()
-        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": broken.id})
-        connection.execute(text("UPDATE host SET int_thread_mode = 9 WHERE pk_host = :host"), {"host": broken_host.id})
-    with (
-        increments("scheduler_bad_rows_total", table="job") as jobs,
-        increments("scheduler_bad_rows_total", table="host") as hosts,
-    ):
-        assert run_passes(runtime) == ["booked"]
-        run_passes(runtime)
-    assert jobs == [2]
-    assert hosts[0] >= 1
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT pk_job FROM proc")).scalars().all() == [good.id]
 
 
 class Walk:

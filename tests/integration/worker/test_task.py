@@ -21,7 +21,7 @@ from opencue_sched.coordination import queues, transport
 from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
@@ -197,13 +197,13 @@ class Dropped(Exception):
     """Nobody thought of this."""
 
 
-def break_off(_runner: PassRunner, _cluster: Cluster, **_: object) -> PassReport:
+def break_off(*_: object) -> PassReport:
     raise Dropped("no such column")
 
 
 @pytest.mark.parametrize("popped", [False, True])
 def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waiter, monkeypatch, popped):
-    monkeypatch.setattr(PassRunner, "run", break_off)
+    monkeypatch.setattr(Dispatcher, "dispatch", break_off)
     with pytest.raises(Dropped):
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
@@ -239,7 +239,7 @@ def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(post
     def away(*_: object, **__: object) -> bool:
         raise RedisConnectionError("Redis is away")
 
-    monkeypatch.setattr(PassRunner, "run", break_off)
+    monkeypatch.setattr(Dispatcher, "dispatch", break_off)
     monkeypatch.setattr(membership, "answer_job", away)
     with capture_logs() as said, pytest.raises(Dropped):
         real_app.tasks[DISPATCH](posting, reply=waiter)

@@ -53,7 +53,7 @@ def test_what_constant_statements_cannot_use_is_missing_for_all_clusters(state):
     assert is_trouble(exc.ProgrammingError("SELECT", {}, Coded(state)))
 
 
-@pytest.mark.parametrize(("state", "trouble"), [("25006", True), ("25P03", True), ("25P02", False), ("57P01", True)])
+@pytest.mark.parametrize(("state", "trouble"), [("25006", True), ("25P03", True), ("XX001", False), ("57P01", True)])
 def test_internal_errors_are_told_apart_by_their_state(state, trouble):
     assert is_trouble(exc.InternalError("UPDATE", {}, Coded(state))) is trouble
 
