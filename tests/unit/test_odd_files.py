@@ -31,6 +31,8 @@ layers:
     env: {THREADS: "4"}
 """
 SETTINGS_YAML = """\
+# What a person may write about the settings of this farm, and nobody reads: who asked for which of them, and when.
+# The database and the Redis are named by the environment, where their passwords stand.
 logging: {level: info, path: opencue-sched.log}
 queue:
   active_scan_interval: 2s
@@ -239,9 +241,9 @@ def assert_storable(spec: JobSpec) -> None:
 
 def test_no_mutated_settings_file_ends_in_a_traceback(tmp_path, monkeypatch):
     chance, ends = random.Random(2), {True: 0, False: 0}
-    for number in range(1000):
+    for _ in range(1000):
         try:
-            settings_of(mutated(SETTINGS_YAML, chance, most=1 + number % 2), tmp_path / "s.yaml", monkeypatch)
+            settings_of(mutated(SETTINGS_YAML, chance, most=2), tmp_path / "s.yaml", monkeypatch)
         except (InvalidInput, ValidationError):
             ends[False] += 1
         else:
