@@ -141,7 +141,8 @@ def table_lines(things: Sequence[Any], columns: Sequence[Column]) -> Iterator[st
 class Done:
     """What a command did or found: a line or lines for people, a document for scripts, notes for standard error.
 
-    ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status.
+    ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status. Where there are no
+    lines, people are told ``nothing``, on standard error.
     """
 
     lines: str | Iterable[str]
@@ -149,6 +150,7 @@ class Done:
     notes: Sequence[str] = ()
     status: int = 0
     hosts: Sequence[str] = ()
+    nothing: str = ""
 
     def show(self, *, as_json: bool) -> None:
         """Print it, and end with the exit status."""
@@ -156,6 +158,8 @@ class Done:
             click.echo(json.dumps(self.document, indent=2, default=_json_value))
         elif self.lines:
             click.echo(self.lines if isinstance(self.lines, str) else "\n".join(self.lines))
+        elif self.nothing:
+            click.echo(self.nothing, err=True)
         for note in self.notes:
             click.echo(note, err=True)
         if self.status:
@@ -168,8 +172,8 @@ def listed(things: Sequence[Any], columns: Sequence[Column], noun: str = "", mos
     Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
     """
     notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
-    notes += [] if things else [f"no {noun or columns[0].title.lower()}s"]
-    return Done(table_lines(things[:most], columns) if things else [], json_rows(things[:most], columns), notes)
+    lines, document = table_lines(things[:most], columns) if things else [], json_rows(things[:most], columns)
+    return Done(lines, document, notes, nothing=f"no {noun or columns[0].title.lower()}s")
 
 
 def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], its_columns: Sequence[Column]) -> Done:

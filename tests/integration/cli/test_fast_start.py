@@ -56,7 +56,7 @@ def imported(program: str, environment: Mapping[str, str] | None = None) -> set[
         check=True,
         env={**variables, **(environment or {})},
     )
-    return set(ran.stderr.splitlines()[-1].split())
+    return set(ran.stderr.split())
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

@@ -63,7 +63,7 @@ def test_of_nothing_standard_error_says_what_there_is_none_of(capsys: pytest.Cap
     listed([], COLUMNS, "gadget").show(as_json=False)
     assert capsys.readouterr() == ("", "no things\nno gadgets\n")
     listed([], COLUMNS).show(as_json=True)
-    assert capsys.readouterr() == ("[]\n", "no things\n")
+    assert capsys.readouterr() == ("[]\n", "")
 
 
 def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
