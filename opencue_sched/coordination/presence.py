@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -83,7 +83,7 @@ _RECORD = TypeAdapter(Actor)
 
 
 class Presence:
-    """This process's presence, under one instance name for each of ``types``."""
+    """This process's presence, under one instance name for each of ``types``; ``fields`` are more of its record."""
 
     def __init__(
         self,
@@ -93,14 +93,10 @@ class Presence:
         types: Sequence[str],
         group: str,
         instance: str,
-        node: str = "",
-        capacity: int = 0,
-        capabilities: Sequence[str] = (),
         facility: str | None = None,
-        clock: Callable[[], float] = time.time,
+        **fields: Any,
     ) -> None:
         self._client = client
-        self._clock = clock
         self._types = tuple(types)
         self._index = presence_index(namespace)
         self._keys = [presence_key(namespace, type_, group, instance) for type_ in types]
@@ -108,22 +104,18 @@ class Presence:
             type=self._types[0],
             group=group,
             instance=instance,
-            node=node,
             pid=os.getpid(),
             hostname=socket.gethostname(),
             machine=_machine(),
-            started_at=clock(),
+            started_at=time.time(),
             version=__version__,
-            capabilities=tuple(capabilities),
-            capacity=capacity,
             facility=(facility or "").lower(),
             token=uuid.uuid4().hex,
+            **fields,
         )
         self._announced = False
 
-    def announce(
-        self, *, patience_seconds: float = TTL_SECONDS + 1, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def announce(self, *, patience_seconds: float = TTL_SECONDS + 1) -> None:
         """Take the name. Raises InstanceTaken when another process is alive under it.
 
         The record of a process that was killed outlives it: it is replaced at once if that process was on this machine
@@ -142,7 +134,7 @@ class Presence:
                     f"instance {holder.instance!r} of group {holder.group!r} is already running: process {holder.pid} "
                     f"on {holder.hostname}; give this one another name (OPENCUE_SCHED_INSTANCE) or stop that one"
                 )
-            sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self._announced = True
 
     def refresh(self, **changed: Any) -> None:
@@ -170,7 +162,7 @@ class Presence:
 
     def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""
-        record = replace(self.actor, last_heartbeat=self._clock())
+        record = replace(self.actor, last_heartbeat=time.time())
         arguments: list[str | int] = [record.token, int(TTL_SECONDS * 1000), replaceable]
         arguments += [json.dumps(asdict(replace(record, type=type_))) for type_ in self._types]
         answer = call_script(self._client, "presence_keep", [self._index, *self._keys], arguments)

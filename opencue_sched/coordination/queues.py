@@ -287,10 +287,9 @@ class AgedOrder:
     gave one.
     """
 
-    def __init__(self, it: Iterable[str] | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._asked: dict[str, float] = {}
-        self.update(it or ())
 
     def update(self, it: Iterable[str]) -> None:
         """These are the queues now, in their order."""

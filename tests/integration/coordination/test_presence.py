@@ -7,11 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from opencue_sched import __version__
+from opencue_sched.coordination import presence as presences
 from opencue_sched.coordination.names import presence_index, presence_key
 from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, list_members
 
@@ -45,9 +48,10 @@ def test_an_announced_instance_is_on_the_roll_under_each_type_until_it_withdraws
     assert len(members.gone) == 2
 
 
-def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redis_client):
+def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redis_client, monkeypatch):
     moments = iter((100.0, 110.0, 120.0))
-    mine = presence(redis_client, capabilities=("dispatch", "sweep"), clock=lambda: next(moments))
+    monkeypatch.setattr(presences, "time", SimpleNamespace(time=lambda: next(moments), monotonic=time.monotonic))
+    mine = presence(redis_client, capabilities=("dispatch", "sweep"))
     mine.announce()
     mine.refresh(in_flight=2, state="paused", work=("alloc-1",))
     key = presence_key("cue", "dispatch", "default", "w1")
@@ -76,7 +80,7 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redi
     assert {actor.pid for actor in list_members(redis_client, "cue").alive} == {1}
 
 
-def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client):
+def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client, monkeypatch):
     holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other", last_heartbeat=1.0)
     key = presence_key("cue", "dispatch", "default", "w1")
     redis_client.set(key, json.dumps(asdict(holder)), px=15_000)
@@ -87,8 +91,9 @@ def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client):
         record = {**asdict(holder), "last_heartbeat": 2.0}
         redis_client.set(key, json.dumps(record), px=15_000)
 
+    monkeypatch.setattr(presences, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=heartbeat))
     with pytest.raises(InstanceTaken, match="process 7"):
-        presence(redis_client).announce(patience_seconds=600, sleep=heartbeat)
+        presence(redis_client).announce(patience_seconds=600)
     assert len(naps) == 1
 
 

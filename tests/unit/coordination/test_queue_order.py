@@ -18,8 +18,14 @@ class Clock:
         return self.now
 
 
+def order_of(queues, clock) -> AgedOrder:
+    order = AgedOrder(clock=clock)
+    order.update(queues)
+    return order
+
+
 def test_queues_are_asked_as_declared():
-    order = AgedOrder(QUEUES, clock=Clock())
+    order = order_of(QUEUES, Clock())
     assert order.consume(3) == QUEUES
     assert order.rotate("instance") == "instance"
     assert order.consume(3) == QUEUES
@@ -28,7 +34,7 @@ def test_queues_are_asked_as_declared():
 
 def test_a_queue_passed_over_for_its_age_is_asked_first_once():
     clock = Clock()
-    order = AgedOrder(QUEUES, clock=clock)
+    order = order_of(QUEUES, clock)
     for second in range(1, 6):
         clock.now = float(second)
         order.rotate("instance")
@@ -40,7 +46,7 @@ def test_a_queue_passed_over_for_its_age_is_asked_first_once():
 @given(steps=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=200))
 def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
     clock = Clock()
-    order = AgedOrder(QUEUES, clock=clock)
+    order = order_of(QUEUES, clock)
     first_at = dict.fromkeys(QUEUES, 0.0)
     for busy in steps:
         clock.now += 1
@@ -54,7 +60,7 @@ def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
 
 
 def test_queues_that_come_and_go_are_followed():
-    order = AgedOrder(None, clock=Clock())
+    order = AgedOrder(clock=Clock())
     assert order.consume(3) == []
     order.update(QUEUES)
     order.update(["group"])
