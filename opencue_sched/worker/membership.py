@@ -74,17 +74,15 @@ class Membership:
             node=node,
             capacity=capacity,
             capabilities=sorted(consumed),
+            state=self.workload.state.value,
             facility=self._settings.scheduler.facility,
         )
         self.presence.announce()
 
     def is_first(self) -> bool:
         """Whether all other workers are still starting: then this one checks the counters before it books."""
-        mine = None if self.presence is None else self.presence.actor.token
-        return not any(
-            actor.token != mine and actor.state != WorkerState.STARTING
-            for actor in list_members(self._client, self.namespace).of(QueueType.DISPATCH.value)
-        )
+        workers = list_members(self._client, self.namespace).of(QueueType.DISPATCH.value)
+        return all(actor.state == WorkerState.STARTING for actor in workers)
 
     @contextmanager
     def present(self) -> Iterator[None]:
