@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -529,11 +529,8 @@ class JobBoard(BoardScripts):
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        answer = self.call("board_end", job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
-        if answer[1] in ("gone", "unclaimed"):
-            raise NotFound(f"nobody has claimed job {job.uuid}")
-        if not answer[0]:
-            raise ClaimLost(f"job {job.uuid} is no longer {who!r}'s under this claim")
+        record = (job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
+        self._under_claim(record, job, who, "write the result of")
 
     # Ends of claims
 
@@ -555,24 +552,26 @@ class JobBoard(BoardScripts):
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        end = self.end_call(job.uuid, who, job.fence, job.token, how, error=error)
+        self._under_claim(self.end_call(job.uuid, who, job.fence, job.token, how, error=error), job, who, how)
+
+    def _under_claim(self, end: Sequence[str | int | float], job: Job, who: str, how: str) -> None:
+        """Call board_end with these arguments. Raises as consume()."""
         match self.call("board_end", *end):
             case [1, *_]:
                 return
             case [0, "gone"]:
-                raise NotFound(f"job {job.uuid} is gone; cannot {how} it")
+                raise NotFound(f"cannot {how} job {job.uuid}: it is gone")
             case [0, "unclaimed"]:
-                raise NotFound(f"job {job.uuid} is claimed by nobody; cannot {how} it")
+                raise NotFound(f"cannot {how} job {job.uuid}: it is claimed by nobody")
             case [0, "other", owner] if job.owner_seen != who:
-                raise JobFailure(f"job {job.uuid} is claimed by {owner!r}, not by {who!r}; cannot {how} it")
-        raise ClaimLost(f"job {job.uuid} was claimed again since; cannot {how} it")
+                raise JobFailure(f"cannot {how} job {job.uuid}: it is claimed by {owner!r}, not by {who!r}")
+        raise ClaimLost(f"cannot {how} job {job.uuid}: it was claimed again since")
 
     # The trash
 
     def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
         """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
-        for listing in self.listings("trash"):
-            yield listing.uuid, listing.fields
+        return ((listing.uuid, listing.fields) for listing in self.listings("trash"))
 
     def restore(self, uuid: str) -> Job:
         """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
