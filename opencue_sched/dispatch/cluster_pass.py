@@ -281,6 +281,7 @@ class _Pass:
     gathered_at: float = 0.0
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
+    refused_layers: frozenset[str] = frozenset()
     lost_layers: frozenset[str] = frozenset()
     gave_back: bool = False
     ended: bool = False
@@ -541,9 +542,8 @@ class _Pass:
                 self._after_commit(result, since_gathered)
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
             for part in self.parts:
-                part.report.verdicts, part.report.refused = after_booking(
-                    part.report.verdicts, part.plan.procs, answers.refusals, losses
-                )
+                part.report.verdicts = after_booking(part.report.verdicts, part.plan.procs, answers.refusals, losses)
+            self.refused_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in answers.refusals)
             self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
             return (environments, result) if result.committed else None
         finally:
@@ -652,7 +652,7 @@ class _Pass:
                 if not it.frames
                 and it.layer_id not in no_host
                 and (
-                    it.layer_id in report.refused
+                    it.layer_id in self.refused_layers
                     or (it.verdict is not Verdict.FLOWING and it.layer_id not in self.lost_layers)
                 )
             ]

@@ -81,8 +81,6 @@ class PassReport:
     verdicts: tuple[LayerVerdict, ...] = ()
     skipped: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were not looked at because they could not be placed a moment ago, by id."""
-    refused: frozenset[str] = frozenset()
-    """Layers of which the ledger refused frames."""
     go_on: bool = False
     """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
@@ -267,9 +265,8 @@ def after_booking(
     procs: Iterable[PlannedProc],
     refusals: Mapping[str, BookingRefused],
     losses: Mapping[str, BookingError],
-) -> tuple[tuple[LayerVerdict, ...], frozenset[str]]:
-    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait. Also the
-    layers of which the ledger refused frames."""
+) -> tuple[LayerVerdict, ...]:
+    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
     refused: dict[str, list[BookingRefused]] = {}
     lost: dict[str, list[BookingError]] = {}
     for proc in procs:
@@ -277,8 +274,7 @@ def after_booking(
             refused.setdefault(proc.layer.id, []).append(refusals[proc.proc_id])
         elif proc.proc_id in losses:
             lost.setdefault(proc.layer.id, []).append(losses[proc.proc_id])
-    judged = tuple(_judged(it, refused.get(it.layer_id, ()), lost.get(it.layer_id, ())) for it in verdicts)
-    return judged, frozenset(refused)
+    return tuple(_judged(it, refused.get(it.layer_id, ()), lost.get(it.layer_id, ())) for it in verdicts)
 
 
 def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequence[BookingError]) -> LayerVerdict:

@@ -29,7 +29,7 @@ OTHER = LayerVerdict("j2", "l2", Verdict.NO_HOST, 0, 4)
 
 
 def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
-    assert after_booking([PLANNED, OTHER], PROCS, {}, {}) == ((PLANNED, OTHER), frozenset())
+    assert after_booking([PLANNED, OTHER], PROCS, {}, {}) == (PLANNED, OTHER)
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,20 @@ def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
 )
 def test_a_layer_that_the_ledger_refuses_says_what_is_in_its_way(table: str, verdict: Verdict, words: str) -> None:
     refused = BookingRefused(table, 4.0, 5.0, "acct:job:j1")
-    (judged, other), layers = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
+    (judged, other) = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
     assert (judged.verdict, judged.frames, judged.waiting, other) == (verdict, 1, 4, OTHER)
     assert words in judged.detail
-    assert layers == {"l1"}
 
 
 def test_frames_that_were_lost_wait_again() -> None:
     losses = {proc.proc_id: FrameLost("taken") for proc in PROCS}
-    (all_lost,), refused = after_booking([PLANNED], PROCS, {}, losses)
-    (some_lost,), _ = after_booking([PLANNED], PROCS, {}, {"p0": losses["p0"]})
-    assert refused == frozenset()
+    (all_lost,) = after_booking([PLANNED], PROCS, {}, losses)
+    (some_lost,) = after_booking([PLANNED], PROCS, {}, {"p0": losses["p0"]})
     assert [(it.frames, it.waiting) for it in (all_lost, some_lost)] == [(0, 5), (2, 3)]
     assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.detail
 
 
 def test_a_layer_of_which_some_frames_were_refused_and_the_others_lost_was_refused() -> None:
     lost = {proc.proc_id: FrameLost("taken") for proc in PROCS[1:]}
-    (judged,), refused = after_booking([PLANNED], PROCS, {"p0": BookingRefused("job", 5, 5, "acct:job:j1")}, lost)
-    assert (refused, judged.verdict, judged.frames, judged.waiting) == ({"l1"}, Verdict.OVER_JOB, 0, 5)
+    (judged,) = after_booking([PLANNED], PROCS, {"p0": BookingRefused("job", 5, 5, "acct:job:j1")}, lost)
+    assert (judged.verdict, judged.frames, judged.waiting) == (Verdict.OVER_JOB, 0, 5)
