@@ -116,6 +116,8 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
         release.count_usage(connection, stopped.values())
         finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
         _adapt_memory(connection, endings, stopped, releaser.settings.frames_to_raise_a_layer)
+        shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
+        release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
     outcomes = []
     for request, ending in zip(requests, endings, strict=True):
         frame = stopped.get(ending.stop.frame_id) if ending.stop else None

@@ -44,7 +44,7 @@ _READ_RUNS = text(
            coalesce(host_stat.str_state, ''), coalesce(proc.pk_frame, ''), coalesce(proc.pk_show, ''),
            coalesce(proc.int_mem_reserved, 0), coalesce(proc.b_local, false), proc.ts_ping,
            coalesce(frame.pk_frame, ''), coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''),
-           coalesce(frame.str_state, ''), frame.int_version, coalesce(frame.int_retries, 0),
+           coalesce(job.pk_show, ''), coalesce(frame.str_state, ''), frame.int_version, coalesce(frame.int_retries, 0),
            CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8),
            coalesce(frame.str_host, ''), coalesce(owner.pk_proc, ''), coalesce(owner.pk_host, ''),
            CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8),
@@ -151,6 +151,7 @@ class Run:
     frame_id: str
     layer_id: str
     job_id: str
+    show_id: str
     frame_state: str
     version: int | None
     retries: int

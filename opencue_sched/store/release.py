@@ -89,6 +89,19 @@ _COUNT_USAGE = text(
                   AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
     """  # noqa: S608
 )
+_COUNT_SHOWS = text(
+    """
+    WITH ended AS (
+        SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
+          FROM json_to_recordset(CAST(:rows AS json)) AS row(show varchar, success boolean) GROUP BY show),
+    locked AS (
+        SELECT target.pk_show, ended.ok, ended.bad FROM show_stats target JOIN ended ON ended.show = target.pk_show
+         ORDER BY target.pk_show FOR NO KEY UPDATE OF target)
+    UPDATE show_stats SET int_frame_success_count = int_frame_success_count + locked.ok,
+                          int_frame_fail_count = int_frame_fail_count + locked.bad
+      FROM locked WHERE show_stats.pk_show = locked.pk_show
+    """
+)
 _LOWER_LAYER_MEMORY = text(
     """
     WITH locked AS (
@@ -218,6 +231,13 @@ def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None
         layers, jobs = ({str(row[key]) for row in rows} for key in ("layer", "job"))
         parameters = {"rows": json.dumps(rows), "layers": sorted(layers), "jobs": sorted(jobs)}
         connection.execute(_COUNT_USAGE, {**parameters, "most": INT_MAX})
+
+
+def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
+    """Count ended frames (show id, success) in show_stats. One row a show is the hottest of all: call it last."""
+    rows = [{"show": show_id, "success": success} for show_id, success in shows]
+    if rows:
+        connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
 
 
 def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> None:

@@ -102,7 +102,8 @@ _ACTIVATE_FRAMES = text(
      WHERE frame.pk_frame = start.frame AND frame.str_state = 'SETUP'
     """
 )
-# Frames of a layer, layers of a job and frames of a job are counted, in this order.
+# Frames of a layer, layers of a job, frames of a job, jobs of a show are counted, in this order. show_stats comes last:
+# one row a show is the hottest of all.
 _OPEN_JOBS = (
     text(
         """
@@ -129,6 +130,15 @@ _OPEN_JOBS = (
           FROM (SELECT pk_job, sum(int_total_count) AS frames, count(*) AS layers
                   FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job) counted
          WHERE job.pk_job = counted.pk_job
+        """
+    ),
+    text(
+        """
+        UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + counted.frames,
+                              int_job_insert_count = int_job_insert_count + counted.jobs
+          FROM (SELECT pk_show, sum(int_frame_count) AS frames, count(*) AS jobs
+                  FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_show) counted
+         WHERE show_stats.pk_show = counted.pk_show
         """
     ),
 )

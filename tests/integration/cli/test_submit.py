@@ -136,6 +136,8 @@ layers:
     assert rows("SELECT pk_layer, str_key, str_value FROM layer_env") == [(render.pk_layer, "THREADS", "4")]
     (stat,) = rows("SELECT int_waiting_count, int_depend_count FROM job_stat")
     assert tuple(stat) == (6, 1)
+    counted = "SELECT int_job_insert_count, int_frame_insert_count FROM show_stats WHERE pk_show = :show"
+    assert rows(counted, show=demo.id) == [(1, 7)]
     with engine.connect() as connection:
         assert judge(connection, "I6b").wrong == 0
 

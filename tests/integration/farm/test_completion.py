@@ -131,6 +131,8 @@ def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) 
         assert table == "job" or about(usage.int_clock_time_low, 500)
         memory = view.one(f"SELECT * FROM {table}_mem WHERE {key} = :id", id=value)  # noqa: S608
         assert memory.int_max_rss == 900_000
+    show = view.one("SELECT * FROM show_stats WHERE pk_show = :show", show=run.job.show.id)
+    assert (show.int_frame_success_count, show.int_frame_fail_count) == (3, 1)
     first = view.frame(run.frames[0])
     assert about(first.int_total_past_core_time, 2000)
     assert about(first.int_total_past_gpu_time, 1000)

@@ -25,6 +25,7 @@ RUN = Run(
     frame_id="f1",
     layer_id="l1",
     job_id="j1",
+    show_id="s1",
     frame_state=FrameState.RUNNING,
     version=4,
     retries=0,
