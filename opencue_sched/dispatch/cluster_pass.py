@@ -644,17 +644,14 @@ class _Pass:
         for part in self.parts:
             report, found = part.report, part.gathered
             no_host = {it.verdict.layer_id for it in part.plan.unschedulable}
-            # What was looked at and got nothing: not what a full plan had no place for, nor what was lost and may be
-            # had a moment later.
+            # What was looked at and got nothing: not what a full plan had no place for.
+            tried = self.refused_layers | self.lost_layers
             got_nothing = [
                 it
                 for it in report.verdicts
                 if not it.frames
                 and it.layer_id not in no_host
-                and (
-                    it.layer_id in self.refused_layers
-                    or (it.verdict is not Verdict.FLOWING and it.layer_id not in self.lost_layers)
-                )
+                and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
             ]
             report.go_on, report.look_again = runner.layers.end_pass(
                 part.key,
@@ -665,6 +662,7 @@ class _Pass:
                 booked=report.frames_booked > 0,
                 hostless=bool(no_host),
                 got_nothing=_rows(got_nothing, found),
+                lost=self.lost_layers,
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
             report.go_on |= found.more and not found.jobs

@@ -117,7 +117,7 @@ class Cooldowns(Generic[What]):
 #   time. Changes in these are remembered to their end.
 # - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, the ledger) are skipped
 #   by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is looked at
-#   twice. Frames that were lost may be had a moment later: their layers are not skipped.
+#   twice. A layer that lost its frames to others is looked at once more before that.
 
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
@@ -194,13 +194,15 @@ class _Kind:
 @dataclass(slots=True)
 class _Cluster:
     """Of one cluster: kinds without a host, and until when to remember that they had none; rows that no host can help,
-    with the end of their cooldown; until when a scan is believed to go on, and the wake-ups at its beginning."""
+    with the end of their cooldown; until when a scan is believed to go on, and the wake-ups at its beginning; which
+    layers lost frames to others in the last pass."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
     hostless_until: dict[str, float] = field(default_factory=dict)
     rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
     scan_until: float = 0.0
     scan_began: int = 0
+    lost: frozenset[str] = frozenset()
 
     def forget(self, now: float) -> bool:
         """Forget what is over; whether nothing is left. During a scan no cooldown ends by time alone: however many jobs
@@ -310,25 +312,38 @@ class LayerCooldowns:
                         del here.kinds[kind]
 
     def end_pass(
-        self, cluster: str, *, wakes: int, more: bool, booked: bool, hostless: bool, got_nothing: Collection[SkippedRow]
+        self,
+        cluster: str,
+        *,
+        wakes: int,
+        more: bool,
+        booked: bool,
+        hostless: bool,
+        got_nothing: Iterable[SkippedRow],
+        lost: frozenset[str],
     ) -> tuple[bool, float | None]:
         """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``, and
         after how many seconds the cluster has to be looked at again at the latest; None when nothing asks for it.
 
         ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more to place than
         it looked at. Some layers were ``hostless``; those that ``got_nothing`` had another reason.
+        Frames of the ``lost`` ones were planned, and lost to others.
         """
         now = self._clock()
         with self._lock:
             here = self._clusters[cluster]
-            go_on = not booked and more and (hostless or bool(got_nothing))
+            # Frames that were lost may be had a moment later, so their layers come first once more. Those that lose all
+            # of them again are skipped like the others, or a window full of them would keep all behind it waiting.
+            lost_once, here.lost = lost - here.lost, lost
+            rows = {row.verdict.layer_id: row for row in got_nothing if row.verdict.layer_id not in lost_once}
+            go_on = not booked and more and (hostless or bool(rows))
             if go_on:
                 # Layers without a host have a cooldown; the others are skipped as long as the scan lasts. Another
                 # process may end it: one that this process does not go on with for ``seconds`` is forgotten.
                 if here.scan_until <= now:
                     here.forget(now)
                     here.scan_began = wakes
-                here.rows |= {row.verdict.layer_id: (now, row) for row in got_nothing}
+                here.rows |= {layer_id: (now, row) for layer_id, row in rows.items()}
                 here.scan_until = now + self._seconds
             else:
                 # The scan ends: the next pass begins with the highest priority again, and at once if the cluster was

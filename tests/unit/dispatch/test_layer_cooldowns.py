@@ -60,7 +60,7 @@ def news(*hosts: Host) -> HostNews:
 
 def end_pass(layers: LayerCooldowns, cluster: str = "cluster", **said: Any) -> tuple[bool, float | None]:
     """The end of a pass that looked at every job, unless told otherwise."""
-    nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": []}
+    nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": [], "lost": frozenset()}
     return layers.end_pass(cluster, **{**nothing, **said})
 
 
