@@ -60,14 +60,14 @@ class TimedCall:
 def scripts_timed() -> Iterator[None]:
     """Each call that this process makes meanwhile leaves a note in the database it is made in."""
     load = lua_scripts.load_script
-    with patch.object(lua_scripts, "load_script", lambda name: timed(load(name))):
+    with patch.object(lua_scripts, "load_script", lambda name: timed(name, load(name))):
         yield
 
 
-def timed(script: LuaScript) -> LuaScript:
+def timed(name: str, script: LuaScript) -> LuaScript:
     """The same script between two looks at the clocks. A call that fails leaves no note."""
-    text = _TIMED.replace("<notes>", _NOTES).replace("<name>", script.name).replace("<script>", script.text)
-    return LuaScript(script.name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    text = _TIMED.replace("<notes>", _NOTES).replace("<name>", name).replace("<script>", script.text)
+    return LuaScript(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def calls_noted(client: redis.Redis) -> list[TimedCall]:

@@ -21,7 +21,6 @@ from opencue_sched.lua_scripts import LuaScript, call_script
 RUNS_SECONDS, STANDS_SECONDS = 0.01, 0.02
 # A tenth of a second or more. In the newest servers TIME stands still meanwhile.
 WORKS = LuaScript(
-    "works",
     """
 local began, sum = redis.call('TIME')[2], 0
 for i = 1, 5000000 do sum = sum + i % 7 end
@@ -56,7 +55,7 @@ def test_a_timed_script_answers_as_ever_and_leaves_a_note_of_each_call(redis_cli
 def test_a_script_is_not_charged_for_what_the_machine_keeps_redis_from(own_redis: EmbeddedRedis) -> None:
     with redis.Redis.from_url(own_redis.url, decode_responses=True) as client, ThreadPoolExecutor(1) as pool:
         began, stood = time.monotonic(), 0.0
-        answer = pool.submit(client.eval, timed(WORKS).text, 0)
+        answer = pool.submit(client.eval, timed("works", WORKS).text, 0)
         while not answer.done():
             time.sleep(RUNS_SECONDS)
             os.kill(own_redis.pid, signal.SIGSTOP)
