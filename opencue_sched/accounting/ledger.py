@@ -360,9 +360,10 @@ def _refused(answer: Any) -> BookingRefused:
 
 # The calls of the scripts: what their headers ask for, built in one place (tests compare the two).
 
-PROCS_PER_CALL, VERTICES_PER_CALL = 15, 50
-"""What one call takes: some half a millisecond of Redis's processor, for which everybody else waits, where a layer has
-one limit or two; so little that a busy system seldom puts Redis off the processor in the midst of it."""
+PROCS_PER_CALL, VERTICES_PER_CALL = 5, 50
+"""What one call takes: at most 400 commands, or some half a millisecond of Redis's processor, for which everybody else
+waits, also in a dual store and where a layer has a dozen limits; so little that a busy system seldom puts Redis off the
+processor in the midst of it."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
