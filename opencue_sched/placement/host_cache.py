@@ -491,7 +491,7 @@ class HostCache:
                 group.remove(self._shown[host_id])
 
     def _new_index(self) -> HostIndex:
-        return HostIndex(memory_key_divisor_kb=self._settings.memory_key_divisor // 1024, instance=self._instance)
+        return HostIndex(memory_key_divisor_kb=self._settings.memory_key_divisor // 1024)
 
     def _groups_of(self, host: Host) -> Iterator[_Group]:
         bucket = bucket_of(host.id)

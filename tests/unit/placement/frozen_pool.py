@@ -12,12 +12,11 @@ from opencue_sched.settings import HostCacheSettings
 class FrozenPool(HostCache):
     """A fixed list of hosts for one planner at a time, read once."""
 
-    def __init__(self, hosts: Iterable[Host], *, instance: str = "") -> None:
+    def __init__(self, hosts: Iterable[Host]) -> None:
         listed = list(hosts)
         super().__init__(
             HostCacheSettings(),
             lambda facility_id, *_: [host for host in listed if host.facility_id == facility_id],
-            instance=instance,
             clock=lambda: 0.0,
         )
         for facility_id in {host.facility_id for host in listed}:

@@ -48,7 +48,7 @@ class Situation:
         return plan(self.snapshot, pool or self.pool(), cluster=CLUSTER, policy=self.policy)
 
     def pool(self) -> FrozenPool:
-        return FrozenPool(self.hosts, instance="one")
+        return FrozenPool(self.hosts)
 
 
 @st.composite
@@ -145,7 +145,7 @@ def test_a_plan_keeps_every_rule_and_is_the_same_again(situation: Situation) -> 
     no_cap_limit_or_host_is_passed(situation, planned)
     every_layer_has_one_verdict_that_adds_up(situation, planned)
     frames_are_planned_once_and_in_order(situation, planned)
-    assert situation.plan() == planned, "a seed decides every tie"
+    assert situation.plan() == planned, "ids decide every tie"
 
 
 def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
