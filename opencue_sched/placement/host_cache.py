@@ -198,7 +198,6 @@ class HostCache:
         self._known_at: dict[str, dict[str, None]] = {}
         self._gpu_hosts: set[str] = set()
         self._refused: dict[str, _Refused] = {}
-        self._unsettled: dict[str, set[str]] = {}
         self._draining: set[str] = set()
         self._latest = self._expired_at = -math.inf
         self._lock = threading.RLock()
@@ -350,7 +349,6 @@ class HostCache:
                 self._hide(host_id)
                 if entry.read_at < oldest and all(hold.covered_from < oldest for hold in entry.holds.values()):
                     del self._entries[host_id]
-                    self._unsettled.pop(host_id, None)
                     self._refused.pop(host_id, None)
 
     # Placing frames on them
@@ -410,7 +408,6 @@ class HostCache:
             covered_from = self._clock() + self._hold_seconds
             holds = {proc_id: _Hold(reservation, covered_from, layer_id) for proc_id, reservation in taken.items()}
             self._entries[host.id].holds |= holds
-            self._unsettled.setdefault(host.id, set()).update(taken)
             self._show(_less(host, holds))
             return True
 
@@ -423,16 +420,10 @@ class HostCache:
                 return
             if committed:
                 entry.holds[proc_id] = hold._replace(covered_from=min(hold.covered_from, self.instant()))
-                self._outcome_known(host_id, [proc_id])
                 return
-            self._end_holds(host_id, entry, [proc_id])
+            del entry.holds[proc_id]
             if entry.read is not None:
                 self._show(_less(entry.read, entry.holds))
-
-    def being_booked(self) -> Collection[str]:
-        """Ids of the hosts from which plans that are not settled yet took something, the caller's own among them. A
-        live view."""
-        return self._unsettled.keys()
 
     def draining_for(self, layer_id: str) -> Sequence[Host]:
         """The hosts that are held for the layer, in whatever shard."""
@@ -514,7 +505,8 @@ class HostCache:
         elif read_at < entry.read_at:
             return False
         covered = {proc_id: hold.layer_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at}
-        self._end_holds(host.id, entry, covered)
+        for proc_id in covered:
+            del entry.holds[proc_id]
         # A frame that was placed and has ended since the last read ran here as well.
         ran = dict.fromkeys((*covered.values(), *entry.ran))
         recent = tuple(islice((it for it in ran if it and it not in host.running), RECENT_LAYERS))
@@ -539,18 +531,6 @@ class HostCache:
         entry.read = None
         self._refused.pop(host_id, None)
         self._hide(host_id)
-
-    def _end_holds(self, host_id: str, entry: _Entry, proc_ids: Collection[str]) -> None:
-        for proc_id in proc_ids:
-            del entry.holds[proc_id]
-        self._outcome_known(host_id, proc_ids)
-
-    def _outcome_known(self, host_id: str, proc_ids: Collection[str]) -> None:
-        unsettled = self._unsettled.get(host_id)
-        if unsettled is not None:
-            unsettled.difference_update(proc_ids)
-            if not unsettled:
-                del self._unsettled[host_id]
 
     def _show(self, host: Host) -> None:
         """Let the host be found as it is now."""

@@ -332,13 +332,11 @@ class _Planner:
         self._plans = [Plan() for _ in snapshot.work]
         self._planned = 0
         self._soft = True
-        self._used: set[str] = set()
         self._placed: Counter[tuple[str, int]] = Counter()
         """Frames by part of a layer: one that several clusters reach goes on where the cluster before it ended."""
         self._booking_shows: set[str] = set()
         # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
         self._negative: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
-        self._negative_alone: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
 
     def run(self) -> list[Plan]:
@@ -454,43 +452,30 @@ class _Planner:
     def _next_host(self, state: _LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
         state.asked, state.refused, state.capped = False, None, None
-        place = state.cluster.facility_id, state.job.show_id
-        negative = self._negative[place]
+        negative = self._negative[state.cluster.facility_id, state.job.show_id]
         if negative.covers(state.search):
             return None
-        host = None
-        busy = self._pool.being_booked()
-        if len(busy) > len(self._used):
-            # Hosts from which another plan of this process takes come last: its commit would meet ours there.
-            alone = self._negative_alone[place]
-            if not alone.covers(state.search):
-                host = self._search(state, alone, lambda host_id: host_id in self._used or host_id not in busy)
-        if host is None:
-            host = self._search(state, negative, None)
-        if host is None:
-            state.plan.cache_misses += 1
-        return host
-
-    def _search(self, state: _LayerState, negative: NegativeCache, choice: Callable[[str], bool] | None) -> Host | None:
-        state.asked, state.refused, state.capped = False, None, None
         policy = self._policy
         host = self._pool.find(
             state.cluster.facility_id,
             state.search.tags,
             state.need,
             policy.strategy_of(state.job.show_name),
-            partial(self._accepts, state, choice),
+            partial(self._accepts, state),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
             score=partial(self._cost, state, policy.score) if policy.score else None,
             candidates=policy.candidates,
             known_to=state.layer.id if policy.locality else None,
         )
-        if host is None and not state.asked:
+        if host is not None:
+            return host
+        state.plan.cache_misses += 1
+        if not state.asked:
             negative.nothing_idle(state.search)
-        elif host is None and state.capped is None and state.refused is None:
+        elif state.capped is None and state.refused is None:
             negative.all_refused(state.search)
-        return host
+        return None
 
     def _reserve_of(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension:
         """What a frame of the layer takes from the host as it is, whoever admits it."""
@@ -518,10 +503,8 @@ class _Planner:
             return math.inf
         return score(state.layer, host, taken)
 
-    def _accepts(self, state: _LayerState, choice: Callable[[str], bool] | None, host: Host) -> bool:
+    def _accepts(self, state: _LayerState, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
-        if choice is not None and not choice(host.id):
-            return False
         state.asked = True
         answer = self._reserve(state, host, self._headroom.cores_left(state.job, host.alloc_id))
         if isinstance(answer, Refusal):
@@ -559,7 +542,6 @@ class _Planner:
             headroom.take(job, layer, host.alloc_id, proc.reservation)
             self._shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
         state.plan.procs += procs
-        self._used.add(host.id)
         self._booking_shows.add(job.show_id)
         self._planned += len(procs)
         self._placed[state.part] += len(procs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.placement.host_cache import HostCache
@@ -21,10 +21,6 @@ class FrozenPool(HostCache):
         )
         for facility_id in {host.facility_id for host in listed}:
             self.refresh(facility_id, {tag for host in listed for tag in host.tags})
-
-    def being_booked(self) -> Collection[str]:
-        """None: a pool of one planner at a time, whose own hosts are as good as any."""
-        return ()
 
     def get(self, host_id: str) -> Host | None:
         """The host as it is now."""

@@ -744,48 +744,6 @@ class TestGoneAndInvalidated:
         assert cache.invalidated_ids() == frozenset()
 
 
-class TestBeingBooked:
-    def test_a_host_is_being_booked_until_every_plan_that_took_from_it_is_settled(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host(cores=8)), clock)
-        assert set(cache.being_booked()) == set()
-        for proc_id in ("p1", "p2", "p3"):
-            book_one(cache, proc_id, 1)
-
-        cache.settle("h1", "p1", committed=True)
-        cache.settle("h1", "p1", committed=True)
-        cache.settle("h1", "p2", committed=False)
-        cache.settle("h1", "unknown", committed=False)
-        assert set(cache.being_booked()) == {"h1"}
-        cache.settle("h1", "p3", committed=True)
-        assert set(cache.being_booked()) == set()
-
-    def test_what_nobody_settles_is_under_way_as_long_as_it_is_held(self, clock: Clock) -> None:
-        farm = Farm(make_host(cores=8))
-        cache = make_cache(farm, clock)
-        book_one(cache, "p1", 1)
-        clock.advance(11)
-        cache.apply(farm.read("h1"), [], read_at=clock())
-        assert set(cache.being_booked()) == {"h1"}
-
-        clock.advance(2)
-        cache.apply(farm.read("h1"), [], read_at=clock())
-
-        assert set(cache.being_booked()) == set()
-        cache.settle("h1", "p1", committed=True)
-        assert set(cache.being_booked()) == set()
-
-    def test_nothing_is_remembered_of_hosts_that_are_dropped(self, clock: Clock) -> None:
-        farm = Farm(make_host(cores=8))
-        cache = make_cache(farm, clock)
-        book_one(cache, "p1", 1)
-        cache.apply([], ["h1"], read_at=clock())
-
-        clock.advance(140)
-        cache.evict_idle_groups()
-
-        assert set(cache.being_booked()) == set()
-
-
 def test_many_threads_never_take_more_than_there_is() -> None:
     # given a small farm, and more passes than hosts
     farm = Farm(*(make_host(f"h{number}", cores=16, memory_gib=64) for number in range(3)))

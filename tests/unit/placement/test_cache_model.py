@@ -136,8 +136,6 @@ class Model:
         self.cache.reread()
 
     def check(self) -> None:
-        under_way = {proc.host_id for proc in self.procs if proc.state in ("planned", "committed")}
-        assert set(self.cache.being_booked()) == under_way
         idle = self.idle_in_database()
         for host_id, cores in self.visible().items():
             assert cores <= idle[host_id] - self.cores_of(host_id, "planned"), f"{host_id} is promised twice"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -575,60 +575,6 @@ class TestSize:
         assert planned.procs == []
         assert planned.attempts["l1"] == planned.wasted_attempts == ATTEMPTS_PER_LAYER
         assert only_verdict(planned).verdict is Verdict.CAPACITY
-
-
-class TestPlansUnderWay:
-    """Other passes of the process book on what they left of a host; the two commits would meet at its row."""
-
-    class Busy(FrozenPool):
-        others: frozenset[str] = frozenset()
-        mine: frozenset[str] = frozenset()
-        searches = 0
-
-        def find(self, *args: Any, **options: Any) -> Host | None:
-            self.searches += 1
-            return super().find(*args, **options)
-
-        def being_booked(self) -> frozenset[str]:
-            return self.others | self.mine
-
-        def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
-            self.mine |= {host.id}
-            return super().take(host, taken)
-
-    def busy(self, *others: str, hosts: Sequence[Host]) -> Busy:
-        pool = self.Busy(hosts)
-        pool.others = frozenset(others)
-        return pool
-
-    def hosts_of(self, planned: Plan) -> list[str]:
-        return [proc.host.id for proc in planned.procs]
-
-    def test_hosts_that_no_other_plan_books_on_come_first_and_then_the_others(self) -> None:
-        # given the host that fits best in another plan's hands
-        hosts = [make_host("tight", cores=2), make_host("h2", cores=4), make_host("h3", cores=4)]
-        pool = self.busy("tight", hosts=hosts)
-
-        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=6, cores=2)])), pool)
-
-        assert set(self.hosts_of(planned)[:4]) == {"h2", "h3"}
-        assert self.hosts_of(planned)[4:] == ["tight"]
-
-    def test_the_plans_own_hosts_are_filled_as_ever(self) -> None:
-        # given two hosts that are alike, one layer on one of them, and another plan elsewhere
-        pool = self.busy("h3", hosts=[make_host(name, cores=4) for name in ("h1", "h2", "h3")])
-        layers = [make_layer(name, cores=1) for name in ("a", "b", "c")]
-
-        planned = plan(make_snapshot(make_job(layers=layers)), pool)
-
-        assert len(set(self.hosts_of(planned))) == 1
-
-    def test_nothing_is_searched_twice_while_no_other_plan_is_under_way(self) -> None:
-        pool = self.busy(hosts=[make_host("h1", cores=1)])
-
-        plan(make_snapshot(make_job(layers=[make_layer(frames=2)])), pool)
-
-        assert pool.searches == 2
 
 
 class TestRelease:
