@@ -10,18 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from heapq import merge
-from itertools import islice
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.frames import Need
-from opencue_sched.placement.host_index import HostIndex, Rank
+from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Accept = Callable[[Host], bool]
-"""Whether a planner would take a host. Must be pure: it may be asked about hosts that are then not chosen."""
+"""Whether a planner would take a host. Must be pure: it is asked under the lock, and of hosts that are not chosen."""
 FetchHosts = Callable[[str, Sequence[str], Collection[int]], Sequence[Host]]
 """``fetch(facility_id, tags, buckets)``: the hosts of the facility with any of the tags that can be booked, of these
 buckets (domain/cluster.py), in one query."""
@@ -37,8 +37,6 @@ HOSTS_PER_REREAD = 500
 """Hosts read again in one query: a pass waits for the lock, and for Python's, no longer than for so many."""
 FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""
-_FIRST_LISTED = 4
-"""Hosts listed under the lock at first; each further listing is four times as long."""
 SCORED_CANDIDATES = 16
 """Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
 _KNOWN_LISTED = 16
@@ -175,7 +173,8 @@ class HostCache:
 
     ``fetch`` reads groups: what is absent when it is asked for, the rest in portions, in the background (``reread``);
     hosts named by the change log come through ``apply`` in between. ``clock`` is in seconds and never runs backwards.
-    One lock guards everything; it is not held during a fetch, nor while a planner's predicate runs.
+    One lock guards everything; it is not held during a fetch. A search holds it while the planner's predicate runs:
+    Python would run one of two searches at a time anyway.
     """
 
     def __init__(
@@ -364,25 +363,25 @@ class HostCache:
         shard: str = "",
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
-        candidates: int = SCORED_CANDIDATES,
         known_to: str | None = None,
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
         ``allocs`` leaves out the hosts of other allocations without looking at them. First of all come hosts that run
         or ran the layer ``known_to``, wherever in the strategy's order they are. ``score`` replaces that order, of the
-        others, by the lowest score among the first ``candidates`` accepted hosts (of equal ones the first).
+        others, by the lowest score among the first SCORED_CANDIDATES accepted hosts (of equal ones the first).
         """
-        if known_to is not None:
-            with self._lock:
-                known = self._known(known_to, self._indexes(facility_id, shard, tags, allocs), need, strategy)
-            for host in filter(accept, known):
-                return host
-        accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
-        if score is None:
-            return next(accepted, None)
-        scored = list(islice(accepted, candidates))
-        return scored[0] if len(scored) == 1 else min(scored, key=score, default=None)
+        with self._lock:
+            indexes = self._indexes(facility_id, shard, tags, allocs)
+            if known_to is not None:
+                for host in filter(accept, self._known(known_to, indexes, need, strategy)):
+                    return host
+            ranked = merge(*(index.ranked(need, strategy) for index in indexes), key=itemgetter(0))
+            # A host with two of the tags has the same rank in both groups, so its repeats follow each other.
+            accepted = filter(accept, (next(same)[1] for _, same in groupby(ranked, key=itemgetter(0))))
+            if score is None:
+                return next(accepted, None)
+            return min(islice(accepted, SCORED_CANDIDATES), key=score, default=None)
 
     def idle_cores(self, clusters: Iterable[Cluster]) -> int:
         """Whole cores idle on the hosts of these clusters' tags, each host once."""
@@ -588,27 +587,6 @@ class HostCache:
             hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
         return [host for _, _, host in sorted(ranked, key=itemgetter(0, 1))]
 
-    def _candidates(
-        self,
-        facility_id: str,
-        shard: str,
-        tags: Sequence[str],
-        need: Need,
-        strategy: HostBookingStrategy,
-        allocs: Collection[str] | None,
-    ) -> Iterator[Host]:
-        """Each host once, in the order of the strategy, listed in growing portions: mostly the first few are enough."""
-        start, size = 0, _FIRST_LISTED
-        while True:
-            with self._lock:
-                streams = [index.ranked(need, strategy) for index in self._indexes(facility_id, shard, tags, allocs)]
-                ranked = streams[0] if len(streams) == 1 else merge(*streams, key=itemgetter(0))
-                listed = list(islice(_each_once(ranked), start, start + size))
-            yield from listed
-            if len(listed) < size:
-                return
-            start, size = start + size, size * 4
-
     def _indexes(
         self, facility_id: str, shard: str, tags: Sequence[str], allocs: Collection[str] | None
     ) -> list[HostIndex]:
@@ -618,15 +596,6 @@ class HostCache:
             for alloc_id, index in group.by_alloc.items()
             if allocs is None or alloc_id in allocs
         ]
-
-
-def _each_once(ranked: Iterable[tuple[Rank, Host]]) -> Iterator[Host]:
-    """A host with two of the tags has the same rank in both groups, so its repeats follow each other."""
-    last = ""
-    for _, host in ranked:
-        if host.id != last:
-            last = host.id
-            yield host
 
 
 def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:

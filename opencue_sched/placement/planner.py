@@ -41,7 +41,7 @@ from opencue_sched.domain.farm import (
     memory_text,
 )
 from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
-from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
+from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
 from opencue_sched.placement.policies.order import Shares, Use, convex
@@ -61,8 +61,7 @@ class Policy:
     ``strategy_by_show`` overrides the strategy, by show name. ``max_frames`` bounds the plan, and so the size of its
     commit. ``frames_per_layer`` bounds a layer in the first round. ``shares``: the show that uses least of its size
     goes next; otherwise one cluster after another. ``whole_rounds``: the second round places what the bound of the
-    first kept back. ``candidates``: hosts that a score chooses among. ``locality``: those that run the layer, and then
-    those that ran it last, come before all others.
+    first kept back. ``locality``: hosts that run the layer, and then those that ran it last, come before all others.
     """
 
     rules: Rules
@@ -75,7 +74,6 @@ class Policy:
     admissions: tuple[Admission, ...] = ()
     soft_admissions: tuple[Admission, ...] = ()
     score: Score | None = None
-    candidates: int = SCORED_CANDIDATES
     locality: bool = False
 
     def strategy_of(self, show_name: str) -> HostBookingStrategy:
@@ -465,7 +463,6 @@ class _Planner:
             shard=state.cluster.shard,
             allocs=state.open_allocs,
             score=partial(self._cost, state, policy.score) if policy.score else None,
-            candidates=policy.candidates,
             known_to=state.layer.id if policy.locality else None,
         )
         if host is not None:

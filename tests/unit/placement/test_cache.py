@@ -494,12 +494,12 @@ class TestFindAndTake:
         assert looked_at == ["h2"]
 
     def test_a_score_chooses_among_the_first_candidates(self, clock: Clock) -> None:
-        hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 9)]
+        hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 33)]
         cache = make_cache(Farm(*hosts), clock)
 
-        widest_of_three = must_find(cache, score=lambda host: -host.idle_cores, candidates=3)
+        widest = must_find(cache, score=lambda host: -host.idle_cores)
 
-        assert widest_of_three.idle_cores == 3
+        assert widest.idle_cores == host_cache.SCORED_CANDIDATES == 16
 
     def test_every_candidate_is_seen_however_many_there_are(self, clock: Clock) -> None:
         cache = make_cache(Farm(*(make_host(f"h{number}", cores=1 + number % 9) for number in range(300))), clock)
