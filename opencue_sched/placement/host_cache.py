@@ -7,11 +7,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
@@ -77,7 +76,7 @@ class _Group:
     """The hosts of a shard and facility that carry a tag: by class, by bucket, and in an index for each allocation: one
     whose burst is used up costs a pass nothing, however many hosts it has.
 
-    ``missing`` are the buckets of the shard that were not read yet. ``fetching`` is held by the thread that reads them.
+    ``missing`` are the buckets of the shard that were not read yet.
     """
 
     def __init__(self, new_index: Callable[[], HostIndex], buckets: frozenset[int]) -> None:
@@ -86,7 +85,6 @@ class _Group:
         self.by_bucket: defaultdict[int, set[str]] = defaultdict(set)
         self.missing = buckets
         self.asked_at = 0.0
-        self.fetching = threading.Lock()
 
     def add(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].add(host)
@@ -107,23 +105,16 @@ class _Group:
 
 
 class _Part:
-    """The groups of a facility's shard, by tag, and when each bucket of them all was last read."""
+    """The groups of a facility's shard, by tag. All are read again in portions: ``turn`` is how many were, ``due_at``
+    when the next one is. ``reading`` is held by the thread that reads what is absent."""
 
-    def __init__(self, facility_id: str, buckets: frozenset[int]) -> None:
+    def __init__(self, facility_id: str, buckets: frozenset[int], due_at: float) -> None:
         self.facility_id = facility_id
         self.buckets = buckets
         self.groups: dict[str, _Group] = {}
-        self.read_at: dict[int, float] = {}
-
-    def next_read(self, hosts: int, expired_at: float) -> tuple[float, frozenset[int]]:
-        """When which buckets are to be read again, being those that were longest ago; ``hosts``: how many it has."""
-        at_once = max(1, len(self.buckets) * HOSTS_PER_REREAD // max(1, hosts))
-        oldest = sorted((at, bucket) for bucket, at in self.read_at.items())[:at_once]
-        if not oldest:
-            return math.inf, frozenset()
-        longest_ago = oldest[0][0]
-        due_at = longest_ago + max(REREAD_SECONDS, hosts / REREADS_PER_SECOND)
-        return longest_ago if longest_ago < expired_at else due_at, frozenset(bucket for _, bucket in oldest)
+        self.turn = 0
+        self.due_at = due_at
+        self.reading = threading.Lock()
 
 
 class _Hold(NamedTuple):
@@ -198,7 +189,7 @@ class HostCache:
         self._gpu_hosts: set[str] = set()
         self._refused: dict[str, _Refused] = {}
         self._draining: set[str] = set()
-        self._latest = self._expired_at = -math.inf
+        self._latest = -math.inf
         self._lock = threading.RLock()
         self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_groups)
 
@@ -228,40 +219,40 @@ class HostCache:
         """Read what is absent of the groups of these tags in a shard, which has these buckets, in one query; the hosts
         that were read.
 
-        At most ``concurrent_groups`` such queries run at once, and no group is read by two threads: one that another
-        thread reads is waited for. Errors of ``fetch`` go to the caller and leave the groups as they were.
+        At most ``concurrent_groups`` such queries run at once, and no group is read by two threads: what another thread
+        reads is waited for. Errors of ``fetch`` go to the caller and leave the groups as they were.
         """
-        with ExitStack() as locks:
-            due: dict[str, _Group] = {}
-            missing: frozenset[int] = frozenset()
-            # In one order for all threads, or two would wait for each other's groups.
-            for tag in sorted(set(tags)):
-                group = self._group(facility_id, shard, tag, buckets)
-                if group.missing:
-                    locks.enter_context(group.fetching)
-                    if group.missing:
-                        due[tag] = group
-                        missing |= group.missing
+        part, groups = self._open(facility_id, shard, tags, buckets)
+        with part.reading:
+            due = {tag: group for tag, group in groups.items() if group.missing}
+            missing = frozenset[int]().union(*(group.missing for group in due.values()))
             return self._read(facility_id, due, missing)[0] if due else ()
 
     def reread(self) -> tuple[Sequence[Host], float]:
-        """Read again the portion of the hosts that was read longest ago, if it is time to: those that have changed, and
-        in how many seconds the next portion is due. For a thread in the background. Errors as of refresh()."""
+        """Read again the portion of the hosts whose turn it is, if it is time to: those that have changed, and in how
+        many seconds the next portion is due. For a thread in the background. Errors as of refresh()."""
         with self._lock:
-            due_at, portion, part = self._next_portion()
-            if part is None or due_at > self._clock():
-                return (), min(REREAD_SECONDS, due_at - self._clock())
+            part = min(self._parts.values(), key=attrgetter("due_at"), default=None)
+            if part is None or part.due_at > self._clock():
+                return (), self._due_in()
+            portions, pause = self._portions()
+            portion = frozenset(sorted(part.buckets)[part.turn % portions :: portions])
             groups = dict(part.groups)
-            read_at = self.instant()
         _, changed = self._read(part.facility_id, groups, portion)
         with self._lock:
-            part.read_at |= dict.fromkeys(part.buckets & portion, read_at)
-            return changed, min(REREAD_SECONDS, max(0.0, self._next_portion()[0] - self._clock()))
+            part.turn += 1
+            # What a process that stood still for long has missed is not made up for.
+            part.due_at = max(part.due_at, self._clock() - portions * pause) + pause
+            return changed, self._due_in()
 
-    def _next_portion(self) -> tuple[float, frozenset[int], _Part | None]:
-        """When reread() reads which buckets of what next. Under the lock."""
-        portions = ((*part.next_read(len(self._shown), self._expired_at), part) for part in self._parts.values())
-        return min(portions, key=itemgetter(0), default=(math.inf, frozenset(), None))
+    def _portions(self) -> tuple[int, float]:
+        """In how many portions all hosts are read again, and the seconds from one to the next. Under the lock."""
+        portions = max(1, len(self._shown) // HOSTS_PER_REREAD)
+        return portions, max(REREAD_SECONDS, len(self._shown) / REREADS_PER_SECOND) / portions
+
+    def _due_in(self) -> float:
+        """In how many seconds the next portion is due. Under the lock."""
+        return min([REREAD_SECONDS, *(max(0.0, part.due_at - self._clock()) for part in self._parts.values())])
 
     def _read(
         self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
@@ -293,7 +284,10 @@ class HostCache:
 
     def expire(self) -> None:
         """Have every host read again, as soon as that can be: for a change log that could not say what changed."""
-        self._expired_at = self.instant()
+        with self._lock:
+            portions, pause = self._portions()
+            for part in self._parts.values():
+                part.due_at = self._clock() - (portions - 1) * pause
 
     def invalidate(self, host_id: str, *, cooldown_seconds: float = 0.0, why: str = "") -> None:
         """Do not show the host until a read that begins ``cooldown_seconds`` from now or later.
@@ -456,25 +450,27 @@ class HostCache:
 
     # Inside; under the lock
 
-    def _group(self, facility_id: str, shard: str, tag: str, buckets: frozenset[int]) -> _Group:
+    def _open(
+        self, facility_id: str, shard: str, tags: Iterable[str], buckets: frozenset[int]
+    ) -> tuple[_Part, dict[str, _Group]]:
+        """The part, with the buckets that the shard has now, and its groups of these tags, made if they are absent."""
         with self._lock:
+            now = self._clock()
             part = self._parts.get((facility_id, shard))
             if part is None:
-                part = self._parts[facility_id, shard] = _Part(facility_id, buckets)
+                part = self._parts[facility_id, shard] = _Part(facility_id, buckets, now + REREAD_SECONDS)
             elif part.buckets != buckets:
                 self._redivide(part, buckets)
-            group = part.groups.get(tag)
-            if group is None:
-                group = part.groups[tag] = _Group(self._new_index, buckets)
-                part.read_at |= dict.fromkeys(buckets - part.read_at.keys(), self._clock())
-            group.asked_at = self._clock()
-            return group
+            for tag in tags:
+                if tag not in part.groups:
+                    part.groups[tag] = _Group(self._new_index, buckets)
+                part.groups[tag].asked_at = now
+            return part, {tag: part.groups[tag] for tag in tags}
 
     def _redivide(self, part: _Part, buckets: frozenset[int]) -> None:
         """The shard has these buckets now: the hosts of others leave its groups, and what is new is missing."""
         lost, new = part.buckets - buckets, buckets - part.buckets
         part.buckets = buckets
-        part.read_at = {bucket: part.read_at.get(bucket, self._clock()) for bucket in buckets}
         for group in part.groups.values():
             group.missing = (group.missing | new) & buckets
             for host_id in group.hosts_in(lost):

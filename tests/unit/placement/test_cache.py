@@ -217,7 +217,7 @@ class TestGroups:
             return []
 
         cache = HostCache(HostCacheSettings(concurrent_groups=most), fetch, instance="one")
-        threads = [threading.Thread(target=cache.refresh, args=("fac", [f"tag{number}"])) for number in range(6)]
+        threads = [threading.Thread(target=cache.refresh, args=(f"fac{number}", ["tag"])) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
