@@ -188,7 +188,7 @@ class HostCache:
         self._known_at: dict[str, dict[str, None]] = {}
         self._gpu_hosts: set[str] = set()
         self._refused: dict[str, _Refused] = {}
-        self._draining: set[str] = set()
+        self._draining: dict[str, Host] = {}
         self._latest = -math.inf
         self._lock = threading.RLock()
         self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_groups)
@@ -263,7 +263,7 @@ class HostCache:
             read_at = self.instant()
             hosts = self._fetch(facility_id, list(groups), buckets)
         with self._lock:
-            changed = [host for host in hosts if self._take_over(host, read_at, show=True)]
+            changed = [host for host in hosts if self._take_over(host, read_at)]
             known = {host_id for group in groups.values() for host_id in group.hosts_in(buckets)}
             for host_id in known - {host.id for host in hosts}:
                 self._forget(host_id, read_at)
@@ -366,7 +366,12 @@ class HostCache:
         others, by the lowest score among the first SCORED_CANDIDATES accepted hosts (of equal ones the first).
         """
         with self._lock:
-            indexes = self._indexes(facility_id, shard, tags, allocs)
+            indexes = [
+                index
+                for group in self._groups_with(facility_id, shard, tags)
+                for alloc_id, index in group.by_alloc.items()
+                if allocs is None or alloc_id in allocs
+            ]
             if known_to is not None:
                 for host in filter(accept, self._known(known_to, indexes, need, strategy)):
                     return host
@@ -421,8 +426,7 @@ class HostCache:
     def draining_for(self, layer_id: str) -> Sequence[Host]:
         """The hosts that are held for the layer, in whatever shard."""
         with self._lock:
-            held = (self._shown.get(host_id) for host_id in self._draining)
-            return [host for host in held if host is not None and host.hold and host.hold.layer_id == layer_id]
+            return [host for host in self._draining.values() if host.hold and host.hold.layer_id == layer_id]
 
     def census(self, facility_id: str, tags: Sequence[str], shard: str = "") -> Census:
         """What there is in the shard for a need that found no host. Costs as much as there are kinds of hosts: ask once
@@ -489,9 +493,8 @@ class HostCache:
         part = self._parts.get((facility_id, shard))
         return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
 
-    def _take_over(self, host: Host, read_at: float, *, show: bool = False) -> bool:
-        """A read that began at ``read_at`` found the host; whether it is not as it was. ``show``: also in groups that
-        are new since then."""
+    def _take_over(self, host: Host, read_at: float) -> bool:
+        """A read that began at ``read_at`` found the host; whether it is not as it was."""
         entry = self._entries.get(host.id)
         if entry is None:
             if not any(self._groups_of(host)):
@@ -512,9 +515,8 @@ class HostCache:
         changed = bool(covered) or entry.read != host or host.id not in self._shown
         if changed:
             entry.read = host
-            self._show(_less(host, entry.holds))
-        elif show:
-            self._show(self._shown[host.id])
+        # One that did not change stays the same object, from which plans may take, and joins groups that are new.
+        self._show(_less(host, entry.holds) if changed else self._shown[host.id])
         return changed
 
     def _forget(self, host_id: str, read_at: float) -> None:
@@ -536,34 +538,31 @@ class HostCache:
         self._shown[host.id] = host
         if host.total_gpus > 0 or host.total_gpu_memory_kb > 0:
             self._gpu_hosts.add(host.id)
-        self._note_layers(host.id, () if before is None else _layers_known_to(before), _layers_known_to(host))
-        if host.hold is None:
-            self._draining.discard(host.id)
-        else:
-            self._draining.add(host.id)
+        self._note_layers(host.id, before, host)
+        self._draining.pop(host.id, None)
+        if host.hold is not None:
+            self._draining[host.id] = host
         for group in self._groups_of(host):
             group.add(host)
 
     def _hide(self, host_id: str) -> None:
         before = self._shown.pop(host_id, None)
         self._gpu_hosts.discard(host_id)
-        self._draining.discard(host_id)
+        self._draining.pop(host_id, None)
         if before is not None:
-            self._note_layers(host_id, _layers_known_to(before), ())
+            self._note_layers(host_id, before, None)
             for group in self._groups_of(before):
                 group.remove(before)
 
-    def _note_layers(self, host_id: str, left: Collection[str], held: Collection[str]) -> None:
+    def _note_layers(self, host_id: str, before: Host | None, now: Host | None) -> None:
         """Keep by layer the hosts that run or ran it and have a core idle."""
-        for layer_id in left:
-            if layer_id not in held:
-                hosts = self._known_at[layer_id]
-                del hosts[host_id]
-                if not hosts:
-                    del self._known_at[layer_id]
-        for layer_id in held:
-            if layer_id not in left:
-                self._known_at.setdefault(layer_id, {})[host_id] = None
+        left, held = _layers_known_to(before), _layers_known_to(now)
+        for layer_id in left - held:
+            del self._known_at[layer_id][host_id]
+            if not self._known_at[layer_id]:
+                del self._known_at[layer_id]
+        for layer_id in held - left:
+            self._known_at.setdefault(layer_id, {})[host_id] = None
 
     def _known(
         self, layer_id: str, indexes: Sequence[HostIndex], need: Need, strategy: HostBookingStrategy
@@ -583,16 +582,6 @@ class HostCache:
             hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
         return [host for _, _, host in sorted(ranked, key=itemgetter(0, 1))]
 
-    def _indexes(
-        self, facility_id: str, shard: str, tags: Sequence[str], allocs: Collection[str] | None
-    ) -> list[HostIndex]:
-        return [
-            index
-            for group in self._groups_with(facility_id, shard, tags)
-            for alloc_id, index in group.by_alloc.items()
-            if allocs is None or alloc_id in allocs
-        ]
-
 
 def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
     """The host without what is held of it, with the layers it is held for."""
@@ -603,6 +592,6 @@ def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
     return replace(host.less(sums), running=held_for + Counter(host.running)) if held_for else host.less(sums)
 
 
-def _layers_known_to(host: Host) -> Collection[str]:
+def _layers_known_to(host: Host | None) -> set[str]:
     """The layers that a host with a core idle runs or ran."""
-    return {*host.running, *host.recent} if host.idle_cores >= 1 else ()
+    return set() if host is None or host.idle_cores < 1 else {*host.running, *host.recent}
