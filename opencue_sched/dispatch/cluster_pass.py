@@ -45,7 +45,7 @@ from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, Ve
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Snapshot
-from opencue_sched.domain.frames import GpuDemand
+from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
 from opencue_sched.placement.policies.admissions import kept_apart
@@ -455,7 +455,7 @@ class _Pass:
 
     def _plan(self, snapshot: Snapshot, planned: Sequence[_Part], granted: Collection[str]) -> None:
         runner, queue = self.runner, self.runner.settings.queue
-        demands: Collection[GpuDemand] = ()
+        demands: Collection[Demand] = ()
         # What waits for GPUs, on a farm that has some.
         if runner.gpu_waits is not None and queue.gpu_guard and runner.hosts.cache.has_gpus():
             demands = runner.gpu_waits.demands()

@@ -44,7 +44,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import (
     MEM_RESERVED_MIN_KB,
-    GpuDemand,
+    Demand,
     Need,
     Search,
     burst_cap,
@@ -512,9 +512,9 @@ class GpuWaits:
         self._clock = clock
         self._lock = threading.Lock()
         self._read_at = -math.inf
-        self._demands: tuple[GpuDemand, ...] = ()
+        self._demands: tuple[Demand, ...] = ()
 
-    def demands(self) -> tuple[GpuDemand, ...]:
+    def demands(self) -> tuple[Demand, ...]:
         """The demands; reads them if they are too old. Errors of the stores go to the caller."""
         with self._lock:
             now = self._clock()
@@ -523,7 +523,7 @@ class GpuWaits:
                 self._read_at = now
             return self._demands
 
-    def _read(self) -> tuple[GpuDemand, ...]:
+    def _read(self) -> tuple[Demand, ...]:
         """Demands of shows that may book the same are one: what they need of a host is the same."""
         with self._engine.connect() as connection:
             waiting = fetch_waiting_work(connection, None, self._facts, gpus=True)
@@ -535,18 +535,18 @@ class GpuWaits:
         for row in rows:
             open_allocs = frozenset(it for it, cores in left[row.pk_show].items() if cores >= row.least_cores)
             if open_allocs:
-                frames[row.pk_facility, _search(row), open_allocs] += row.frames
+                frames[row.pk_facility, search_of(row, normalise_tags(row.tags)), open_allocs] += row.frames
         return tuple(
-            GpuDemand(facility_id, search, allocs, count) for (facility_id, search, allocs), count in frames.items()
+            Demand(facility_id, search, allocs, count) for (facility_id, search, allocs), count in frames.items()
         )
 
 
-def _search(row: Row[Any]) -> Search:
+def search_of(row: Row[Any], tags: Iterable[str]) -> Search:
+    """What frames of a row of fetch_waiting_work can use, on hosts of these of its tags."""
     need = Need(
         cores=row.least_cores,
         memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),
         gpus=max(0, row.int_gpus_min),
         gpu_memory_kb=max(0, row.int_gpu_mem_min),
     )
-    tags = tuple(sorted(normalise_tags(row.tags)))
-    return Search(tags, row.str_os or None, need, row.b_threadable, row.int_cores_min, row.int_cores_max)
+    return Search(tuple(sorted(tags)), row.str_os or None, need, row.b_threadable, row.int_cores_min, row.int_cores_max)

@@ -16,14 +16,13 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.gather import CoresInUse, cores_left, subscriptions
+from opencue_sched.dispatch.gather import CoresInUse, cores_left, search_of, subscriptions
 from opencue_sched.domain.cluster import Verdict, normalise_tag
-from opencue_sched.domain.farm import Hold, Host, Layer
-from opencue_sched.domain.frames import Rules, smallest_need
+from opencue_sched.domain.farm import Hold, Host
+from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import FencedOff
-from opencue_sched.placement.planner import policy_for
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Demand, RunningFrame
+from opencue_sched.placement.policies.reservations import Asked, RunningFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store import promises as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
@@ -90,8 +89,7 @@ def keep_promises(
             store.write_debts(connection, {}, facilities)
             report = PromiseReport(ended=store.end_holds(connection, held))
         else:
-            rules = policy_for(settings.queue).rules
-            report = _Duty(connection, settings, facts, in_use, facilities, rules, begun.now).run(held)
+            report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
     for host_id, hold in report.granted.items():
         expected = None if hold.free_at is None else round(hold.free_at - begun.now)
         log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
@@ -109,7 +107,6 @@ class _Duty:
     facts: SchemaFacts
     in_use: CoresInUse
     facilities: Sequence[str] | None
-    rules: Rules
     now: float
 
     def run(self, held: frozenset[str]) -> PromiseReport:
@@ -118,16 +115,16 @@ class _Duty:
         demands = {layer_id: it.demand for layer_id, it in wide.items()}
         # A host that is not here is down, locked or gone. One that has no hold here has one that counts no more.
         holders = self._hosts(held)
-        ended = policy.ended(holders.values(), demands, self.rules) | (held - holders.keys())
+        ended = policy.ended(holders.values(), demands) | (held - holders.keys())
         kept = [host for host_id, host in holders.items() if host_id not in ended]
         asked = [it for it in wide.values() if it.demand.alloc_ids]
         holds = [host.hold for host in kept if host.hold is not None]
         asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
         candidates, runs = self._candidates(asking, kept)
-        granted = policy.grants(asking, kept, candidates, runs, self.rules, now=self.now)
+        granted = policy.grants(asking, kept, candidates, runs, now=self.now)
         renewed = self._renewed(kept, demands, runs)
 
-        debts = {layer_id: (it.debt_seconds, it.demand.layer.waiting_frames) for layer_id, it in wide.items()}
+        debts = {layer_id: (it.debt_seconds, it.demand.frames) for layer_id, it in wide.items()}
         store.write_debts(self.connection, debts, self.facilities)
         gone = store.end_holds(self.connection, ended)
         store.renew_holds(self.connection, renewed)
@@ -151,7 +148,7 @@ class _Duty:
         counts = store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
         hosts: defaultdict[str, list[tuple[Host, int]]] = defaultdict(list)
         for host in self._hosts(counts).values():
-            kind_of_hosts = host.idle(), counts[host.id]
+            kind_of_hosts = host, counts[host.id]
             for tag in host.tags:
                 hosts[tag].append(kind_of_hosts)
         shares = fetch_shares(self.connection, {kind.pk_show for kind in kinds})
@@ -159,25 +156,25 @@ class _Duty:
         found: dict[str, tuple[Demand, int]] = {}
         for kind, its_tags in zip(kinds, tags_of, strict=True):
             allocs = left[kind.pk_show]
-            demand = _demand(kind, its_tags, frozenset(allocs))
+            demand = Demand(kind.pk_facility, search_of(kind, its_tags), frozenset(allocs), 0)
             reached = {id(it): it for tag in its_tags for it in hosts[tag]}.values()
-            if count := policy.hosts_of_a_wide_layer(demand, reached, self.rules):
+            if count := policy.hosts_of_a_wide_layer(demand, reached):
                 may_run = kind.why == Verdict.BEHIND
                 open_allocs = frozenset(it for it, cores in allocs.items() if may_run and cores >= kind.least_cores)
                 found.update(dict.fromkeys(kind.layers, (replace(demand, alloc_ids=open_allocs), count)))
         rows = store.fetch_layers(self.connection, found.keys())
         return {row.pk_layer: self._with_debt(row, *found[row.pk_layer]) for row in rows}
 
-    def _with_debt(self, row: Row[Any], kind: Demand, hosts: int) -> Asked:
-        layer = replace(kind.layer, id=row.pk_layer, name=row.str_name, waiting_frames=row.waiting)
+    def _with_debt(self, row: Row[Any], demand: Demand, hosts: int) -> Asked:
         debt_seconds = policy.debt_after(
             row.debt,
             row.elapsed,
             placed=bool(row.placed),
-            may_run=bool(kind.alloc_ids),
+            may_run=bool(demand.alloc_ids),
             block_seconds=self.settings.queue.reservation_block_time,
         )
-        return Asked(replace(kind, layer=layer, job_id=row.pk_job, priority=row.priority), debt_seconds, hosts)
+        demand = replace(demand, frames=row.waiting)
+        return Asked(row.pk_layer, row.pk_job, row.priority, demand, debt_seconds, hosts)
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
@@ -189,7 +186,7 @@ class _Duty:
     ) -> tuple[dict[str, list[Host]], Mapping[str, Sequence[RunningFrame]]]:
         """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
-        wanted = [_candidacy(it.demand) for it in asking]
+        wanted = [_candidacy(it) for it in asking]
         found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
         hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
         runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
@@ -202,42 +199,20 @@ class _Duty:
     ) -> dict[str, Hold]:
         renewed = {}
         for host in kept:
-            need = None if host.hold is None else demands[host.hold.layer_id].need_on(host, self.rules)
+            need = None if host.hold is None else demands[host.hold.layer_id].need_on(host)
             if host.hold is not None and need is not None:
                 free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
                 renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
         return renewed
 
 
-def _demand(kind: Row[Any], tags: frozenset[str], alloc_ids: frozenset[str]) -> Demand:
-    """What all layers of a kind ask for; who they are is filled in later."""
-    layer = Layer(
-        id="",
-        name="",
-        command="",
-        frame_range="",
-        chunk_size=1,
-        cores_min_centicores=kind.int_cores_min,
-        cores_max_centicores=kind.int_cores_max,
-        memory_min_kb=kind.int_mem_min,
-        gpus_min=kind.int_gpus_min,
-        gpu_memory_min_kb=kind.int_gpu_mem_min,
-        tags=tags,
-        services=(),
-        threadable=kind.b_threadable,
-        waiting_frames=0,
-        frames=(),
-    )
-    return Demand(layer, "", 0, kind.str_os or None, kind.pk_facility, alloc_ids)
-
-
-def _candidacy(demand: Demand) -> dict[str, Any]:
+def _candidacy(asked: Asked) -> dict[str, Any]:
     """What store.fetch_candidates is asked for a layer."""
-    need = smallest_need(demand.layer)
+    demand, need = asked.demand, asked.demand.search.need
     return {
-        "layer_id": demand.layer.id,
+        "layer_id": asked.layer_id,
         "facility_id": demand.facility_id,
-        "tags": sorted(demand.layer.tags),
+        "tags": demand.search.tags,
         "alloc_ids": sorted(demand.alloc_ids),
         "cores": need.cores,
         "memory_kb": need.memory_kb,

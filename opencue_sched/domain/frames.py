@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -322,14 +322,31 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuDemand:
-    """Frames that need GPUs and wait, of layers that can use the same hosts of a facility, in allocations of which
-    their show may take more."""
+class Demand:
+    """Frames that wait, of layers that can use the same hosts of a facility, in allocations of which their show may
+    take more."""
 
     facility_id: str
     search: Search
     alloc_ids: frozenset[str]
     frames: int
+
+    def need_on(self, host: Host) -> Need | None:
+        """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
+        search, need = self.search, self.search.need
+        least = least_cores(search, host)
+        could_take = (
+            host.facility_id == self.facility_id
+            and host.alloc_id in self.alloc_ids
+            and not host.tags.isdisjoint(search.tags)
+            and (not search.os_name or search.os_name in host.os_names)
+            and (search.threadable or host.thread_mode is not ThreadMode.ALL)
+            and 1 <= least <= host.total_cores
+            and need.memory_kb <= host.total_memory_kb
+            and need.gpus <= host.total_gpus
+            and need.gpu_memory_kb <= host.total_gpu_memory_kb
+        )
+        return replace(need, cores=least) if could_take else None
 
 
 def cores_cap(cap_centicores: int) -> float | None:

@@ -40,7 +40,7 @@ from opencue_sched.domain.farm import (
     counted,
     memory_text,
 )
-from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.frames import Demand, Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
@@ -80,7 +80,7 @@ class Policy:
         return self.strategy_by_show.get(show_name, self.strategy)
 
 
-def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Policy:
+def policy_for(queue: Queue, *, gpu_demands: Collection[Demand] = ()) -> Policy:
     """The policy the settings ask for, while this waits for GPUs."""
     return Policy(
         rules=Rules(

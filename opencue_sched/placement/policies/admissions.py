@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode, memory_text
-from opencue_sched.domain.frames import GpuDemand, least_cores
+from opencue_sched.domain.farm import Host, Job, Layer, Reservation, memory_text
+from opencue_sched.domain.frames import Demand
 from opencue_sched.placement.policies import Admission, Refusal
 
 
-def gpu_guard(demands: Iterable[GpuDemand]) -> Admission:
+def gpu_guard(demands: Iterable[Demand]) -> Admission:
     """The admission, for what waits for GPUs."""
     # The widest first: on GPUs that can serve either it is the one that needs most beside them.
     waiting = sorted(demands, key=lambda it: (it.search.need.cores, it.search.need.memory_kb), reverse=True)
@@ -43,19 +43,19 @@ def gpu_guard(demands: Iterable[GpuDemand]) -> Admission:
     return admit
 
 
-def kept_for_gpus(demands: Iterable[GpuDemand], host: Host) -> Reservation:
+def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Reservation:
     """What the host's idle GPUs' frames will need of it: nothing if no such frame waits. At most all it has."""
     if host.idle_gpus <= 0 and host.idle_gpu_memory_kb <= 0:
         return Reservation(0, 0)
     cores = memory_kb = 0
     gpus, gpu_memory_kb = host.idle_gpus, host.idle_gpu_memory_kb
     for demand in demands:
-        need, least = demand.search.need, least_cores(demand.search, host)
-        if gpus < need.gpus or gpu_memory_kb < need.gpu_memory_kb or not _could_take(host, demand, least):
+        need = demand.need_on(host)
+        if need is None or gpus < need.gpus or gpu_memory_kb < need.gpu_memory_kb:
             continue
         idle_and_needed = ((gpus, need.gpus), (gpu_memory_kb, need.gpu_memory_kb))
         served = min([demand.frames, *(idle // needed for idle, needed in idle_and_needed if needed)])
-        cores += served * least
+        cores += served * need.cores
         memory_kb += served * need.memory_kb
         gpus -= served * need.gpus
         gpu_memory_kb -= served * need.gpu_memory_kb
@@ -64,20 +64,6 @@ def kept_for_gpus(demands: Iterable[GpuDemand], host: Host) -> Reservation:
         min(memory_kb, host.total_memory_kb),
         host.idle_gpus - gpus,
         host.idle_gpu_memory_kb - gpu_memory_kb,
-    )
-
-
-def _could_take(host: Host, demand: GpuDemand, least: int) -> bool:
-    """Whether the host could run a frame of the demand if nothing else but GPU work were on it."""
-    search = demand.search
-    return (
-        host.facility_id == demand.facility_id
-        and host.alloc_id in demand.alloc_ids
-        and not host.tags.isdisjoint(search.tags)
-        and (not search.os_name or search.os_name in host.os_names)
-        and (search.threadable or host.thread_mode is not ThreadMode.ALL)
-        and 1 <= least <= host.total_cores
-        and search.need.memory_kb <= host.total_memory_kb
     )
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, duration_text, idle_cores
-from opencue_sched.domain.frames import Need, Rules, least_cores, reserve, smallest_need
+from opencue_sched.domain.frames import Demand, Need
 from opencue_sched.placement.policies import Admission, Refusal
 
 MOST_LAYERS = 8
@@ -84,63 +83,35 @@ def _expected(free_at: float | None, now: float) -> str:
 # Who asks.
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A layer that waits and that every cap would let run. ``alloc_ids`` are the allocations in which its show may book
-    a frame of it; ``layer.waiting_frames`` counts, its ``frames`` are not looked at."""
+class Asked(NamedTuple):
+    """A layer that waits, with what it owes, and how many hosts could ever take one of its frames. A layer that a cap
+    keeps waiting has a demand of no allocation."""
 
-    layer: Layer
+    layer_id: str
     job_id: str
     priority: int
-    os_name: str | None
-    facility_id: str
-    alloc_ids: frozenset[str]
-
-    def need_on(self, host: Host, rules: Rules) -> Need | None:
-        """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
-        if not self.reaches(host):
-            return None
-        answer = reserve(self.layer, host.idle(), rules, os_name=self.os_name, job_cores_left=math.inf)
-        if not isinstance(answer, Reservation):
-            return None
-        need = smallest_need(self.layer)
-        return replace(need, cores=least_cores(self.layer, host))
-
-    def reaches(self, host: Host) -> bool:
-        """Whether the host is where the layer's frames may go."""
-        return (
-            host.facility_id == self.facility_id
-            and host.alloc_id in self.alloc_ids
-            and not self.layer.tags.isdisjoint(host.tags)
-        )
+    demand: Demand
+    debt_seconds: float
+    hosts: int
 
 
-def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules) -> int:
+def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]]) -> int:
     """How many hosts could ever take a frame of the layer, if it is wide; 0 if it is not.
 
-    ``kinds`` are the hosts of the farm by kind, with nothing on them, and how many there are of each.
+    ``kinds`` are the hosts of the farm by kind, and how many there are of each.
     """
-    reached = [kind for kind in kinds if demand.reaches(kind[0])]
-    # Most layers are narrow, which the largest hosts tell; only for a wide one is every host looked at.
-    by_cores = _largest_able(demand, reached, rules, lambda host: host.total_cores)
-    by_memory = _largest_able(demand, reached, rules, lambda host: host.total_memory_kb)
-    by_gpus = _largest_able(demand, reached, rules, lambda host: host.total_gpus)
-    need = None if by_cores is None else demand.need_on(by_cores, rules)
-    if by_cores is None or by_memory is None or by_gpus is None or need is None:
-        return 0
+    able = [kind for kind in kinds if demand.need_on(kind[0]) is not None]
+    largest = max((host for host, _ in able), key=attrgetter("total_cores"), default=None)
     # What a layer needs may depend on the host: judged on the largest.
-    wide = 2 * need.cores >= by_cores.total_cores or 2 * need.memory_kb >= by_memory.total_memory_kb
-    if not (wide or (need.gpus > 0 and 2 * need.gpus >= by_gpus.total_gpus)):
+    need = None if largest is None else demand.need_on(largest)
+    if largest is None or need is None:
         return 0
-    return sum(hosts for host, hosts in reached if demand.need_on(host, rules) is not None)
-
-
-def _largest_able(
-    demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules, size: Callable[[Host], int]
-) -> Host | None:
-    """The largest host that could take a frame of the layer; None if none could."""
-    largest_first = sorted((host for host, _ in kinds), key=size, reverse=True)
-    return next((host for host in largest_first if demand.need_on(host, rules) is not None), None)
+    wide = (
+        2 * need.cores >= largest.total_cores
+        or 2 * need.memory_kb >= max(host.total_memory_kb for host, _ in able)
+        or 2 * need.gpus >= max(1, *(host.total_gpus for host, _ in able))
+    )
+    return sum(hosts for _, hosts in able) if wide else 0
 
 
 def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
@@ -185,14 +156,6 @@ def free_at(host: Host, runs: Iterable[RunningFrame], need: Need, now: float) ->
     return at if max(missing) <= 0 else None
 
 
-class Asked(NamedTuple):
-    """A demand with what it owes, and how many hosts could ever take one of its frames."""
-
-    demand: Demand
-    debt_seconds: float
-    hosts: int
-
-
 def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: float, now: float) -> list[Asked]:
     """Those that may be granted another host, in the order of the draw.
 
@@ -204,12 +167,11 @@ def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: 
     free = MOST_LAYERS - len(held)
     epoch = int(now // DRAW_SECONDS)
     asking = []
-    for it in sorted(asked, key=lambda it: (-_drawn(it.demand, epoch), it.demand.layer.id)):
-        layer = it.demand.layer
-        owed = min(int(it.debt_seconds / block_seconds), layer.waiting_frames, MOST_HOSTS_OF_A_LAYER)
-        if it.hosts < 2 or held[layer.id] >= owed:
+    for it in sorted(asked, key=lambda it: (-_drawn(it, epoch), it.layer_id)):
+        owed = min(int(it.debt_seconds / block_seconds), it.demand.frames, MOST_HOSTS_OF_A_LAYER)
+        if it.hosts < 2 or held[it.layer_id] >= owed:
             continue
-        if not held[layer.id]:
+        if not held[it.layer_id]:
             if free <= 0:
                 continue
             free -= 1
@@ -217,12 +179,12 @@ def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: 
     return asking
 
 
-def _drawn(demand: Demand, epoch: int) -> float:
+def _drawn(asked: Asked, epoch: int) -> float:
     """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
     (Efraimidis and Spirakis). The same for every process."""
-    digest = hashlib.blake2b(f"{demand.job_id} {epoch}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{asked.job_id} {epoch}".encode(), digest_size=8).digest()
     chance = (int.from_bytes(digest) + 1) / (2**64 + 1)
-    return math.log(chance) / max(demand.priority, 1)  # the logarithm keeps the order, and does not round to 1
+    return math.log(chance) / max(asked.priority, 1)  # the logarithm keeps the order, and does not round to 1
 
 
 def grants(
@@ -230,7 +192,6 @@ def grants(
     held: Iterable[Host],
     candidates: Mapping[str, Sequence[Host]],
     runs: Mapping[str, Sequence[RunningFrame]],
-    rules: Rules,
     *,
     now: float,
 ) -> dict[str, Hold]:
@@ -244,15 +205,15 @@ def grants(
     taken = {host.id: host for host in held}
     for it in asking:
         demand = it.demand
-        able = sum(demand.need_on(host, rules) is not None for host in taken.values())
+        able = sum(demand.need_on(host) is not None for host in taken.values())
         if 2 * (able + 1) > it.hosts:
             continue
         options = []
-        for host in candidates.get(demand.layer.id, ()):
-            need = demand.need_on(host, rules)
+        for host in candidates.get(it.layer_id, ()):
+            need = demand.need_on(host)
             if need is not None and host.id not in taken:
                 expected = free_at(host, runs.get(host.id, ()), need, now)
-                held_for = demand.layer.id, demand.job_id, need.cores, need.memory_kb, need.gpus
+                held_for = it.layer_id, it.job_id, need.cores, need.memory_kb, need.gpus
                 hold = Hold(*held_for, until=now + HOLD_SECONDS, free_at=expected)
                 # Of hosts of which nobody knows it, the one that has most of the cores already.
                 options.append((_late(expected), need.cores - host.idle_cores, host.id, host, hold))
@@ -266,7 +227,7 @@ def _late(free_at: float | None) -> float:
     return math.inf if free_at is None else free_at
 
 
-def ended(holds: Iterable[Host], demands: Mapping[str, Demand], rules: Rules) -> set[str]:
+def ended(holds: Iterable[Host], demands: Mapping[str, Demand]) -> set[str]:
     """The ids of the hosts whose hold has no demand any more: ``demands`` by layer id.
 
     The layer no longer waits, may not run or is not wide, the host cannot take its frames, or the layer has more hosts
@@ -276,11 +237,11 @@ def ended(holds: Iterable[Host], demands: Mapping[str, Demand], rules: Rules) ->
     kept: dict[str, list[Host]] = {}
     for host in holds:
         demand = None if host.hold is None else demands.get(host.hold.layer_id)
-        if demand is None or demand.need_on(host, rules) is None:
+        if host.hold is None or demand is None or demand.need_on(host) is None:
             gone.add(host.id)
         else:
-            kept.setdefault(demand.layer.id, []).append(host)
+            kept.setdefault(host.hold.layer_id, []).append(host)
     for layer_id, hosts in kept.items():
         hosts.sort(key=lambda host: (_late(host.hold.free_at if host.hold else None), host.id))
-        gone.update(host.id for host in hosts[demands[layer_id].layer.waiting_frames :])
+        gone.update(host.id for host in hosts[demands[layer_id].frames :])
     return gone

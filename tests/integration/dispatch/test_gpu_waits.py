@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.gather import READ_SECONDS, GpuWaits
-from opencue_sched.domain.frames import GpuDemand
+from opencue_sched.domain.frames import Demand
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.store.schema import check_schema
@@ -33,7 +33,7 @@ def test_it_says_how_many_frames_wait_for_which_hosts(engine: Engine) -> None:
 
     assert found.keys() == {("a", "b"), ("general",)}
     demand = found["a", "b"]
-    assert demand == GpuDemand(facility, demand.search, frozenset({alloc}), 6)
+    assert demand == Demand(facility, demand.search, frozenset({alloc}), 6)
     assert (demand.search.need.cores, demand.search.need.gpus, demand.search.os_name) == (4, 1, "linux")
     assert demand.search.need.memory_kb == 8 * 1024 * 1024
     assert (found["general",].frames, found["general",].search.need.gpus) == (2, 0)

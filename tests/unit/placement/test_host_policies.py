@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
-from opencue_sched.domain.frames import GpuDemand, Search, smallest_need
+from opencue_sched.domain.frames import Demand, Search, smallest_need
 from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share, most_frames
 from opencue_sched.placement.policies.order import convex
 from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take
@@ -177,11 +177,11 @@ def gpu_host(**spec: Any) -> Host:
     return make_host(**{"total_gpus": gpus, "idle_gpus": gpus, **spec})
 
 
-def demand(*, frames: int, **layer: Any) -> GpuDemand:
+def demand(*, frames: int, **layer: Any) -> Demand:
     """Frames that wait for one GPU, unless said otherwise."""
     wanted: Layer = make_layer("gpu", **{"gpus_min": 1, **layer})
     search = Search.of(JOB, wanted, smallest_need(wanted), tuple(wanted.tags))
-    return GpuDemand("fac", search, frozenset({"alloc"}), frames)
+    return Demand("fac", search, frozenset({"alloc"}), frames)
 
 
 def _fitted(taken: Reservation, host: Host) -> Reservation:

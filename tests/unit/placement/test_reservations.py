@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Hold, Host, Reservation
-from opencue_sched.domain.frames import Rules
+from opencue_sched.domain.frames import Demand, Search, smallest_need
 from opencue_sched.placement.planner import Policy
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Demand, RunningFrame
+from opencue_sched.placement.policies.reservations import Asked, RunningFrame
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import GIB, NO_MEMORY_RULE, make_host, make_job, make_layer, make_snapshot, plan
 
 NOW = 1_000_000.0
 BLOCK = 300.0
-RULES = Rules(memory_stranded_threshold_kb=-1)
 
 
 def hold_of(layer: str = "wide", *, cores: int = 8, until: float = NOW + 60, free_at: float | None = NOW + 240) -> Hold:
     return Hold(layer, "job-" + layer, cores, 0, 0, until, free_at)
 
 
-def demand_of(layer: str = "wide", *, cores: float = 8, priority: int = 100, waiting: int = 10, **needs) -> Demand:
-    made = make_layer(layer, frames=0, cores=cores, waiting_frames=waiting, **needs)
-    return Demand(made, "job-" + layer, priority, "linux", "fac", frozenset({"alloc"}))
+def demand_of(*, cores: float = 8, waiting: int = 10, **needs) -> Demand:
+    made = make_layer(cores=cores, **needs)
+    search = Search.of(make_job(), made, smallest_need(made), tuple(made.tags))
+    return Demand("fac", search, frozenset({"alloc"}), waiting)
 
 
-def asked_of(layer: str = "wide", *, debt: float = BLOCK, hosts: int = 100, **demand) -> Asked:
-    return Asked(demand_of(layer, **demand), debt, hosts)
+def asked_of(layer: str = "wide", *, priority: int = 100, debt: float = BLOCK, hosts: int = 100, **demand) -> Asked:
+    return Asked(layer, "job-" + layer, priority, demand_of(**demand), debt, hosts)
 
 
 def held(host: Host, layer: str = "other") -> Host:
@@ -137,16 +137,16 @@ def test_a_held_host_is_used_by_the_backfill_rule_and_no_other(idle_cores, need,
 )
 def test_wide_is_what_needs_half_of_the_largest_host_in_anything(needs, wide):
     kinds = [(make_host(cores=32, memory_gib=128, idle_gpus=4), 3), (make_host(cores=16, memory_gib=64), 10)]
-    assert bool(policy.hosts_of_a_wide_layer(demand_of(**needs), kinds, RULES)) == wide
+    assert bool(policy.hosts_of_a_wide_layer(demand_of(**needs), kinds)) == wide
 
 
 def test_only_hosts_that_could_ever_take_it_count():
     large = make_host(cores=128, memory_gib=512)
     for other in ({"tags": frozenset({"x"})}, {"alloc_id": "x"}, {"facility_id": "x"}, {"os_names": ("windows",)}):
         kinds = [(make_host(cores=128, memory_gib=512, **other), 5), (make_host(cores=8), 3)]
-        assert policy.hosts_of_a_wide_layer(demand_of(cores=8), kinds, RULES) == 3
-    assert policy.hosts_of_a_wide_layer(demand_of(cores=8), [(large, 5)], RULES) == 0
-    assert policy.hosts_of_a_wide_layer(demand_of(cores=8), [], RULES) == 0
+        assert policy.hosts_of_a_wide_layer(demand_of(cores=8), kinds) == 3
+    assert policy.hosts_of_a_wide_layer(demand_of(cores=8), [(large, 5)]) == 0
+    assert policy.hosts_of_a_wide_layer(demand_of(cores=8), []) == 0
 
 
 def test_debt_grows_while_nothing_is_placed_and_halves_when_something_is():
@@ -189,7 +189,7 @@ def test_never_more_than_eight_layers_of_the_farm(holders, askers, now):
     holds = [hold_of(f"l{number}") for number in dict.fromkeys(holders)][: policy.MOST_LAYERS]
     asked = [asked_of(f"l{number}", debt=debt) for number, debt in askers]
     asking = policy.who_asks(asked, holds, block_seconds=BLOCK, now=now)
-    layers = {hold.layer_id for hold in holds} | {it.demand.layer.id for it in asking}
+    layers = {hold.layer_id for hold in holds} | {it.layer_id for it in asking}
     assert len(layers) <= policy.MOST_LAYERS
     assert asking == policy.who_asks(asked[::-1], holds, block_seconds=BLOCK, now=now), "the same for everybody"
 
@@ -198,8 +198,7 @@ def test_among_those_that_ask_chances_follow_priority():
     asked = [asked_of("low", priority=100), asked_of("high", priority=300)]
     epochs = range(2000)
     first = Counter(
-        policy.who_asks(asked, (), block_seconds=BLOCK, now=epoch * policy.DRAW_SECONDS)[0].demand.layer.id
-        for epoch in epochs
+        policy.who_asks(asked, (), block_seconds=BLOCK, now=epoch * policy.DRAW_SECONDS)[0].layer_id for epoch in epochs
     )
     assert 0.70 < first["high"] / len(epochs) < 0.80
 
@@ -221,7 +220,7 @@ def granted(
 ) -> dict[str, Hold]:
     asked, hosts = asked or asked_of(cores=8), [host for host, _ in candidates]
     runs = {host.id: those for host, those in candidates}
-    return policy.grants([asked], hold, {asked.demand.layer.id: hosts}, runs, RULES, now=NOW)
+    return policy.grants([asked], hold, {asked.layer_id: hosts}, runs, now=NOW)
 
 
 def test_the_host_that_is_expected_free_first_drains():
@@ -262,7 +261,7 @@ def test_at_most_half_of_the_hosts_that_could_take_it_are_held():
 def test_a_host_is_free_when_enough_of_its_frames_have_ended(runs, idle_cores, need_cores):
     host = make_host("h", cores=16, idle_centicores=idle_cores * 100)
     those = tuple(run(ends, cores) for ends, cores in runs)
-    need = demand_of(cores=need_cores).need_on(host, RULES)
+    need = demand_of(cores=need_cores).need_on(host)
     assert need is not None
     free_at = policy.free_at(host, those, need, NOW)
 
@@ -282,11 +281,11 @@ def test_a_host_is_free_when_enough_of_its_frames_have_ended(runs, idle_cores, n
 
 def test_a_hold_ends_when_its_demand_is_gone():
     kept = [make_host(f"h{number}", cores=16, hold=hold_of("wide", free_at=NOW + number)) for number in range(3)]
-    demands = {"wide": demand_of("wide", cores=8, waiting=2)}
-    assert policy.ended(kept, demands, RULES) == {"h2"}, "two frames wait, three hosts drain"
-    assert policy.ended(kept, {}, RULES) == {"h0", "h1", "h2"}
-    assert policy.ended([make_host("h9", cores=4, hold=hold_of("wide"))], demands, RULES) == {"h9"}
-    assert policy.ended([make_host("h9", cores=16)], demands, RULES) == {"h9"}, "its hold counts no more"
+    demands = {"wide": demand_of(cores=8, waiting=2)}
+    assert policy.ended(kept, demands) == {"h2"}, "two frames wait, three hosts drain"
+    assert policy.ended(kept, {}) == {"h0", "h1", "h2"}
+    assert policy.ended([make_host("h9", cores=4, hold=hold_of("wide"))], demands) == {"h9"}
+    assert policy.ended([make_host("h9", cores=16)], demands) == {"h9"}, "its hold counts no more"
 
 
 # In a plan.
