@@ -47,7 +47,7 @@ from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Snapshot
 from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import HostLocked, NotReady
-from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
+from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
@@ -550,7 +550,10 @@ class _Pass:
             # What was not committed is idle again, and layers may wait for want of just that.
             committed = {proc.proc_id for proc in result.committed}
             unknown = frozenset(proc.proc_id for proc, _ in result.unknown)
-            release_plan(runner.hosts.cache, procs, committed=committed, unknown=unknown)
+            for proc in procs:
+                # What is unknown stays taken until a read of the database that is late enough to know.
+                if proc.proc_id not in unknown:
+                    runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
             idle_again = {proc.host.id for proc in procs if proc.proc_id not in committed | unknown}
             self.gave_back = bool(idle_again)
             runner.hosts.note(idle_again)

@@ -8,8 +8,7 @@ Each layer of a show gets a bounded number of frames before any of the show gets
 first, while others want the hosts too, soft admissions hold. What is idle after it goes to whoever can use it.
 
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
-this plan is being booked, and never on the same cores. Once the outcome is known, the caller passes it to
-``release_plan``.
+this plan is being booked, and never on the same cores. Once the outcome is known, the caller settles it there.
 
 What a studio may decide differently is a ``Policy``: *admissions* say which hosts a frame may use, the *strategy* in
 which order hosts are looked at, and a *score* replaces that order by a choice among its first candidates. Hosts that
@@ -75,9 +74,6 @@ class Policy:
     soft_admissions: tuple[Admission, ...] = ()
     score: Score | None = None
     locality: bool = False
-
-    def strategy_of(self, show_name: str) -> HostBookingStrategy:
-        return self.strategy_by_show.get(show_name, self.strategy)
 
 
 def policy_for(queue: Queue, *, gpu_demands: Collection[Demand] = ()) -> Policy:
@@ -184,34 +180,6 @@ class PlanHeadroom:
                 left[key] -= amount
 
 
-class NegativeCache:
-    """Searches of one plan that found no host, so that layers that look alike do not search again.
-
-    Within a plan hosts only get fuller and allocations only close (sooner for more cores), so a search that failed
-    keeps failing, and so does a larger one. Two kinds: a need for which the tags have no host with that much idle,
-    which also answers for every larger need; and an exact search all of whose hosts said no (another OS, not wholly
-    idle, ...), which answers for itself only.
-    """
-
-    def __init__(self) -> None:
-        self._nothing_idle: defaultdict[tuple[str, ...], list[Need]] = defaultdict(list)
-        self._refused: set[Search] = set()
-
-    def covers(self, search: Search) -> bool:
-        """Whether the search is known to find nothing."""
-        if search in self._refused:
-            return True
-        return any(search.need.covers(need) for need in self._nothing_idle.get(search.tags, ()))
-
-    def nothing_idle(self, search: Search) -> None:
-        """No host had the need idle."""
-        self._nothing_idle[search.tags].append(search.need)
-
-    def all_refused(self, search: Search) -> None:
-        """Every host that had the need idle was refused for reasons that are in the search."""
-        self._refused.add(search)
-
-
 _FLOWING = Refusal(Verdict.FLOWING, "")
 _HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.DRAINING)
 _TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_GPUS)
@@ -268,19 +236,6 @@ def plan_pass(
     return _Planner(snapshot, pool, policy, granted_layers, new_id).run()
 
 
-def release_plan(
-    pool: HostCache, procs: Iterable[PlannedProc], *, committed: Collection[str], unknown: Collection[str] = frozenset()
-) -> None:
-    """Tell the pool how the booking of planned procs ended, by proc id.
-
-    What was not committed is idle again, except on hosts the caller has invalidated. ``unknown`` (a COMMIT without an
-    answer) stays taken until a read of the database that is late enough to know.
-    """
-    for proc in procs:
-        if proc.proc_id not in unknown:
-            pool.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
-
-
 @dataclass(slots=True)
 class _LayerState:
     """One layer in one cluster: what it asks for, how far it is, and why hosts said no."""
@@ -334,7 +289,8 @@ class _Planner:
         """Frames by part of a layer: one that several clusters reach goes on where the cluster before it ended."""
         self._booking_shows: set[str] = set()
         # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
-        self._negative: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
+        self._nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Need]] = defaultdict(list)
+        self._all_refused: set[tuple[str, str, Search]] = set()
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
 
     def run(self) -> list[Plan]:
@@ -450,15 +406,19 @@ class _Planner:
     def _next_host(self, state: _LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
         state.asked, state.refused, state.capped = False, None, None
-        negative = self._negative[state.cluster.facility_id, state.job.show_id]
-        if negative.covers(state.search):
+        # Within a plan hosts only get fuller and allocations only close (sooner for more cores), so what failed keeps
+        # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
+        # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
+        place = state.cluster.facility_id, state.job.show_id
+        nothing_idle = self._nothing_idle[*place, state.search.tags]
+        if (*place, state.search) in self._all_refused or any(map(state.need.covers, nothing_idle)):
             return None
         policy = self._policy
         host = self._pool.find(
             state.cluster.facility_id,
             state.search.tags,
             state.need,
-            policy.strategy_of(state.job.show_name),
+            policy.strategy_by_show.get(state.job.show_name, policy.strategy),
             partial(self._accepts, state),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
@@ -469,9 +429,9 @@ class _Planner:
             return host
         state.plan.cache_misses += 1
         if not state.asked:
-            negative.nothing_idle(state.search)
+            nothing_idle.append(state.need)
         elif state.capped is None and state.refused is None:
-            negative.all_refused(state.search)
+            self._all_refused.add((*place, state.search))
         return None
 
     def _reserve_of(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension:
@@ -494,11 +454,8 @@ class _Planner:
         return answer
 
     def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
-        left = self._headroom.cores_left(state.job, host.alloc_id)
-        taken = self._reserve_of(state, host, left)
-        if not isinstance(taken, Reservation):
-            return math.inf
-        return score(state.layer, host, taken)
+        taken = self._reserve_of(state, host, self._headroom.cores_left(state.job, host.alloc_id))
+        return score(state.layer, host, taken) if isinstance(taken, Reservation) else math.inf
 
     def _accepts(self, state: _LayerState, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""

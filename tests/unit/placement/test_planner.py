@@ -13,7 +13,7 @@ from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
 from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.host_cache import Census
-from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, Policy, plan_pass, policy_for, release_plan
+from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, Policy, plan_pass, policy_for
 from opencue_sched.placement.policies import Refusal
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.unit.placement.frozen_pool import FrozenPool
@@ -577,28 +577,6 @@ class TestSize:
         assert only_verdict(planned).verdict is Verdict.CAPACITY
 
 
-class TestRelease:
-    def test_what_was_lost_is_idle_again_and_what_was_committed_is_not(self) -> None:
-        pool = FrozenPool([make_host(cores=8)])
-        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
-
-        release_plan(pool, planned.procs, committed={"p1"})
-
-        host = pool.get("h1")
-        assert host is not None
-        assert host.idle_cores == 6
-
-    def test_what_is_unknown_stays_taken(self) -> None:
-        pool = FrozenPool([make_host(cores=8)])
-        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
-
-        release_plan(pool, planned.procs, committed={"p1"}, unknown={"p2"})
-
-        host = pool.get("h1")
-        assert host is not None
-        assert host.idle_cores == 4
-
-
 def test_the_settings_give_the_policy() -> None:
     queue = Queue.model_validate(
         {
@@ -611,9 +589,9 @@ def test_the_settings_give_the_policy() -> None:
     policy = policy_for(queue)
 
     assert policy.rules == Rules(GIB, frozenset({"arnold"}))
-    assert policy.strategy_of("preview") == HostBookingStrategy(core_saturation=False, memory_saturation=False)
+    assert policy.strategy_by_show == {"preview": HostBookingStrategy(core_saturation=False, memory_saturation=False)}
     assert (policy.max_frames, policy.frames_per_layer) == (1000, 20)
-    assert policy.strategy_of("feature") == HostBookingStrategy()
+    assert policy.strategy == HostBookingStrategy()
 
 
 class TestShares:

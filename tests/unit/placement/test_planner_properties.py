@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, Rules, reserve, smallest_need
-from opencue_sched.placement.planner import Plan, Policy, release_plan
+from opencue_sched.placement.planner import Plan, Policy
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
@@ -297,7 +297,8 @@ def test_undoing_a_plan_leaves_the_pool_as_it_was(situation: Situation) -> None:
     pool = situation.pool()
     planned = situation.plan(pool)
 
-    release_plan(pool, planned.procs, committed=set())
+    for proc in planned.procs:
+        pool.settle(proc.host.id, proc.proc_id, committed=False)
 
     assert {host.id: pool.get(host.id) or host for host in situation.hosts} == {it.id: it for it in situation.hosts}
     again = situation.plan(pool)
