@@ -108,10 +108,9 @@ class PlanHeadroom:
         self._allocs: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for (show_id, alloc_id), caps in snapshot.subscriptions.items():
             self._allocs[show_id][alloc_id] = caps.cores.left
-        self._folder_cores = {folder_id: caps.cores.left for folder_id, caps in snapshot.folders.items()}
-        self._folder_gpus = {folder_id: caps.gpus.left for folder_id, caps in snapshot.folders.items()}
-        self._job_cores = {job_id: caps.cores.left for job_id, caps in snapshot.job_caps.items()}
-        self._job_gpus = {job_id: caps.gpus.left for job_id, caps in snapshot.job_caps.items()}
+        capped = {**snapshot.folders, **snapshot.job_caps}
+        self._cores = {key: caps.cores.left for key, caps in capped.items()}
+        self._gpus = {key: caps.gpus.left for key, caps in capped.items()}
         self._limits = {limit_id: limit.left for limit_id, limit in snapshot.limits.items()}
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
@@ -122,8 +121,8 @@ class PlanHeadroom:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(
             self._allocs[job.show_id].get(alloc_id, 0.0),
-            self._folder_cores.get(job.folder_id, math.inf),
-            self._job_cores.get(job.id, math.inf),
+            self._cores.get(job.folder_id, math.inf),
+            self._cores.get(job.id, math.inf),
         )
 
     def over_cap(self, job: Job, layer: Layer, need: Need, alloc_id: str | None = None) -> Refusal | None:
@@ -136,10 +135,10 @@ class PlanHeadroom:
         if not any(left >= need.cores for key, left in allocs.items() if alloc_id in (None, key)):
             return self.over_subscription(job.show_id, need.cores, alloc_id)
         for verdict, whose, left, needed, what in (
-            (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "core"),
-            (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "core"),
-            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._folder_gpus.get(job.folder_id), need.gpus, "GPU"),
-            (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPU"),
+            (Verdict.OVER_FOLDER, "the job's folder", self._cores.get(job.folder_id), need.cores, "core"),
+            (Verdict.OVER_JOB, "its job", self._cores.get(job.id), need.cores, "core"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._gpus.get(job.folder_id), need.gpus, "GPU"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._gpus.get(job.id), need.gpus, "GPU"),
         ):
             if left is not None and needed > left:
                 return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
@@ -162,18 +161,15 @@ class PlanHeadroom:
         """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
         left = min((self._limits.get(limit_id, math.inf) for limit_id in layer.limit_ids), default=math.inf)
         if need.gpus:
-            folder, own = self._folder_gpus.get(job.folder_id, math.inf), self._job_gpus.get(job.id, math.inf)
-            left = min(left, min(folder, own) / need.gpus)
+            left = min(left, *(self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)))
         return left if left == math.inf else math.floor(left)
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
         for left, key, amount in (
             (self._allocs[job.show_id], alloc_id, taken.cores),
-            (self._folder_cores, job.folder_id, taken.cores),
-            (self._job_cores, job.id, taken.cores),
-            (self._folder_gpus, job.folder_id, taken.gpus),
-            (self._job_gpus, job.id, taken.gpus),
+            *((self._cores, key, taken.cores) for key in (job.folder_id, job.id)),
+            *((self._gpus, key, taken.gpus) for key in (job.folder_id, job.id)),
             *((self._limits, limit_id, 1) for limit_id in layer.limit_ids),
         ):
             if key in left:
@@ -244,7 +240,6 @@ class _LayerState:
     plan: Plan
     job: Job
     layer: Layer
-    need: Need
     search: Search
     most: int
     open_allocs: frozenset[str] = frozenset()
@@ -316,10 +311,9 @@ class _Planner:
                         continue
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
                     for part in _parts(layer):
-                        need = smallest_need(part)
-                        search = Search.of(job, part, need, tags)
+                        search = Search.of(job, part, smallest_need(part), tags)
                         most = min(len(part.frames), self._policy.frames_per_layer)
-                        states.append(_LayerState(work.cluster, plan, job, part, need, search, most))
+                        states.append(_LayerState(work.cluster, plan, job, part, search, most))
         return states
 
     def _round(self, states: Sequence[_LayerState]) -> None:
@@ -387,10 +381,10 @@ class _Planner:
         if self._planned >= self._policy.max_frames:
             plan.full = True
             return Refusal(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")
-        over = self._headroom.over_cap(job, layer, state.need)
+        over = self._headroom.over_cap(job, layer, state.search.need)
         if over is not None:
             return over
-        state.open_allocs = self._headroom.open_allocs(job.show_id, state.need.cores)
+        state.open_allocs = self._headroom.open_allocs(job.show_id, state.search.need.cores)
         host = self._next_host(state)
         if host is None:
             return self._shortage(state)
@@ -411,13 +405,13 @@ class _Planner:
         # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
         place = state.cluster.facility_id, state.job.show_id
         nothing_idle = self._nothing_idle[*place, state.search.tags]
-        if (*place, state.search) in self._all_refused or any(map(state.need.covers, nothing_idle)):
+        if (*place, state.search) in self._all_refused or any(map(state.search.need.covers, nothing_idle)):
             return None
         policy = self._policy
         host = self._pool.find(
             state.cluster.facility_id,
             state.search.tags,
-            state.need,
+            state.search.need,
             policy.strategy_by_show.get(state.job.show_name, policy.strategy),
             partial(self._accepts, state),
             shard=state.cluster.shard,
@@ -429,7 +423,7 @@ class _Planner:
             return host
         state.plan.cache_misses += 1
         if not state.asked:
-            nothing_idle.append(state.need)
+            nothing_idle.append(state.search.need)
         elif state.capped is None and state.refused is None:
             self._all_refused.add((*place, state.search))
         return None
@@ -464,7 +458,7 @@ class _Planner:
         if isinstance(answer, Refusal):
             state.refused = answer
         elif answer is Dimension.JOB_CORES:
-            need = replace(state.need, cores=fewest_cores(state.layer, host))
+            need = replace(state.search.need, cores=fewest_cores(state.layer, host))
             state.capped = self._headroom.over_cap(state.job, state.layer, need, host.alloc_id)
         return isinstance(answer, Reservation)
 
@@ -479,7 +473,7 @@ class _Planner:
         most = min(
             state.most - before,
             self._policy.max_frames - self._planned,
-            headroom.frames_left(job, layer, state.need),
+            headroom.frames_left(job, layer, state.search.need),
         )
         while len(procs) < most:
             answer = self._reserve(state, current, cores_left)
@@ -535,7 +529,7 @@ class _Planner:
             return Refusal(Verdict.NO_HOST, f"all with its tags, {refused}, {left_alone}" if census.refused else none)
         more = f"; {refused} more {left_alone}" if census.refused else ""
         hosts = f"no host of the {sum(count for _, count in census.kinds)} with its tags"
-        needs = f"a frame needs {_need_text(state.layer, state.need)}; {hosts} has that"
+        needs = f"a frame needs {_need_text(state.layer, state.search.need)}; {hosts} has that"
         lacks: Counter[Dimension] = Counter()
         for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in state.open_allocs):
             answer = self._reserve_of(state, host, math.inf)
@@ -544,7 +538,7 @@ class _Planner:
             elif host.alloc_id in state.open_allocs:
                 return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
             else:
-                return self._headroom.over_subscription(state.job.show_id, state.need.cores, host.alloc_id)
+                return self._headroom.over_subscription(state.job.show_id, state.search.need.cores, host.alloc_id)
         reasons = ", ".join(
             f"{lacks[it]} {words.format(os=state.job.os_name)}" for it, words in _LACKS.items() if lacks[it]
         )
