@@ -14,9 +14,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from contextlib import suppress
-from itertools import islice
 from typing import IO, Any
 
 import yaml
@@ -26,7 +25,6 @@ from opencue_sched.errors import InvalidInput
 MOST_BYTES = 2 * 1024**2
 MOST_VALUES = 100_000
 MOST_DEPTH = 32
-_MOST_PROBLEMS = 50
 _ODD_IN_A_KEY = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _ODD_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
@@ -118,40 +116,33 @@ def read_yaml(text: str) -> Any:
 
 
 def _checked(data: Any) -> Any:
-    if found := tuple(islice(_problems(data), _MOST_PROBLEMS)):
-        raise InvalidFile(*found)
-    return data
-
-
-def _problems(data: object) -> Iterator[str]:
-    """Characters and numbers that are not to be read, and too many or too deeply nested values."""
+    """The data. Raises InvalidFile for characters and numbers that are not to be read, and for too many or too deeply
+    nested values."""
     values: list[tuple[str, object, int]] = [("", data, 0)]
     read = size = 0
     while values:
         path, value, depth = values.pop()
-        at = f"{path}: " if path else ""
         read += 1
         size += len(value) if isinstance(value, str) else 0
         if read > MOST_VALUES or size > MOST_BYTES:
-            yield f"has more than {MOST_VALUES:,} values or {MOST_BYTES // 1024**2} MiB, with each alias written out"
-            return
-        below: list[tuple[str, object, int]] = []
-        if isinstance(value, dict | list) and depth >= MOST_DEPTH:
-            yield f"{path[:200]}: nested more than {MOST_DEPTH} deep"
-            return
+            most = f"{MOST_VALUES:,} values or {MOST_BYTES // 1024**2} MiB"
+            raise InvalidFile(f"has more than {most}, with each alias written out")
+        if depth > MOST_DEPTH:
+            raise InvalidFile(f"{path[:200]}: nested more than {MOST_DEPTH} deep")
         if isinstance(value, dict):
-            for key, entry in value.items():
+            for key, entry in reversed(value.items()):
                 name = ascii(key)[1:-1][:60] if isinstance(key, str) else str(key)[:60]
-                below.append((f"{path}.{name}" if path else name, entry, depth + 1))
+                below = f"{path}.{name}" if path else name
                 if isinstance(key, str) and (odd := _ODD_IN_A_KEY.search(key)):
-                    yield f"{below[-1][0]}: the key has the character U+{ord(odd[0]):04X}"
+                    raise InvalidFile(f"{below}: the key has the character U+{ord(odd[0]):04X}")
+                values.append((below, entry, depth + 1))
         elif isinstance(value, list):
-            below = [(f"{path}[{position}]", entry, depth + 1) for position, entry in enumerate(value)]
+            values += reversed([(f"{path}[{position}]", entry, depth + 1) for position, entry in enumerate(value)])
         elif isinstance(value, str) and (odd := _ODD_CHARACTER.search(value)):
-            yield f"{at}has the character U+{ord(odd[0]):04X}"
+            raise InvalidFile(f"{path or 'the text'}: has the character U+{ord(odd[0]):04X}")
         elif isinstance(value, float) and not math.isfinite(value):
-            yield f"{at}is no finite number"
-        values += reversed(below)
+            raise InvalidFile(f"{path or 'the number'}: is no finite number")
+    return data
 
 
 def _int(digits: str) -> int | str:
