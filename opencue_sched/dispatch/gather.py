@@ -29,8 +29,7 @@ from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, Division, LayerVerdict, Verdict, buckets, normalise_tags, shards
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
-    MOST_CENTICORES,
-    MOST_GPUS,
+    INT_MAX,
     MOST_KB,
     BadRow,
     Caps,
@@ -241,9 +240,9 @@ def _log_bad_row(row: BadRow) -> None:
 
 
 _MOST = {
-    "int_cores_min": MOST_CENTICORES,
+    "int_cores_min": INT_MAX,
     "int_mem_min": MOST_KB,
-    "int_gpus_min": MOST_GPUS,
+    "int_gpus_min": INT_MAX,
     "int_gpu_mem_min": MOST_KB,
 }
 """What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""

@@ -19,13 +19,11 @@ from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput
 
 INT_MAX = 2**31 - 1
-"""The most OpenCue's integer columns hold."""
+"""The most OpenCue's integer columns hold. A layer that asks for more centicores or GPUs, or a host that has more, is a
+mistake: no cap holds as much."""
 CENTICORES_PER_CORE = 100
 KB_PER_GIB = 1024**2
 UNLIMITED = -1
-MOST_CENTICORES = INT_MAX
-"""What the columns of caps hold. A layer that asks for more, or a host that has more, is a mistake."""
-MOST_GPUS = INT_MAX
 MOST_KB = 2**50
 """2^60 bytes: no machine has as much memory."""
 FRAMES_TO_RAISE_A_LAYER = 3

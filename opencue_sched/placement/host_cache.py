@@ -433,23 +433,13 @@ class HostCache:
         per failed need and pass."""
         with self._lock:
             groups = self._groups_with(facility_id, shard, tags)
-            by_class: defaultdict[_HostClass, set[str]] = defaultdict(set)
-            if len(groups) == 1:
-                by_class = groups[0].classes
-            else:
-                for host_class, ids in (kind for group in groups for kind in group.classes.items()):
-                    by_class[host_class] |= ids
-            kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in by_class.values()]
-            part = self._parts.get((facility_id, shard))
-            refused = tuple(
-                why
-                for _, host, why in self._refused.values()
-                if host is not None
-                and host.facility_id == facility_id
-                and not host.tags.isdisjoint(tags)
-                and part is not None
-                and bucket_of(host.id) in part.buckets
-            )
+            by_class: defaultdict[_HostClass, list[set[str]]] = defaultdict(list)
+            for host_class, ids in (kind for group in groups for kind in group.classes.items()):
+                by_class[host_class].append(ids)
+            merged = (ids[0] if len(ids) == 1 else set[str]().union(*ids) for ids in by_class.values())
+            kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in merged]
+            away = ((host, why) for _, host, why in self._refused.values() if host is not None)
+            refused = tuple(why for host, why in away if not set(groups).isdisjoint(self._groups_of(host)))
             return Census(kinds, refused)
 
     # Inside; under the lock

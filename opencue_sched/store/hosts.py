@@ -16,8 +16,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.cluster import ALL_BUCKETS
 from opencue_sched.domain.farm import (
-    MOST_CENTICORES,
-    MOST_GPUS,
+    INT_MAX,
     MOST_KB,
     BadRow,
     HardwareState,
@@ -95,7 +94,7 @@ def _hosts(rows: Iterable[Row[Any]]) -> tuple[list[Host], list[BadRow]]:
 def _host(row: Row[Any]) -> Host:
     if row.int_cores <= 0 or row.int_mem <= 0:
         raise ValueError(f"the host has {row.int_cores} centicores and {row.int_mem} KB")
-    if row.int_cores > MOST_CENTICORES or max(row.int_mem, row.int_gpu_mem) > MOST_KB or row.int_gpus > MOST_GPUS:
+    if max(row.int_cores, row.int_gpus) > INT_MAX or max(row.int_mem, row.int_gpu_mem) > MOST_KB:
         raise ValueError(f"the host has more than there can be: {row.int_cores} centicores, {row.int_mem} KB")
     return Host(
         id=row.pk_host,

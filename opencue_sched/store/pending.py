@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom
+from opencue_sched.domain.farm import INT_MAX, Headroom
 from opencue_sched.domain.frames import cores_cap, gpus_cap
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
@@ -166,7 +166,7 @@ _PENDING_JOBS = f"""
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
         WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
-          AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {min(MOST_CENTICORES, MOST_GPUS)} OR (
+          AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {INT_MAX} OR (
               (COALESCE(j.int_max_cores, 0) <= 0 OR need.cores <= j.int_max_cores / 100 - used.cores)
               AND (COALESCE(j.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= j.int_max_gpus - used.gpus)
               AND (COALESCE(j.folder_max_cores, 0) <= 0
