@@ -4,15 +4,10 @@ Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is give
 of its size goes on with its next layer (`policies.order`): the caps first, then a host, and on it as many frames as
 fit. Layers of a show come in the order of the snapshot.
 
-Each layer of a show gets a bounded number of frames before any of the show gets more. A plan has two rounds: in the
-first, while others want the hosts too, soft admissions hold. What is idle after it goes to whoever can use it.
-
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
 this plan is being booked, and never on the same cores. Once the outcome is known, the caller settles it there.
 
-What a studio may decide differently is a ``Policy``: *admissions* say which hosts a frame may use, the *strategy* in
-which order hosts are looked at, and a *score* replaces that order by a choice among its first candidates. Hosts that
-know the layer come before all others.
+What a studio may decide differently is a ``Policy``.
 """
 
 from __future__ import annotations
@@ -55,7 +50,8 @@ MAX_FRAMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one pass places frames.
+    """How one pass places frames: the admissions say which hosts a frame may use, the strategy in which order they are
+    looked at, and a score replaces that order by a choice among its first candidates.
 
     ``strategy_by_show`` overrides the strategy, by show name. ``max_frames`` bounds the plan, and so the size of its
     commit. ``frames_per_layer`` bounds a layer in the first round. ``shares``: the show that uses least of its size
@@ -131,9 +127,12 @@ class PlanHeadroom:
 
         ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
         """
-        allocs = self._allocs[job.show_id]
-        if not any(left >= need.cores for key, left in allocs.items() if alloc_id in (None, key)):
-            return self.over_subscription(job.show_id, need.cores, alloc_id)
+        allocs = [left for key, left in self._allocs[job.show_id].items() if alloc_id in (None, key)]
+        if not allocs:
+            return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
+        if max(allocs) < need.cores:
+            has = f"its show has at most {max(allocs):g} left under its burst"
+            return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(need.cores, 'core')}, {has}")
         for verdict, whose, left, needed, what in (
             (Verdict.OVER_FOLDER, "the job's folder", self._cores.get(job.folder_id), need.cores, "core"),
             (Verdict.OVER_JOB, "its job", self._cores.get(job.id), need.cores, "core"),
@@ -148,14 +147,6 @@ class PlanHeadroom:
                 detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
                 return Refusal(Verdict.OVER_LIMIT, detail)
         return None
-
-    def over_subscription(self, show_id: str, cores: int, alloc_id: str | None = None) -> Refusal:
-        """The verdict when a host would do, but its allocation, or all of the show's, have too few cores left."""
-        left = [left for key, left in self._allocs[show_id].items() if alloc_id in (None, key)]
-        if not left:
-            return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
-        has = f"its show has at most {max(left):g} left under its burst"
-        return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(cores, 'core')}, {has}")
 
     def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
         """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
@@ -249,7 +240,6 @@ class _LayerState:
     refused: Refusal | None = None
     softly_refused: bool = False
     hostless: bool = False
-    capped: Refusal | None = None
     reason: Refusal = _FLOWING
     """Why the round ended for it."""
 
@@ -399,7 +389,7 @@ class _Planner:
 
     def _next_host(self, state: _LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
-        state.asked, state.refused, state.capped = False, None, None
+        state.asked, state.refused = False, None
         # Within a plan hosts only get fuller and allocations only close (sooner for more cores), so what failed keeps
         # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
         # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
@@ -424,7 +414,7 @@ class _Planner:
         state.plan.cache_misses += 1
         if not state.asked:
             nothing_idle.append(state.search.need)
-        elif state.capped is None and state.refused is None:
+        elif state.refused is None:
             self._all_refused.add((*place, state.search))
         return None
 
@@ -459,7 +449,7 @@ class _Planner:
             state.refused = answer
         elif answer is Dimension.JOB_CORES:
             need = replace(state.search.need, cores=fewest_cores(state.layer, host))
-            state.capped = self._headroom.over_cap(state.job, state.layer, need, host.alloc_id)
+            state.refused = self._headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
         return isinstance(answer, Reservation)
 
     def _fill(self, state: _LayerState, host: Host) -> bool:
@@ -504,8 +494,8 @@ class _Planner:
         return reason
 
     def _no_host(self, state: _LayerState) -> Refusal:
-        if answer := state.capped or state.refused:
-            return answer
+        if state.refused is not None:
+            return state.refused
         state.hostless = True
         key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
         reason = self._shortages.get(key)
@@ -529,7 +519,7 @@ class _Planner:
             return Refusal(Verdict.NO_HOST, f"all with its tags, {refused}, {left_alone}" if census.refused else none)
         more = f"; {refused} more {left_alone}" if census.refused else ""
         hosts = f"no host of the {sum(count for _, count in census.kinds)} with its tags"
-        needs = f"a frame needs {_need_text(state.layer, state.search.need)}; {hosts} has that"
+        needs = f"a frame needs {_need_text(state.search)}; {hosts} has that"
         lacks: Counter[Dimension] = Counter()
         for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in state.open_allocs):
             answer = self._reserve_of(state, host, math.inf)
@@ -537,8 +527,8 @@ class _Planner:
                 lacks[answer] += count
             elif host.alloc_id in state.open_allocs:
                 return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
-            else:
-                return self._headroom.over_subscription(state.job.show_id, state.search.need.cores, host.alloc_id)
+            elif over := self._headroom.over_cap(state.job, state.layer, state.search.need, host.alloc_id):
+                return over
         reasons = ", ".join(
             f"{lacks[it]} {words.format(os=state.job.os_name)}" for it, words in _LACKS.items() if lacks[it]
         )
@@ -590,12 +580,13 @@ _LACKS = {
 }
 
 
-def _need_text(layer: Layer, need: Need) -> str:
+def _need_text(search: Search) -> str:
     """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
-    if not layer.threadable or layer.cores_min_centicores > 0:
+    need, least = search.need, search.cores_min_centicores
+    if not search.threadable or least > 0:
         parts = [counted(need.cores, "core")]
     else:
-        parts = ["all cores" + (f" but {-layer.cores_min_centicores / 100:g}" if layer.cores_min_centicores else "")]
+        parts = ["all cores" + (f" but {-least / 100:g}" if least else "")]
     parts.append(memory_text(need.memory_kb))
     if need.gpus:
         parts.append(counted(need.gpus, "GPU"))

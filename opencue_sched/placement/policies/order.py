@@ -1,26 +1,18 @@
-"""The order of shows, of the jobs of a show, and of hosts.
+"""The order of shows, of the jobs of a show, and of hosts (docs/policies.md).
 
 Shares between shows: at each step of a plan the show that uses least of its size goes on. Filling so, core by core, is
-weighted max-min fairness by subscription size: a show with little to do leaves the rest to the others, and no core
-stays idle for the sake of a share. What a share is follows from what is used; nobody's demand has to be known. Burst
-stays a cap of its own. Each pass reads the use from the ledger, so planners of several shards order shows by the same
-figures, and those that are late by what the others book meanwhile put it right at their next step.
+weighted max-min fairness by subscription size; what a share is follows from what is used, so nobody's demand has to be
+known. Each pass reads the use from the ledger, so planners of several shards order shows by the same figures, and those
+that are late by what the others book meanwhile put it right at their next step.
 
-The order of a show's jobs: by rank, with a part by draw, so that nothing starves. Time is cut into epochs of
-EPOCH_SECONDS. Of these the part ``queue.priority_draw`` goes by draw and the others by rank: priority first, then age,
-as OpenCue's own dispatcher does. In a drawn epoch each job has a key u^(1/priority), the largest first (Efraimidis and
-Spirakis), where u is a hash of the job's id and of the epoch's seed: a job of priority 200 comes first twice as often
-as one of 100. A hash is the same for every pass of the epoch, so a job that was drawn keeps its turn long enough to get
-something done, and two passes never disagree. The query computes it (store.pending): it is the order before the limit
-on jobs, not a shuffle of the first few.
+The jobs of a show go by rank, and in drawn epochs by a key u^(1/priority), the largest first (Efraimidis and Spirakis),
+where u is a hash of the job's id and of the epoch's seed. A hash is the same for every pass of the epoch, so a job that
+was drawn keeps its turn long enough to get something done, and two passes never disagree. The query computes it
+(store.pending): it is the order before the limit on jobs, not a shuffle of the first few.
 
-Which of the hosts that may take a frame it goes to: ``convex`` is a potential of what is used on a host, the sum over
-cores, memory and GPUs of weight x e^(used / total). A frame costs what it adds to that. The exponential makes the last
-part of a resource dearer than the first, so frames with much memory go where much memory is idle, and hosts come to be
-used to the same degree in each resource: what is left of one is left beside what is left of the others. The alternative
-is the order of ``queue.host_booking_strategy`` (best fit by cores, worst fit by memory, with work without GPUs on hosts
-with the fewest). Before either come the hosts that run the layer, then those that ran it last (locality; the host cache
-knows them): what its frames read is in such a host's memory and on its disk already.
+``convex`` is a potential of what is used on a host, the sum over cores, memory and GPUs of weight x e^(used / total); a
+frame costs what it adds to that. The exponential makes the last part of a resource dearer than the first, so hosts come
+to be used to the same degree in each, and what is left of one is left beside what is left of the others.
 """
 
 from __future__ import annotations
