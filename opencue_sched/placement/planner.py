@@ -35,7 +35,7 @@ from opencue_sched.domain.farm import (
     memory_text,
 )
 from opencue_sched.domain.frames import Demand, Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
-from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
 from opencue_sched.placement.policies.order import Shares, Use, convex
@@ -220,7 +220,8 @@ def plan_pass(
     Every layer of a cluster gets exactly one verdict: what keeps its remaining frames waiting, with how many were
     placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
-    return _Planner(snapshot, pool, policy, granted_layers, new_id).run()
+    shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.shares)
+    return _Planner(snapshot, pool, policy, granted_layers, new_id, PlanHeadroom(snapshot), shares).run()
 
 
 @dataclass(slots=True)
@@ -249,60 +250,55 @@ class _LayerState:
         return self.layer.id, self.layer.memory_min_kb
 
 
+@dataclass(slots=True)
 class _Planner:
-    """The state of the plans of one pass."""
+    """The state of the plans of one pass. ``placed`` counts frames by part of a layer: one that several clusters reach
+    goes on where the cluster before it ended."""
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        pool: HostCache,
-        policy: Policy,
-        granted_layers: Container[str],
-        new_id: Callable[[], str],
-    ) -> None:
-        self._snapshot = snapshot
-        self._pool = pool
-        self._policy = policy
-        self._granted = granted_layers
-        self._new_id = new_id
-        self._headroom = PlanHeadroom(snapshot)
-        self._shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.shares)
-        self._plans = [Plan() for _ in snapshot.work]
-        self._planned = 0
-        self._soft = True
-        self._placed: Counter[tuple[str, int]] = Counter()
-        """Frames by part of a layer: one that several clusters reach goes on where the cluster before it ended."""
-        self._booking_shows: set[str] = set()
-        # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
-        self._nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Need]] = defaultdict(list)
-        self._all_refused: set[tuple[str, str, Search]] = set()
-        self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
+    snapshot: Snapshot
+    pool: HostCache
+    policy: Policy
+    granted: Container[str]
+    new_id: Callable[[], str]
+    headroom: PlanHeadroom
+    shares: Shares
+    planned: int = 0
+    soft: bool = True
+    placed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    booking_shows: set[str] = field(default_factory=set)
+    # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
+    nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Need]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    all_refused: set[tuple[str, str, Search]] = field(default_factory=set)
+    shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = field(default_factory=dict)
 
     def run(self) -> list[Plan]:
-        states = self._states()
+        plans = [Plan() for _ in self.snapshot.work]
+        states = self._states(plans)
         # First round: others want the hosts too.
         self._round(states)
         # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it off.
-        self._soft = False
-        self._round([it for it in states if it.softly_refused and self._planned < self._policy.max_frames])
+        self.soft = False
+        self._round([it for it in states if it.softly_refused and self.planned < self.policy.max_frames])
         for _, parts in groupby(states, lambda state: (id(state.plan), state.layer.id)):
             self._judge(list(parts))
-        return self._plans
+        return plans
 
-    def _states(self) -> list[_LayerState]:
+    def _states(self, plans: Iterable[Plan]) -> list[_LayerState]:
         """Every layer that may be placed; those of which another pass has the permit are judged at once."""
         states = []
-        for work, plan in zip(self._snapshot.work, self._plans, strict=True):
+        for work, plan in zip(self.snapshot.work, plans, strict=True):
             for job in work.jobs:
                 for layer in job.layers:
-                    if layer.id not in self._granted:
+                    if layer.id not in self.granted:
                         held = Refusal(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
                         plan.verdicts.append(_verdict(job, layer, 0, held))
                         continue
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
                     for part in _parts(layer):
                         search = Search.of(job, part, smallest_need(part), tags)
-                        most = min(len(part.frames), self._policy.frames_per_layer)
+                        most = min(len(part.frames), self.policy.frames_per_layer)
                         states.append(_LayerState(work.cluster, plan, job, part, search, most))
         return states
 
@@ -311,7 +307,7 @@ class _Planner:
         shows: dict[str, deque[_LayerState]] = {}
         for state in states:
             # Without shares, clusters follow each other.
-            key = state.job.show_id if self._policy.shares else state.cluster.key
+            key = state.job.show_id if self.policy.shares else state.cluster.key
             shows.setdefault(key, deque()).append(state)
         heap = [(*self._use(layers[0]), number, layers) for number, layers in enumerate(shows.values())]
         heapify(heap)
@@ -334,11 +330,11 @@ class _Planner:
     def _use(self, state: _LayerState) -> Use:
         """How the layer's show stands where the layer runs."""
         alloc_id = state.cluster.alloc_id
-        return self._shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
+        return self.shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
 
     def _may_go_on(self, state: _LayerState) -> bool:
         """Whether the layer ended for its part of the first round only, which is lifted then."""
-        bounded = self._policy.whole_rounds and state.most < len(state.layer.frames) and not state.plan.full
+        bounded = self.policy.whole_rounds and state.most < len(state.layer.frames) and not state.plan.full
         if not bounded or state.reason.verdict is not Verdict.FLOWING:
             return False
         state.most = len(state.layer.frames)
@@ -366,15 +362,15 @@ class _Planner:
             state.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
             return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
-        if self._placed[state.part] >= state.most:
+        if self.placed[state.part] >= state.most:
             return _FLOWING
-        if self._planned >= self._policy.max_frames:
+        if self.planned >= self.policy.max_frames:
             plan.full = True
-            return Refusal(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")
-        over = self._headroom.over_cap(job, layer, state.search.need)
+            return Refusal(Verdict.FLOWING, f"this plan is full with {self.planned} frames; the next goes on")
+        over = self.headroom.over_cap(job, layer, state.search.need)
         if over is not None:
             return over
-        state.open_allocs = self._headroom.open_allocs(job.show_id, state.search.need.cores)
+        state.open_allocs = self.headroom.open_allocs(job.show_id, state.search.need.cores)
         host = self._next_host(state)
         if host is None:
             return self._shortage(state)
@@ -394,11 +390,11 @@ class _Planner:
         # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
         # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
         place = state.cluster.facility_id, state.job.show_id
-        nothing_idle = self._nothing_idle[*place, state.search.tags]
-        if (*place, state.search) in self._all_refused or any(map(state.search.need.covers, nothing_idle)):
+        nothing_idle = self.nothing_idle[*place, state.search.tags]
+        if (*place, state.search) in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
             return None
-        policy = self._policy
-        host = self._pool.find(
+        policy = self.policy
+        host = self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
             state.search.need,
@@ -415,54 +411,54 @@ class _Planner:
         if not state.asked:
             nothing_idle.append(state.search.need)
         elif state.refused is None:
-            self._all_refused.add((*place, state.search))
+            self.all_refused.add((*place, state.search))
         return None
 
     def _reserve_of(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension:
         """What a frame of the layer takes from the host as it is, whoever admits it."""
-        rules, os_name = self._policy.rules, state.job.os_name
+        rules, os_name = self.policy.rules, state.job.os_name
         return reserve(state.layer, host, rules, os_name=os_name, job_cores_left=cores_left)
 
     def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
-        job, layer, policy = state.job, state.layer, self._policy
+        job, layer, policy = state.job, state.layer, self.policy
         answer = self._reserve_of(state, host, cores_left)
         if isinstance(answer, Reservation):
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
                     return refusal
-            for admission in policy.soft_admissions if self._soft else ():
+            for admission in policy.soft_admissions if self.soft else ():
                 if refusal := admission(job, layer, host, answer):
                     state.softly_refused = True
                     return refusal
         return answer
 
     def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
-        taken = self._reserve_of(state, host, self._headroom.cores_left(state.job, host.alloc_id))
+        taken = self._reserve_of(state, host, self.headroom.cores_left(state.job, host.alloc_id))
         return score(state.layer, host, taken) if isinstance(taken, Reservation) else math.inf
 
     def _accepts(self, state: _LayerState, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
         state.asked = True
-        answer = self._reserve(state, host, self._headroom.cores_left(state.job, host.alloc_id))
+        answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))
         if isinstance(answer, Refusal):
             state.refused = answer
         elif answer is Dimension.JOB_CORES:
             need = replace(state.search.need, cores=fewest_cores(state.layer, host))
-            state.refused = self._headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
+            state.refused = self.headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
         return isinstance(answer, Reservation)
 
     def _fill(self, state: _LayerState, host: Host) -> bool:
         """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
-        job, layer, headroom = state.job, state.layer, self._headroom
+        job, layer, headroom = state.job, state.layer, self.headroom
         vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
         procs: list[PlannedProc] = []
         cores_left = headroom.cores_left(job, host.alloc_id)
         current = host
-        before = self._placed[state.part]
+        before = self.placed[state.part]
         most = min(
             state.most - before,
-            self._policy.max_frames - self._planned,
+            self.policy.max_frames - self.planned,
             headroom.frames_left(job, layer, state.search.need),
         )
         while len(procs) < most:
@@ -470,47 +466,42 @@ class _Planner:
             if not isinstance(answer, Reservation):
                 break
             frame = layer.frames[before + len(procs)]
-            procs.append(PlannedProc(self._new_id(), job, layer, frame, current, answer, vertices))
+            procs.append(PlannedProc(self.new_id(), job, layer, frame, current, answer, vertices))
             cores_left -= answer.cores
             current = current.less(answer, layer.id)
         taken = {proc.proc_id: proc.reservation for proc in procs}
-        if not (procs and self._pool.take(host, taken, layer_id=layer.id)):
+        if not (procs and self.pool.take(host, taken, layer_id=layer.id)):
             return False
         for proc in procs:
             headroom.take(job, layer, host.alloc_id, proc.reservation)
-            self._shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
+            self.shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
         state.plan.procs += procs
-        self._booking_shows.add(job.show_id)
-        self._planned += len(procs)
-        self._placed[state.part] += len(procs)
+        self.booking_shows.add(job.show_id)
+        self.planned += len(procs)
+        self.placed[state.part] += len(procs)
         state.placed += len(procs)
         return True
 
     def _shortage(self, state: _LayerState) -> Refusal:
         """Why no host was found; that one drains for the layer says more than that the others are taken."""
-        reason = self._no_host(state)
+        reason = state.refused
+        if reason is None:
+            state.hostless = True
+            key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
+            if key not in self.shortages:
+                self.shortages[key] = self._among_hosts(state)
+            reason = self._over_share(state, self.shortages[key])
         if reason.verdict in _TAKEN:
-            return draining(self._pool.draining_for(state.layer.id), self._snapshot.now) or reason
+            return draining(self.pool.draining_for(state.layer.id), self.snapshot.now) or reason
         return reason
 
-    def _no_host(self, state: _LayerState) -> Refusal:
-        if state.refused is not None:
-            return state.refused
-        state.hostless = True
-        key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
-        reason = self._shortages.get(key)
-        if reason is None:
-            reason = self._shortages[key] = self._among(
-                self._pool.census(state.cluster.facility_id, state.search.tags, state.cluster.shard), state
-            )
-        return self._over_share(state, reason) if reason.verdict is Verdict.CAPACITY else reason
-
-    def _among(self, census: Census, state: _LayerState) -> Refusal:
-        """What stands between the layer and the hosts of ``census``.
+    def _among_hosts(self, state: _LayerState) -> Refusal:
+        """What stands between the layer and the hosts of its tags.
 
         NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
         OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
         """
+        census = self.pool.census(state.cluster.facility_id, state.search.tags, state.cluster.shard)
         refused = counted(len(census.refused), "host")
         why = next((why for why in reversed(census.refused) if why), "no reason given")
         left_alone = f"left alone for a moment after a refusal: {why}"
@@ -527,7 +518,7 @@ class _Planner:
                 lacks[answer] += count
             elif host.alloc_id in state.open_allocs:
                 return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
-            elif over := self._headroom.over_cap(state.job, state.layer, state.search.need, host.alloc_id):
+            elif over := self.headroom.over_cap(state.job, state.layer, state.search.need, host.alloc_id):
                 return over
         reasons = ", ".join(
             f"{lacks[it]} {words.format(os=state.job.os_name)}" for it, words in _LACKS.items() if lacks[it]
@@ -535,11 +526,13 @@ class _Planner:
         return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
 
     def _over_share(self, state: _LayerState, reason: Refusal) -> Refusal:
-        """The same reason, unless the show uses more than its size and another that uses less was served before it."""
-        own = self._shares.use(state.job.show_id)
+        """Of hosts that are busy: whether because the show uses more than its size, and one that uses less was served
+        before it."""
+        own = self.shares.use(state.job.show_id)
         over = own.sizeless or own.of_size > 1
-        others = self._booking_shows - {state.job.show_id}
-        if not (over and any(self._shares.use(other) < own for other in others)):
+        others = self.booking_shows - {state.job.show_id}
+        served = reason.verdict is Verdict.CAPACITY and over and any(self.shares.use(other) < own for other in others)
+        if not served:
             return reason
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
