@@ -76,14 +76,14 @@ class _Group:
     """The hosts of a shard and facility that carry a tag: by class, by bucket, and in an index for each allocation: one
     whose burst is used up costs a pass nothing, however many hosts it has.
 
-    ``missing`` are the buckets of the shard that were not read yet.
+    ``read`` says whether its hosts were read yet.
     """
 
-    def __init__(self, new_index: Callable[[], HostIndex], buckets: frozenset[int]) -> None:
+    def __init__(self, new_index: Callable[[], HostIndex]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
         self.classes: defaultdict[_HostClass, set[str]] = defaultdict(set)
         self.by_bucket: defaultdict[int, set[str]] = defaultdict(set)
-        self.missing = buckets
+        self.read = False
         self.asked_at = 0.0
 
     def add(self, host: Host) -> None:
@@ -104,17 +104,17 @@ class _Group:
         return [host_id for bucket in buckets for host_id in self.by_bucket.get(bucket, ())]
 
 
+@dataclass(slots=True)
 class _Part:
     """The groups of a facility's shard, by tag. All are read again in portions: ``turn`` is how many were, ``due_at``
     when the next one is. ``reading`` is held by the thread that reads what is absent."""
 
-    def __init__(self, facility_id: str, buckets: frozenset[int], due_at: float) -> None:
-        self.facility_id = facility_id
-        self.buckets = buckets
-        self.groups: dict[str, _Group] = {}
-        self.turn = 0
-        self.due_at = due_at
-        self.reading = threading.Lock()
+    facility_id: str
+    buckets: frozenset[int]
+    due_at: float
+    turn: int = 0
+    groups: dict[str, _Group] = field(default_factory=dict)
+    reading: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _Hold(NamedTuple):
@@ -224,9 +224,11 @@ class HostCache:
         """
         part, groups = self._open(facility_id, shard, tags, buckets)
         with part.reading:
-            due = {tag: group for tag, group in groups.items() if group.missing}
-            missing = frozenset[int]().union(*(group.missing for group in due.values()))
-            return self._read(facility_id, due, missing)[0] if due else ()
+            due = {tag: group for tag, group in groups.items() if not group.read}
+            hosts = self._read(facility_id, due, buckets)[0] if due else ()
+            for group in due.values():
+                group.read = True
+            return hosts
 
     def reread(self) -> tuple[Sequence[Host], float]:
         """Read again the portion of the hosts whose turn it is, if it is time to: those that have changed, and in how
@@ -267,8 +269,6 @@ class HostCache:
             known = {host_id for group in groups.values() for host_id in group.hosts_in(buckets)}
             for host_id in known - {host.id for host in hosts}:
                 self._forget(host_id, read_at)
-            for group in groups.values():
-                group.missing -= buckets
             return hosts, changed
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> None:
@@ -447,28 +447,17 @@ class HostCache:
     def _open(
         self, facility_id: str, shard: str, tags: Iterable[str], buckets: frozenset[int]
     ) -> tuple[_Part, dict[str, _Group]]:
-        """The part, with the buckets that the shard has now, and its groups of these tags, made if they are absent."""
+        """The part, anew if the shard has other buckets now, and its groups of these tags, made if they are absent."""
         with self._lock:
             now = self._clock()
             part = self._parts.get((facility_id, shard))
-            if part is None:
+            if part is None or part.buckets != buckets:
                 part = self._parts[facility_id, shard] = _Part(facility_id, buckets, now + REREAD_SECONDS)
-            elif part.buckets != buckets:
-                self._redivide(part, buckets)
             for tag in tags:
                 if tag not in part.groups:
-                    part.groups[tag] = _Group(self._new_index, buckets)
+                    part.groups[tag] = _Group(self._new_index)
                 part.groups[tag].asked_at = now
             return part, {tag: part.groups[tag] for tag in tags}
-
-    def _redivide(self, part: _Part, buckets: frozenset[int]) -> None:
-        """The shard has these buckets now: the hosts of others leave its groups, and what is new is missing."""
-        lost, new = part.buckets - buckets, buckets - part.buckets
-        part.buckets = buckets
-        for group in part.groups.values():
-            group.missing = (group.missing | new) & buckets
-            for host_id in group.hosts_in(lost):
-                group.remove(self._shown[host_id])
 
     def _new_index(self) -> HostIndex:
         return HostIndex(memory_key_divisor_kb=self._settings.memory_key_divisor // 1024)
@@ -563,13 +552,12 @@ class HostCache:
         hosts = self._known_at.get(layer_id, {})
         for host_id in list(islice(hosts, _KNOWN_LISTED)):
             host = self._shown[host_id]
-            if host.idle_cores >= need.cores and host.idle_memory_kb >= need.memory_kb:
-                rank = next((at for index in indexes if (at := index.rank(host_id, strategy)) is not None), None)
-                if rank is not None:
-                    ran = 0 if layer_id in host.running else 1 + host.recent.index(layer_id)
-                    ranked.append((ran, rank, host))
-                    continue
-            hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
+            rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)
+            if rank is not None and host.idle_cores >= need.cores and host.idle_memory_kb >= need.memory_kb:
+                ran = 0 if layer_id in host.running else 1 + host.recent.index(layer_id)
+                ranked.append((ran, rank, host))
+            else:
+                hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
         return [host for _, _, host in sorted(ranked, key=itemgetter(0, 1))]
 
 

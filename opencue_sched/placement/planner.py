@@ -105,9 +105,9 @@ class PlanHeadroom:
         for (show_id, alloc_id), caps in snapshot.subscriptions.items():
             self._allocs[show_id][alloc_id] = caps.cores.left
         capped = {**snapshot.folders, **snapshot.job_caps}
-        self._cores = {key: caps.cores.left for key, caps in capped.items()}
-        self._gpus = {key: caps.gpus.left for key, caps in capped.items()}
-        self._limits = {limit_id: limit.left for limit_id, limit in snapshot.limits.items()}
+        self._cores = defaultdict(lambda: math.inf, {key: caps.cores.left for key, caps in capped.items()})
+        self._gpus = defaultdict(lambda: math.inf, {key: caps.gpus.left for key, caps in capped.items()})
+        self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
         """The allocations of which the show's subscription still has this many cores."""
@@ -115,11 +115,7 @@ class PlanHeadroom:
 
     def cores_left(self, job: Job, alloc_id: str) -> float:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
-        return min(
-            self._allocs[job.show_id].get(alloc_id, 0.0),
-            self._cores.get(job.folder_id, math.inf),
-            self._cores.get(job.id, math.inf),
-        )
+        return min(self._allocs[job.show_id].get(alloc_id, 0.0), self._cores[job.folder_id], self._cores[job.id])
 
     def over_cap(self, job: Job, layer: Layer, need: Need, alloc_id: str | None = None) -> Refusal | None:
         """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
@@ -134,37 +130,36 @@ class PlanHeadroom:
             has = f"its show has at most {max(allocs):g} left under its burst"
             return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(need.cores, 'core')}, {has}")
         for verdict, whose, left, needed, what in (
-            (Verdict.OVER_FOLDER, "the job's folder", self._cores.get(job.folder_id), need.cores, "core"),
-            (Verdict.OVER_JOB, "its job", self._cores.get(job.id), need.cores, "core"),
-            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._gpus.get(job.folder_id), need.gpus, "GPU"),
-            (Verdict.OVER_JOB_GPUS, "its job", self._gpus.get(job.id), need.gpus, "GPU"),
+            (Verdict.OVER_FOLDER, "the job's folder", self._cores[job.folder_id], need.cores, "core"),
+            (Verdict.OVER_JOB, "its job", self._cores[job.id], need.cores, "core"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._gpus[job.folder_id], need.gpus, "GPU"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._gpus[job.id], need.gpus, "GPU"),
         ):
-            if left is not None and needed > left:
+            if needed > left:
                 return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
-            if self._limits.get(limit_id, 1.0) < 1:
+            if self._limits[limit_id] < 1:
                 limit = self._snapshot.limits[limit_id]
                 detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
                 return Refusal(Verdict.OVER_LIMIT, detail)
         return None
 
     def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
-        """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
-        left = min((self._limits.get(limit_id, math.inf) for limit_id in layer.limit_ids), default=math.inf)
+        """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
+        reserved."""
+        left = [self._limits[limit_id] for limit_id in layer.limit_ids]
         if need.gpus:
-            left = min(left, *(self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)))
-        return left if left == math.inf else math.floor(left)
+            left += [self._gpus[key] / need.gpus for key in (job.folder_id, job.id)]
+        return min(left, default=math.inf)
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
-        for left, key, amount in (
-            (self._allocs[job.show_id], alloc_id, taken.cores),
-            *((self._cores, key, taken.cores) for key in (job.folder_id, job.id)),
-            *((self._gpus, key, taken.gpus) for key in (job.folder_id, job.id)),
-            *((self._limits, limit_id, 1) for limit_id in layer.limit_ids),
-        ):
-            if key in left:
-                left[key] -= amount
+        self._allocs[job.show_id][alloc_id] -= taken.cores
+        for key in (job.folder_id, job.id):
+            self._cores[key] -= taken.cores
+            self._gpus[key] -= taken.gpus
+        for limit_id in layer.limit_ids:
+            self._limits[limit_id] -= 1
 
 
 _FLOWING = Refusal(Verdict.FLOWING, "")
@@ -461,7 +456,7 @@ class _Planner:
             self.policy.max_frames - self.planned,
             headroom.frames_left(job, layer, state.search.need),
         )
-        while len(procs) < most:
+        while len(procs) + 1 <= most:
             answer = self._reserve(state, current, cores_left)
             if not isinstance(answer, Reservation):
                 break
