@@ -148,16 +148,16 @@ class Fence:
     number: int
 
 
-# Why a layer did, or did not, get a host in a pass. Every layer looked at ends with exactly one verdict.
-
-
 class Verdict(StrEnum):
-    """Of the verdicts of several clusters on one layer the first of these says most: hosts of one tag are busy, and
-    those of the other do not exist."""
+    """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer that is
+    looked at ends with one; quarantined, behind and cooled down are frames that no pass looks at.
+
+    Of the verdicts of several clusters on one layer the first of these says most: hosts of one tag are busy, and those
+    of the other do not exist.
+    """
 
     FLOWING = "flowing"
     QUARANTINED = "quarantined"
-    """Of frames of a job that is left alone, because booking or launching it failed; never given by a pass."""
     FAILED = "failed"
     OVER_LIMIT = "over_limit"
     OVER_JOB = "over_job"
@@ -166,24 +166,17 @@ class Verdict(StrEnum):
     OVER_FOLDER_GPUS = "over_folder_gpus"
     OVER_SUBSCRIPTION = "over_subscription"
     DRAINING = "draining"
-    """A host drains for a frame of the layer."""
     HELD = "held"
-    """The hosts that have room drain for frames of others."""
     KEPT_FOR_GPUS = "kept_for_gpus"
-    """The hosts that have room keep it for frames that need their GPUs."""
     LAYER_SHARE = "layer_share"
-    """The hosts that have room run as many frames of the layer as they may while others want them."""
     OVER_SHARE = "over_share"
-    """The show uses more than its share, and others took what was idle."""
     CAPACITY = "capacity"
     NO_FIT = "no_fit"
     NO_HOST = "no_host"
     BACKING_OFF = "backing_off"
     PERMIT_HELD = "permit_held"
     BEHIND = "behind"
-    """Of frames that no pass has looked at; never given by one."""
     COOLED_DOWN = "cooled_down"
-    """Of frames that no pass looks at now, because those over their cluster fail; never given by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ Times are epoch seconds of the database's clock.
 
 from __future__ import annotations
 
-import hashlib
 import math
+import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
@@ -182,8 +182,7 @@ def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: 
 def _drawn(asked: Asked, epoch: int) -> float:
     """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
     (Efraimidis and Spirakis). The same for every process."""
-    digest = hashlib.blake2b(f"{asked.job_id} {epoch}".encode(), digest_size=8).digest()
-    chance = (int.from_bytes(digest) + 1) / (2**64 + 1)
+    chance = 1 - random.Random(f"{asked.job_id} {epoch}").random()
     return math.log(chance) / max(asked.priority, 1)  # the logarithm keeps the order, and does not round to 1
 
 
@@ -233,15 +232,12 @@ def ended(holds: Iterable[Host], demands: Mapping[str, Demand]) -> set[str]:
     The layer no longer waits, may not run or is not wide, the host cannot take its frames, or the layer has more hosts
     than waiting frames; then those that are free last are given up.
     """
-    gone = set()
-    kept: dict[str, list[Host]] = {}
-    for host in holds:
-        demand = None if host.hold is None else demands.get(host.hold.layer_id)
-        if host.hold is None or demand is None or demand.need_on(host) is None:
+    gone, kept = set[str](), Counter[str]()
+    for host in sorted(holds, key=lambda host: (_late(host.hold.free_at if host.hold else None), host.id)):
+        layer_id = host.hold.layer_id if host.hold else ""
+        demand = demands.get(layer_id)
+        if demand is None or kept[layer_id] >= demand.frames or demand.need_on(host) is None:
             gone.add(host.id)
         else:
-            kept.setdefault(host.hold.layer_id, []).append(host)
-    for layer_id, hosts in kept.items():
-        hosts.sort(key=lambda host: (_late(host.hold.free_at if host.hold else None), host.id))
-        gone.update(host.id for host in hosts[demands[layer_id].frames :])
+            kept[layer_id] += 1
     return gone
