@@ -149,8 +149,8 @@ class Fence:
 
 
 class Verdict(StrEnum):
-    """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer that is
-    looked at ends with one; quarantined, behind and cooled down are frames that no pass looks at.
+    """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer
+    that is looked at ends with one; quarantined, behind and cooled down are frames that no pass looks at.
 
     Of the verdicts of several clusters on one layer the first of these says most: hosts of one tag are busy, and those
     of the other do not exist.

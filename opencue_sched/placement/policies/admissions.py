@@ -31,8 +31,8 @@ def gpu_guard(demands: Iterable[Demand]) -> Admission:
         if layer.gpus_min > 0 or layer.gpu_memory_min_kb > 0:
             return None
         kept = kept_for_gpus(waiting, host)
-        left = host.less(taken)
-        if not kept.cores or (left.idle_cores >= kept.cores and left.idle_memory_kb >= kept.memory_kb):
+        left = host.idle_cores - taken.cores, host.idle_memory_kb - taken.memory_kb
+        if not kept.cores or (left[0] >= kept.cores and left[1] >= kept.memory_kb):
             return None
         return Refusal(
             Verdict.KEPT_FOR_GPUS,
@@ -94,7 +94,8 @@ def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
 
     def admit(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
         said = apart.get((layer.id, host.name))
-        detail = f"host {host.name} refused its frames and will be tried again: {said}"
-        return None if said is None else Refusal(Verdict.BACKING_OFF, detail)
+        if said is None:
+            return None
+        return Refusal(Verdict.BACKING_OFF, f"host {host.name} refused its frames and will be tried again: {said}")
 
     return admit

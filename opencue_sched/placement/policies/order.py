@@ -91,16 +91,13 @@ GPU_WEIGHT = 4.0
 
 def convex(_layer: Layer, host: Host, taken: Reservation) -> float:
     """The score: what taking this, which the host has idle, adds to the host's potential. Never negative."""
-    return (
-        _rise(host.total_centicores, host.idle_centicores, taken.cores * CENTICORES_PER_CORE)
-        + _rise(host.total_memory_kb, host.idle_memory_kb, taken.memory_kb)
-        + GPU_WEIGHT * _rise(host.total_gpus, host.idle_gpus, taken.gpus)
-    )
-
-
-def _rise(total: int, idle: int, taken: int) -> float:
-    """How much e^(used / total) rises when so much more is taken; nothing on a host without the resource."""
-    if total <= 0 or taken <= 0:
-        return 0.0
-    used = total - idle
-    return math.exp((used + taken) / total) - math.exp(used / total)
+    cost = 0.0
+    for weight, total, idle, amount in (
+        (1.0, host.total_centicores, host.idle_centicores, taken.cores * CENTICORES_PER_CORE),
+        (1.0, host.total_memory_kb, host.idle_memory_kb, taken.memory_kb),
+        (GPU_WEIGHT, host.total_gpus, host.idle_gpus, taken.gpus),
+    ):
+        if total > 0 and amount > 0:
+            used = total - idle
+            cost += weight * (math.exp((used + amount) / total) - math.exp(used / total))
+    return cost
