@@ -45,19 +45,10 @@ RECENT_LAYERS = 8
 
 
 _HostClass = tuple[object, ...]
-
-
-def _class_of(host: Host) -> _HostClass:
-    """What the host is when nothing runs on it."""
-    return (
-        host.alloc_id,
-        host.os_names,
-        host.thread_mode,
-        host.total_centicores,
-        host.total_memory_kb,
-        host.total_gpus,
-        host.total_gpu_memory_kb,
-    )
+_class_of = attrgetter(
+    "alloc_id", "os_names", "thread_mode", "total_centicores", "total_memory_kb", "total_gpus", "total_gpu_memory_kb"
+)
+"""What a host is when nothing runs on it."""
 
 
 @dataclass(frozen=True, slots=True)
