@@ -61,9 +61,6 @@ woken for them ten times a second at most, and where many clusters could use the
 
 # Which clusters there are: one per allocation tag, and chunks of the other tags (seed 001, "Load Algorithm").
 
-_KINDS = {kind.value.upper(): kind for kind in ClusterKind}
-"""By TagType."""
-
 
 def load_clusters(connection: Connection, settings: Settings) -> frozenset[Cluster]:
     """Every cluster of the active, managed shows, in the facility of the settings or in all of them.
@@ -108,7 +105,7 @@ def build_clusters(
     by_show: dict[tuple[str, str, ClusterKind], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for show_id, alloc_id in subscriptions:
         for tag in tags_by_alloc.get(alloc_id, ()):
-            kind = _KINDS.get(tag.tag_type, ClusterKind.HARDWARE)
+            kind = ClusterKind.__members__.get(tag.tag_type, ClusterKind.HARDWARE)
             by_show[tag.facility_id, show_id, kind][tag.tag].add(alloc_id)
     return frozenset(
         cluster

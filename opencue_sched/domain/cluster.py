@@ -11,6 +11,8 @@ from functools import lru_cache
 
 
 class ClusterKind(StrEnum):
+    """The kind of a cluster's tags; the members' names are Cuebot's words for it (``host_tag.str_tag_type``)."""
+
     ALLOC = "alloc"
     MANUAL = "manual"
     HOSTNAME = "hostname"

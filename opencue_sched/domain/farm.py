@@ -156,15 +156,6 @@ class LockState(StrEnum):
     NIMBY_LOCKED = "NIMBY_LOCKED"
 
 
-class TagType(StrEnum):
-    """``host_tag.str_tag_type``, as Cuebot writes it."""
-
-    MANUAL = "MANUAL"
-    HARDWARE = "HARDWARE"
-    ALLOC = "ALLOC"
-    HOSTNAME = "HOSTNAME"
-
-
 class ThreadMode(IntEnum):
     """``host.int_thread_mode``."""
 

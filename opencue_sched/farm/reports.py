@@ -14,7 +14,8 @@ from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
-from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState, TagType
+from opencue_sched.domain.cluster import ClusterKind
+from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, overdue, short_name
@@ -333,8 +334,8 @@ class HostReports:
         alloc_id, alloc_tag = alloc
         host_id = reports.insert_host(connection, alloc_id, host.name, host.full_name, host.size)
         if host_id is not None:
-            reports.replace_tags(connection, host_id, TagType.ALLOC, [alloc_tag])
-            reports.replace_tags(connection, host_id, TagType.HOSTNAME, [host.name])
+            reports.replace_tags(connection, host_id, ClusterKind.ALLOC, [alloc_tag])
+            reports.replace_tags(connection, host_id, ClusterKind.HOSTNAME, [host.name])
         # Another service may have created it meanwhile.
         row = reports.find_host(connection, host.full_name, host.name)
         if row is None:
@@ -352,7 +353,7 @@ class HostReports:
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
-            changed |= reports.replace_tags(connection, row.id, TagType.HARDWARE, own)
+            changed |= reports.replace_tags(connection, row.id, ClusterKind.HARDWARE, own)
         before, temp_full = HardwareState(row.state), host.temp_full
         state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)
         if state is not before:

@@ -497,7 +497,7 @@ def facility_ids(connection: Connection, name: str) -> list[str]:
 
 def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> Sequence[Row[Any]]:
     """Every distinct ``tag``, without spaces, of every allocation's hosts, in ``facilities`` or everywhere, with its
-    ``facility_id`` and ``alloc_id``. ``tag_type`` is a TagType, or unknown."""
+    ``facility_id`` and ``alloc_id``. ``tag_type`` is the name of a ClusterKind, or unknown."""
     return connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities}).all()
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import TagType, ThreadMode
+from opencue_sched.domain.cluster import ClusterKind
+from opencue_sched.domain.farm import ThreadMode
 from opencue_sched.store import frame_memory
 from opencue_sched.store.hosts import SHOW_TAGS
 
@@ -183,9 +184,9 @@ def reconcile_host(connection: Connection, host_id: str) -> bool:
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
 
 
-def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequence[str]) -> bool:
+def replace_tags(connection: Connection, host_id: str, kind: ClusterKind, tags: Sequence[str]) -> bool:
     """Make ``tags`` the host's tags of one kind; returns whether they changed."""
-    wanted = {"host": host_id, "kind": kind, "constant": kind is TagType.ALLOC, "tags": sorted(set(tags))}
+    wanted = {"host": host_id, "kind": kind.name, "constant": kind is ClusterKind.ALLOC, "tags": sorted(set(tags))}
     changed = sum(connection.execute(statement, wanted).rowcount for statement in _REPLACE_TAGS) > 0
     if changed:
         connection.execute(SHOW_TAGS, {"hosts": [host_id]})
