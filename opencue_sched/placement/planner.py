@@ -313,9 +313,11 @@ class _Planner:
             if reason is not None:
                 layers.popleft()
                 state.reason = reason
-                if self._may_go_on(state):
-                    # After every other layer of the show had its part: the rest is still the show's, before one that
-                    # uses more of its size has anything.
+                every, goes_on = len(state.layer.frames), self.policy.whole_rounds and not state.plan.full
+                if goes_on and reason.verdict is Verdict.FLOWING and state.most < every:
+                    # It has its part of the round; it goes on after every other layer of the show had its own. The rest
+                    # is still the show's, before one that uses more of its size has anything.
+                    state.most = every
                     layers.append(state)
             if layers:
                 heapreplace(heap, (*self._use(layers[0]), number, layers))
@@ -326,14 +328,6 @@ class _Planner:
         """How the layer's show stands where the layer runs."""
         alloc_id = state.cluster.alloc_id
         return self.shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
-
-    def _may_go_on(self, state: _LayerState) -> bool:
-        """Whether the layer ended for its part of the first round only, which is lifted then."""
-        bounded = self.policy.whole_rounds and state.most < len(state.layer.frames) and not state.plan.full
-        if not bounded or state.reason.verdict is not Verdict.FLOWING:
-            return False
-        state.most = len(state.layer.frames)
-        return True
 
     def _judge(self, parts: Sequence[_LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
