@@ -547,18 +547,22 @@ class _Pass:
             self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
             return (environments, result) if result.committed else None
         finally:
-            # What was not committed is idle again, and layers may wait for want of just that.
-            committed = {proc.proc_id for proc in result.committed}
-            unknown = frozenset(proc.proc_id for proc, _ in result.unknown)
-            for proc in procs:
-                # What is unknown stays taken until a read of the database that is late enough to know.
-                if proc.proc_id not in unknown:
-                    runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
-            idle_again = {proc.host.id for proc in procs if proc.proc_id not in committed | unknown}
-            self.gave_back = bool(idle_again)
-            runner.hosts.note(idle_again)
-            if self.ended and idle_again:
-                runner.freed(idle_again)
+            self._settle_hosts(procs, result)
+
+    def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
+        """What was not committed is idle again, and layers may wait for want of just that. What is unknown stays taken
+        until a read of the database that is late enough to know."""
+        runner = self.runner
+        committed = {proc.proc_id for proc in result.committed}
+        unknown = {proc.proc_id for proc, _ in result.unknown}
+        known = [proc for proc in procs if proc.proc_id not in unknown]
+        for proc in known:
+            runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
+        idle_again = {proc.host.id for proc in known if proc.proc_id not in committed}
+        self.gave_back = bool(idle_again)
+        runner.hosts.note(idle_again)
+        if self.ended and idle_again:
+            runner.freed(idle_again)
 
     def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
         ledger = self.runner.ledger
