@@ -1,7 +1,4 @@
-"""``opencue-sched top``: the farm, live in a terminal.
-
-A thread reads the farm, because a store that is away answers late; the main thread draws and takes keys meanwhile.
-"""
+"""``opencue-sched top``: the farm, live in a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ import signal
 import sys
 import termios
 import textwrap
-import threading
 import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -26,25 +21,24 @@ from typing import Any
 import click
 import redis
 import structlog
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
-from opencue_sched.cli.inputs import TOP, checked_redis
+from opencue_sched.cli.inputs import TOP, redis_store
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, asked_for_json, cap_text, lay_out, live
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over
+from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
 
 _INTERVAL_SECONDS = 2.0
-_LOOK_AT_SIZE_SECONDS, _POLL_SECONDS = 0.5, 0.1
+_LOOK_AT_SIZE_SECONDS = 0.5
 _REST_OF_KEY_SECONDS = 0.05
 _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace"}
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
@@ -110,12 +104,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read last: None and nothing at first. ``problem``: why nothing newer could be read. ``explanation`` is
-    None for a job that is gone."""
+    """What was read last. ``explanation`` is of the job that is explained; ``problem``: why nothing newer could be
+    read."""
 
-    view: FarmView | None = None
-    explanation: Explanation | None = None
-    of_job: str | None = None
+    view: FarmView
+    explanation: Sequence[str] = ()
     problem: str = ""
 
 
@@ -139,9 +132,6 @@ class Screen:
         return self.height - len(self.lines)
 
 
-Look = Callable[[Chosen, Read], Read]
-
-
 @TOP.on_farm("top --once --json | jq '.jobs[] | {name, why_text}'")
 @click.option("--once", is_flag=True, help="Print the farm once and end.")
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
@@ -159,13 +149,13 @@ def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: 
         raise click.UsageError("this is no terminal; --once prints the farm once, --json for scripts")
     chosen = Chosen(sort=sort, show=show, job=job)
     settings = get_settings()
-    with checked_redis() as client:
+    with redis_store() as client:
+        view = farm_view(engine, client, settings, show=show, job=job)
         if watched:
             structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
             look = partial(_look, engine, facts, client, settings)
-            live(lambda console: _pictures(console, look, chosen), screen=True)
+            live(lambda console: _pictures(console, look, chosen, Read(view)), screen=True)
             return Done([], None)
-        view = farm_view(engine, client, settings, show=show, job=job)
     if not asked_for_json():
         console = Console(width=None if sys.stdout.isatty() else ANY_HEIGHT, highlight=False, soft_wrap=True)
         screen = Screen(console.width)
@@ -178,55 +168,36 @@ def _look(
     engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Settings, chosen: Chosen, before: Read
 ) -> Read:
     """Read what was chosen. A store that is away is the problem of what is returned."""
-    job = chosen.explained
     try:
         view = farm_view(engine, client, settings, show=chosen.show, job=chosen.job)
-        if job is None:
+        if chosen.explained is None:
             return Read(view)
-        passes = passes_over(client, settings, job)
-        # The logs of dead frames may lie on a slow file server, and do not change: they are read once.
-        known = before.explanation if before.of_job == job else None
+        passes = passes_over(client, settings, chosen.explained)
         with engine.connect() as connection:
-            found = explain_job(connection, job, settings, facts, *passes, with_logs=known is None)
-        return Read(view, found if known is None else replace(found, deaths=known.deaths), job)
+            found = explain_job(connection, chosen.explained, settings, facts, *passes, with_logs=True)
+        return Read(view, [found.job, *explanation_lines(found, found.layers)])
     except NoResultFound:
-        return Read(view, None, job)
+        return Read(view, ["the job is gone"])
     except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
         return replace(before, problem=describe_failure(error, settings))
 
 
-def _in_thread(look: Look, chosen: Chosen, before: Read) -> Future[Read]:
-    """In a thread that the end of the process does not wait for, whatever store keeps it."""
-    future: Future[Read] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(look(chosen, before))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="top", daemon=True).start()
-    return future
-
-
-def _pictures(console: Console, look: Look, chosen: Chosen) -> Iterator[Group]:
+def _pictures(console: Console, look: Callable[[Chosen, Read], Read], chosen: Chosen, read: Read) -> Iterator[Group]:
     """What is read every two seconds, and at once when something else is chosen, until the user quits."""
-    read, shown = Read(), list[Text]()
-    looking, asked, began = _in_thread(look, chosen, read), chosen, time.monotonic()
+    shown = list[Text]()
+    asked, due = _wanted(chosen), time.monotonic() + _INTERVAL_SECONDS
     with _keyboard() as keyboard:
         while True:
-            if looking.done():
-                read = looking.result()
-                if _wanted(asked) != _wanted(chosen) or time.monotonic() >= began + _INTERVAL_SECONDS:
-                    looking, asked, began = _in_thread(look, chosen, read), chosen, time.monotonic()
+            if asked != _wanted(chosen) or time.monotonic() >= due:
+                read, asked = look(chosen, read), _wanted(chosen)
+                due = time.monotonic() + _INTERVAL_SECONDS
             lines = draw(read, chosen, width=console.width, height=console.height)
             if lines != shown:
                 yield Group(*lines)
                 shown = lines
-            pause = _LOOK_AT_SIZE_SECONDS if looking.done() else _POLL_SECONDS
-            ready, _, _ = select.select([keyboard], [], [], pause)
+            ready, _, _ = select.select([keyboard], [], [], _LOOK_AT_SIZE_SECONDS)
             for key in _keys(keyboard) if ready else ():
-                after = pressed(key, chosen, read)
+                after = pressed(key, chosen, read.view)
                 if after is None:
                     return
                 chosen = after
@@ -236,7 +207,7 @@ def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
     return chosen.show, chosen.job, chosen.explained
 
 
-def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
+def pressed(key: str, chosen: Chosen, view: FarmView) -> Chosen | None:
     """What is chosen after a key; None: nothing more, the user quits."""
     name = _KEYS.get(key, key)
     if chosen.typing:
@@ -252,8 +223,8 @@ def pressed(key: str, chosen: Chosen, read: Read) -> Chosen | None:
     if name == "s":
         orders = list(SORTS)
         return replace(chosen, sort=orders[(orders.index(chosen.sort) + 1) % len(orders)])
-    if read.view is not None and name in (*_STEPS, "enter"):
-        after = moved(read.view, chosen, _STEPS.get(name, 0))
+    if name in (*_STEPS, "enter"):
+        after = moved(view, chosen, _STEPS.get(name, 0))
         return replace(after, explained=after.selected) if name == "enter" else after
     return replace(chosen, show="", job="") if name == "escape" else chosen
 
@@ -272,9 +243,9 @@ def _typed(name: str, chosen: Chosen) -> Chosen:
 def _keyboard() -> Iterator[int]:
     """Standard input, key by key and without an echo. However this ends, the terminal is as it was."""
     keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # stopped by Ctrl-Z, it would leave the shell this screen
+    before = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard)
         yield keyboard
@@ -311,11 +282,12 @@ def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
 def draw(read: Read, chosen: Chosen, *, width: int, height: int) -> list[Text]:
     """The whole screen, the help in its last line."""
     screen = Screen(width, height - 1)
-    if read.view is None:
-        screen.add(read.problem or "reading the farm ...", "bold red" if read.problem else "dim")
-    elif chosen.explained is not None:
+    if chosen.explained is not None:
         _header(screen, read.view, read.problem)
-        _explanation(screen, read, chosen)
+        screen.add("")
+        wrapped = [it for line in read.explanation for it in textwrap.wrap(line, width, subsequent_indent="    ")]
+        for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
+            screen.add(line)
     else:
         farm_lines(screen, read.view, chosen, problem=read.problem)
     del screen.lines[screen.height :]
@@ -407,27 +379,11 @@ def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
 def _table(
     screen: Screen, columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], *, more: int = 0
 ) -> None:
-    """A line of titles and one for each row, of the columns that fit."""
+    """A line of titles and one for each row, of the columns that fit. The last column's text may be cut."""
     table = lay_out(rows, columns, screen.width)
     screen.add(table.line(table.titles) + (f"  ({more} more)" if more else ""), "bold underline")
     for texts, style in zip(table.cells, styles, strict=False):
-        screen.add(table.line([_cut(text, width) for text, width in zip(texts, table.widths, strict=True)]), style)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
-
-
-def _explanation(screen: Screen, read: Read, chosen: Chosen) -> None:
-    screen.add("")
-    if read.of_job != chosen.explained:
-        screen.add("asking ...", "dim")
-        return
-    found = read.explanation
-    lines = ["the job is gone"] if found is None else [found.job, *explanation_lines(found, found.layers)]
-    wrapped = [part for line in lines for part in textwrap.wrap(line, screen.width, subsequent_indent="    ")]
-    for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
-        screen.add(line)
+        screen.add(table.line(texts), style)
 
 
 def _help(chosen: Chosen) -> str:

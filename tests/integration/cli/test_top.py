@@ -118,7 +118,7 @@ def test_keys_filter_sort_and_explain(environment: pytest.MonkeyPatch, cli: Cli)
 BROKEN = """
 import opencue_sched.cli.top as top
 def fail(*_, **__): raise RuntimeError("nobody thought of this")
-top.farm_view = fail
+top.draw = fail
 """
 
 
