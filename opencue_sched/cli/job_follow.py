@@ -7,10 +7,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, groupby
+from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection, Engine
@@ -31,38 +31,14 @@ _LOOK_SECONDS = 1.0
 
 # ``opencue-sched job wait``.
 
-_LINE_SECONDS = 10.0
-"""Without a terminal, a layer that goes on has a line that often at most."""
-_LEAST_ROWS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended: ``outcome`` is succeeded, dead, eaten, killed or removed. Its frames, by their states then."""
-
-    job: str
-    id: str
-    outcome: str
-    frames: int
-    succeeded: int
-    dead: int
-    eaten: int
-
-    def words(self) -> str:
-        done = f"{self.succeeded} of {counted(self.frames, 'frame')} succeeded"
-        more = {
-            "dead": f", {self.dead} dead; `opencue-sched explain {self.job}` says of what",
-            "eaten": f", {self.eaten} eaten",
-            "killed": "; it was killed",
-            "removed": "; it was removed",
-        }
-        return f"{self.job}: {done}{more.get(self.outcome, '')}"
+_LINES_SECONDS = 10.0
+"""Without a terminal, what changed is told that often at most."""
 
 
 def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
     """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL. How
-    they ended: exit status 1 unless all succeeded."""
-    ended: dict[str, Ended] = {}
+    they ended: ``outcome`` is succeeded, dead, eaten, killed or removed; exit status 1 unless all succeeded."""
+    ended: dict[str, dict[str, Any]] = {}
     looks = _looks(engine, chosen, ended)
     if asked_for_json():
         deque(looks, maxlen=0)
@@ -71,11 +47,24 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
     else:
         _show_lines(looks)
     result = [ended[job.id] for job in chosen]
-    failed = any(job.outcome != "succeeded" for job in result)
-    return Done([job.words() for job in result], [asdict(job) for job in result], status=int(failed))
+    failed = any(job["outcome"] != "succeeded" for job in result)
+    return Done([_end_words(job) for job in result], result, status=int(failed))
 
 
-def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) -> Iterator[Sequence[LayerView]]:
+def _end_words(job: dict[str, Any]) -> str:
+    more = {
+        "dead": f", {job['dead']} dead; `opencue-sched explain {job['job']}` says of what",
+        "eaten": f", {job['eaten']} eaten",
+        "killed": "; it was killed",
+        "removed": "; it was removed",
+    }
+    done = f"{job['succeeded']} of {counted(job['frames'], 'frame')} succeeded"
+    return f"{job['job']}: {done}{more.get(job['outcome'], '')}"
+
+
+def _looks(
+    engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, dict[str, Any]]
+) -> Iterator[Sequence[LayerView]]:
     """The layers at each look, until all jobs are among those that ``ended``."""
     stuck: set[str] = set()
     ids = [job.id for job in chosen]
@@ -91,8 +80,9 @@ def _looks(engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, Ended]) 
             elif outcome is None:
                 stuck.discard(job.id)
             elif job.id not in ended:
-                sums = (sum(getattr(it, key) for it in of_job) for key in ("total", "succeeded", "dead", "eaten"))
-                ended[job.id] = Ended(job.name, job.id, outcome, *sums)
+                sums = {key: sum(getattr(it, key) for it in of_job) for key in ("succeeded", "dead", "eaten")}
+                frames = sum(it.total for it in of_job)
+                ended[job.id] = {"job": job.name, "id": job.id, "outcome": outcome, "frames": frames, **sums}
         if len(ended) == len(chosen):
             return
         time.sleep(_LOOK_SECONDS)
@@ -118,17 +108,17 @@ def _outcome(layers: Sequence[LayerView]) -> str | None:
 
 
 def _show_lines(looks: Iterable[Sequence[LayerView]]) -> None:
-    """A line for each layer that is done, and now and then for each that goes on."""
-    told: set[str] = set()
-    due: dict[str, float] = {}
-    for layer in chain.from_iterable(looks):
-        name = f"{layer.job} {layer.name}"
-        text = f"{name}: {', '.join(word for word in _words(layer) if word)}"
-        over = layer.done + layer.dead == layer.total
-        if text not in told and (over or time.monotonic() >= due.get(name, 0.0)):
-            click.echo(text)
-            told.add(text)
-            due[name] = time.monotonic() + _LINE_SECONDS
+    """Now and then a line for each layer that went on."""
+    told: dict[str, str] = {}
+    due = 0.0
+    for layers in looks:
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINES_SECONDS
+            now = {it.id: f"{it.job} {it.name}: {', '.join(word for word in _words(it) if word)}" for it in layers}
+            for layer, text in now.items():
+                if told.get(layer) != text:
+                    click.echo(text)
+            told = now
 
 
 def _picture(layers: Sequence[LayerView], width: int, height: int) -> Group:
@@ -138,19 +128,16 @@ def _picture(layers: Sequence[LayerView], width: int, height: int) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    idle = {layer.job_id for layer in layers if layer.waiting} - {layer.job_id for layer in layers if layer.running}
-    room = max(_LEAST_ROWS, height - len({layer.job_id for layer in layers}) - len(idle) - 3)
-    shown = [layer for layer in layers if len(layers) <= room or layer.done < layer.total][:room]
     parts: list[Text | Table] = []
-    widest = min(width // 3, max((len(layer.name) for layer in shown), default=0))
-    for job_id, of_job in groupby(shown, key=attrgetter("job_id")):
+    shown = [layer for layer in layers if len(layers) < height or layer.done < layer.total]
+    for _, of_job in groupby(shown, key=attrgetter("job_id")):
         job = list(of_job)
         parts.append(Text(f"{job[0].job}{' (paused)' if job[0].paused else ''}", style="bold"))
-        if job_id in idle:
+        if any(layer.waiting for layer in job) and not any(layer.running for layer in job):
             parts.append(Text("nothing of it runs; `opencue-sched explain JOB` says why", style="yellow"))
         table = Table.grid(padding=(0, 2, 0, 0))
         table.width = width - 2  # room for the terminal's ^C, which would scroll what is drawn
-        table.add_column(width=widest, overflow="fold")
+        table.add_column(max_width=width // 3, overflow="fold")
         table.add_column(ratio=1, min_width=6)
         for least in (12, 11, 7, 9):
             table.add_column(justify="right", min_width=least, no_wrap=True)
@@ -159,8 +146,6 @@ def _picture(layers: Sequence[LayerView], width: int, height: int) -> Group:
             bar = ProgressBar(total=max(1, layer.total), completed=layer.done, complete_style="cyan")
             table.add_row(Text(layer.name), bar, done, running, Text(dead, "red"), left)
         parts.append(table)
-    if len(shown) < len(layers):
-        parts.append(Text(f"and {counted(len(layers) - len(shown), 'more layer')}", style="dim"))
     return Group(*parts)
 
 

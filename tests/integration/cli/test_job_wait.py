@@ -277,7 +277,7 @@ def test_of_more_layers_than_lines_those_that_go_on_are_shown(cli: Cli, build: B
     assert status == 1
     assert "l30" in written
     assert "l05" not in written
-    assert "and 32 more layers" in written
+    assert "l39" in written
 
 
 def interrupted(_seconds: float) -> None:
