@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import redis
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import JOB, TOP, checked_redis, database, layer_ids, redis_store, with_names
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, table_lines, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
@@ -23,12 +23,10 @@ from opencue_sched.insight.explain import (
     explain_job,
     explanation_dict,
     explanation_lines,
-    most_telling,
     passes_over,
-    verdict_words,
 )
 from opencue_sched.insight.farm import fleet_view
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.stores import StoreUnusable, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import SchemaFacts, check_schema
@@ -59,8 +57,9 @@ def doctor_command() -> Done:
     Looks at PostgreSQL, the schema, Redis, clocks, shows, hosts, RQDs, the release feed and the workers. Exit status 1
     if something must be put right; warnings alone exit 0.
     """
-    with database() as engine, redis_store() as client:
-        report = diagnose(engine, client, get_settings())
+    settings = get_settings()
+    with database() as engine, make_redis(settings.redis_dsn, settings) as client:
+        report = diagnose(engine, client, settings)
     return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
 
 
@@ -72,16 +71,9 @@ def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Seque
     try:
         with redis_store() as client:
             return passes_over(client, get_settings(), job_id)
-    except redis.RedisError as error:
-        click.echo(f"note: Redis does not answer ({error}), so the last verdicts are not known", err=True)
+    except (redis.RedisError, StoreUnusable) as error:
+        click.echo(f"note: {describe_failure(error, get_settings())}; the last verdicts are not known", err=True)
         return {}, ()
-
-
-def last_verdicts(job_id: str) -> dict[str, str]:
-    """The most telling verdict of each layer of a job, in words; none without Redis."""
-    now = time.time()
-    verdicts, _ = _passes(job_id)
-    return {layer: verdict_words(best, now) for layer, all_ in verdicts.items() if (best := most_telling(all_))}
 
 
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")
@@ -134,7 +126,7 @@ _QUEUE_COLUMNS = (
 @TOP.answers("fleet --json | jq .leader")
 def fleet_command() -> Done:
     """Show who is alive, who leads, what each works on, and what waits."""
-    with checked_redis() as client, database() as engine:
+    with redis_store() as client, database() as engine:
         try:
             with engine.connect() as connection:
                 check_schema(connection)

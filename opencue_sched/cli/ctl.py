@@ -9,7 +9,7 @@ from typing import Any
 import click
 import redis
 
-from opencue_sched.cli.inputs import TOP, Commands, checked_redis, database, with_names
+from opencue_sched.cli.inputs import TOP, Commands, database, redis_store, with_names
 from opencue_sched.cli.output import HIGH, NAME, Column, Done, age_text, field_lines, json_row, listed, working
 from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
@@ -57,7 +57,7 @@ board_command = Commands("board", "List, show, trash and restore cluster posting
 )
 def list_postings(state: str | None) -> Done:
     """List postings: what waits, is worked on, sleeps or is in the trash."""
-    with checked_redis() as client:
+    with redis_store() as client:
         board = cluster_postings(client, get_settings())
         there = [*board.listings("listed"), *board.listings("trash")]
     return listed(_read([it for it in there if state in (None, it.fields.get("state"))]), _POSTING_COLUMNS)
@@ -67,7 +67,7 @@ def list_postings(state: str | None) -> Done:
 @_CLUSTER
 def show(cluster: str) -> Done:
     """Show one posting, by its cluster's key or its id; with the traceback of its last failure."""
-    with checked_redis() as client:
+    with redis_store() as client:
         _, listing = _found(client, cluster)
     (posting,) = _read([listing])
     row = json_row(posting, _POSTING_COLUMNS) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
@@ -103,7 +103,7 @@ def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]
 
 
 def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = False) -> None:
-    with checked_redis() as client:
+    with redis_store() as client:
         postings, listing = _found(client, cluster)
         uuids = postings.find_all(cluster) or [listing.uuid]
         answers = [postings.update(uuid, how, value, force=force) for uuid in uuids]
@@ -175,7 +175,7 @@ def _remote(name: str, command_: str, does: str) -> None:
 
         settings = get_settings()
         namespace = settings.coordination.namespace
-        with checked_redis() as client:
+        with redis_store() as client:
             meant = addressees(list_members(client, namespace), settings.scheduler.facility, type_, group, instance)
         answers = broadcast(app, namespace, command_, meant, wait_seconds=WAIT_SECONDS)
         rows = {node: answer for reply in answers for node, answer in reply.items()}
@@ -238,7 +238,7 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     1 when it is in the trash, cooled down or asleep.
     """
     settings = get_settings()
-    with checked_redis() as client:
+    with redis_store() as client:
         answer = _dispatch(client, settings, _cluster_of(settings, cluster), timeout if wait else None)
     line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
     if not wait or answer.get("ended") in [end.value for end in PassEnd if end.did_its_work]:

@@ -30,8 +30,8 @@ from opencue_sched.domain.farm import (
     near,
 )
 from opencue_sched.domain.frames import FrameRange
-from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis, describe_failure
+from opencue_sched.errors import InvalidInput
+from opencue_sched.insight.stores import StoreUnusable, check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
@@ -107,34 +107,19 @@ def notify_hosts_changed(host_ids: Sequence[str]) -> None:
     try:
         with redis_store() as client:
             HostChanges(client, settings.coordination.namespace).publish(host_ids)
-    except RedisError as error:
-        click.echo(
-            f"note: Redis does not answer ({error}); workers see the change within {REREAD_SECONDS:g} s", err=True
-        )
-
-
-@contextmanager
-def checked_redis() -> Iterator[redis.Redis]:
-    """A client of a Redis that answers and does not evict. Raises StoreUnusable saying what to set."""
-    with redis_store() as client:
-        check_redis(client, get_settings())
-        yield client
+    except (RedisError, StoreUnusable) as error:
+        away = describe_failure(error, settings)
+        click.echo(f"note: {away}; workers see the change within {REREAD_SECONDS:g} s", err=True)
 
 
 @contextmanager
 def redis_store() -> Iterator[redis.Redis]:
-    """A client of the configured Redis. Raises StoreAway when the ledger cannot use it, saying what to set."""
-    from redis.exceptions import RedisError
-
+    """A client of a Redis that answers and does not evict. Raises StoreUnusable saying what to set."""
     from opencue_sched.accounting.connection import make_redis
 
-    try:
-        with make_redis(get_settings().redis_dsn, get_settings()) as client:
-            yield client
-    except NotReady as error:
-        if isinstance(error.__cause__, RedisError):
-            raise StoreAway(f"{error}; set OPENCUE_SCHED_REDIS_URL") from error
-        raise
+    with make_redis(get_settings().redis_dsn, get_settings()) as client:
+        check_redis(client, get_settings())
+        yield client
 
 
 def current_user() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -35,10 +35,10 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     in_cores,
-    in_words,
     json_rows,
     listed,
     shown,
+    table_lines,
     watch,
     working,
 )
@@ -81,7 +81,7 @@ _COLUMNS = (
     Column("priority", "Pri"),
     Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
     Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text, LOW),
-    Column("max_gpus", show=cap_text),
+    Column("max_gpus", "Max GPUs", show=cap_text, importance=LOW),
     Column("started", "Age", show=age_text),
     *map(Column, ("stopped", "log_dir", "uid", "os", "max_retries", "autoeat")),
 )
@@ -109,33 +109,28 @@ _FRAME_COLUMNS = (
 )
 
 
-_NEEDS = {"max_cores", "memory_kb", "gpus", "gpu_memory_kb", "tags", "limits"}
-_NEEDS |= {"timeout_minutes", "timeout_llu_minutes"}
-
-
-def layer_columns_of(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
-    """How layers are shown. ``verdicts``: the most telling one of each layer that has one, by the layer's id."""
-    return (
-        Column("layer", "Layer", "name", importance=NAME),
-        *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "optimize", "services")),
-        Column("frames", "Frames", "total", importance=HIGH),
-        Column("waiting", "Wait", importance=HIGH),
-        Column("running", "Run", importance=HIGH),
-        Column("depend", "Depend"),
-        Column("dead", "Dead", importance=HIGH),
-        Column("done", "Done"),
-        *map(Column, ("succeeded", "eaten", "checkpoint")),
-        Column("min_cores", "Cores", lambda layer: layer.cores_min / CENTICORES_PER_CORE),
-        Column("max_cores", read=in_cores("cores_max")),
-        Column("memory_kb", "Memory", show=memory_text),
-        Column("gpus", "GPUs", importance=LOW),
-        Column("gpu_memory_kb", show=memory_text),
-        Column("tags", "Tags"),
-        Column("limits", "Limits", show=", ".join),
-        Column("eligible", "Eligible Time", importance=LOW),
-        *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),
-        Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id), importance=HIGH, wraps=True),
-    )
+_LAYER_COLUMNS = (
+    Column("layer", "Layer", "name", importance=NAME),
+    *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "optimize", "services")),
+    Column("frames", "Frames", "total", importance=HIGH),
+    Column("waiting", "Wait", importance=HIGH),
+    Column("running", "Run", importance=HIGH),
+    Column("depend", "Depend"),
+    Column("dead", "Dead", importance=HIGH),
+    Column("done", "Done"),
+    *map(Column, ("succeeded", "eaten", "checkpoint")),
+    Column("min_cores", "Cores", lambda layer: layer.cores_min / CENTICORES_PER_CORE),
+    Column("max_cores", "Max Cores", in_cores("cores_max"), cap_text, LOW),
+    Column("memory_kb", "Memory", show=memory_text),
+    Column("gpus", "GPUs", importance=LOW),
+    Column("gpu_memory_kb", "GPU Mem", show=memory_text, importance=LOW),
+    Column("tags", "Tags"),
+    Column("limits", "Limits", show=", ".join),
+    Column("eligible", "Eligible Time", importance=LOW),
+    Column("timeout_minutes", "Timeout", show=cap_text, importance=LOW),
+    Column("timeout_llu_minutes", "LLU Timeout", show=cap_text, importance=LOW),
+    Column("start_after"),
+)
 
 
 job_command = Commands("job", "List, show and manage jobs. A job is named by its name or its id.", "list --show demo")
@@ -181,19 +176,13 @@ def list_jobs(
 @job_command.reads("info demo-sh010-alice_comp_v001")
 @_JOB
 def info(connection: Connection, job: NamedRow) -> Done:
-    """Show one job with its layers: counts, needs, since when frames could run, and the last verdict on them.
+    """Show one job with its layers: counts, needs, and since when frames could run.
 
-    Eligible Time is when the next waiting frame of the layer could have run first. `opencue-sched explain` says more
-    about what waits.
+    Eligible Time is when the next waiting frame of the layer could have run first. `opencue-sched explain` says why
+    they wait.
     """
-    return shown(jobs.job_of(connection, job.id), _COLUMNS, "layers", *_layers(connection, job))
-
-
-def _layers(connection: Connection, job: NamedRow) -> tuple[Sequence[jobs.LayerView], tuple[Column, ...]]:
-    """A job's layers, and their columns with the last verdicts."""
-    from opencue_sched.cli.checks import last_verdicts
-
-    return jobs.layers_of(connection, job.id), layer_columns_of(last_verdicts(job.id))
+    layers = jobs.layers_of(connection, job.id)
+    return shown(jobs.job_of(connection, job.id), _COLUMNS, "layers", layers, _LAYER_COLUMNS)
 
 
 def _pause_command(verb: str, word: str, does: str) -> None:
@@ -220,11 +209,9 @@ def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
     @_JOBS
     @click.argument("value", type=kind, metavar=what.rpartition("_")[2].upper())
     def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-        set_rows(connection, "job_resource", "pk_job", [job.id for job in chosen], {f"int_{what}": value})
-        told = cores(value) if "cores" in what else value
-        text = "unlimited" if what.startswith("max") and value <= 0 else told
-        lines = [f"{job.name}: {what.replace('_', ' ').replace('gpu', 'GPU')} {text}" for job in chosen]
-        return Done(lines, [{"job": job.name, "id": job.id, what: told} for job in chosen])
+        ids = [job.id for job in chosen]
+        set_rows(connection, "job_resource", "pk_job", ids, {f"int_{what}": value})
+        return listed(jobs.list_jobs(connection, job_ids=ids), _COLUMNS)
 
 
 _MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
@@ -422,8 +409,8 @@ layer_command = Commands(
 @layer_command.reads("list demo-sh010-alice_comp_v001")
 @_JOB
 def list_layers(connection: Connection, job: NamedRow) -> Done:
-    """List the layers of a job: counts, needs, limits, and the last verdict on them."""
-    return listed(*_layers(connection, job))
+    """List the layers of a job: counts, needs and limits."""
+    return listed(jobs.layers_of(connection, job.id), _LAYER_COLUMNS)
 
 
 @layer_command.on_farm("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
@@ -474,16 +461,8 @@ def set_layers(
         _check(found, jobs.job_of(connection, job.id))
     with engine.connect() as connection:
         notes = unserved(connection, job.id, get_settings())
-    columns = layer_columns_of({})
-    needs = [column for column in columns if column.key in _NEEDS]
-    return Done(
-        [
-            f"{job.name} {row.name}: cores {row.cores_min / CENTICORES_PER_CORE:g}, {in_words(row, needs)}"
-            for row in found
-        ],
-        {"job": job.name, "layers": json_rows(found, columns), "notes": notes},
-        [f"note: {note}" for note in notes],
-    )
+    document = {"job": job.name, "layers": json_rows(found, _LAYER_COLUMNS), "notes": notes}
+    return Done(table_lines(found, _LAYER_COLUMNS), document, [f"note: {note}" for note in notes])
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.machinery import ModuleSpec, PathFinder
@@ -176,6 +176,11 @@ def listed(things: Sequence[Any], columns: Sequence[Column], noun: str = "", mos
     return Done(lines, document, notes, nothing=f"no {noun or columns[0].title.lower()}s")
 
 
+def changed(thing: Any, columns: Sequence[Column]) -> Done:
+    """What a command created or set, as lists show it."""
+    return Done(table_lines([thing], columns), json_row(thing, columns))
+
+
 def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], its_columns: Sequence[Column]) -> Done:
     """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""
     lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns})
@@ -252,14 +257,6 @@ def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
     return {column.key: column.value(thing) for column in columns if column.key}
 
 
-def in_words(thing: Any, columns: Iterable[Column]) -> str:
-    """What is set of a thing and not 0, on one line: ``max cores 200, tags general``."""
-    said = [(column.named, column.cell(column.value(thing))) for column in columns]
-    return ", ".join(
-        f"{name.lower().replace('gpu', 'GPU')} {text}" for name, text in said if text not in ("", "0", "-")
-    )
-
-
 def field_lines(fields: Mapping[str, str]) -> list[str]:
     """What is known of one thing, a line each; empty values are left out."""
     known = {heading: value.splitlines() for heading, value in fields.items() if value}
@@ -271,19 +268,11 @@ def field_lines(fields: Mapping[str, str]) -> list[str]:
     ]
 
 
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """While this lasts, show on a terminal what is being done, and for how long; elsewhere show nothing."""
-    if not sys.stderr.isatty():
-        yield
-        return
+def working(text: str) -> AbstractContextManager[object]:
+    """While this lasts, show on a terminal what is being done; elsewhere show nothing."""
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        progress.add_task(text, total=None)
-        yield
+    return Console(stderr=True).status(text)
 
 
 def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: bool = False) -> None:

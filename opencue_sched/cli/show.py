@@ -31,10 +31,9 @@ from opencue_sched.cli.output import (
     Column,
     Done,
     cap_text,
+    changed,
     cores,
     in_cores,
-    in_words,
-    json_row,
     listed,
     shown,
     working,
@@ -77,8 +76,8 @@ _SHOW_COLUMNS = (
     Column("running_frames", "Running Frames", importance=HIGH),
     Column("waiting_frames", "Waiting Frames", importance=HIGH),
     Column("pending_jobs", "Pending Jobs"),
-    Column("default_min_cores", read=in_cores("default_min_cores")),
-    Column("default_max_cores", read=in_cores("default_max_cores")),
+    Column("default_min_cores", "Min Cores", in_cores("default_min_cores"), importance=LOW),
+    Column("default_max_cores", "Max Cores", in_cores("default_max_cores"), cap_text, LOW),
 )
 _ALLOCATION_COLUMNS = (
     Column("allocation", "Allocation", "name", importance=NAME),
@@ -124,7 +123,7 @@ _FOLDER_COLUMNS = (
     Column("min_cores", "Min Cores", in_cores("min_centicores"), importance=LOW),
     Column("used_gpus", "GPUs"),
     Column("max_gpus", "Max GPUs", show=cap_text),
-    Column("min_gpus"),
+    Column("min_gpus", "Min GPUs", importance=LOW),
     Column("jobs", "Jobs"),
     Column("running", "Booked"),
     Column("waiting", "Wait"),
@@ -174,8 +173,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
         if shows.find_rows(connection, Kind.SHOW, [name]):
             raise CommandRefused(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
-    text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
-    return Done(text, {"show": name, "id": made, "managed": managed})
+        return changed(*shows.list_shows(connection, made), _SHOW_COLUMNS)
 
 
 def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
@@ -187,11 +185,8 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     @click.argument("value", type=kind, metavar="on|off" if kind is _SWITCH else "CORES")
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
         stored = value == "on" if kind is _SWITCH else value
-        changed = shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
-        told = stored if kind is _SWITCH else cores(stored)
-        text = value if kind is _SWITCH else "unlimited" if stored < 0 else told
-        document = {"show": show.name, "id": show.id, name.replace("-", "_"): told, "changed": changed}
-        return Done(f"{name} of {show.name} is {text}{'' if changed else ' (it was)'}", document)
+        shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
+        return changed(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
 
 
 _setting_command(
@@ -283,8 +278,7 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     made = shows.insert_row(connection, "folder", **row)
     if made is None:
         raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
-    folder = _set_caps(connection, show, made, caps)
-    return Done(f"created folder {name} of show {show.name}, {_caps_text(folder)}", json_row(folder, _FOLDER_COLUMNS))
+    return _set_caps(connection, show, made, caps)
 
 
 @folder_command.writes("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
@@ -295,9 +289,7 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
     """Set what the jobs of a folder may use together. What runs above a cap goes on."""
     if all(value is None for value in caps.values()):
         raise click.UsageError("say what to set: --max-cores, --max-gpus, --min-cores or --min-gpus")
-    found = _set_caps(connection, show, _folder(connection, show, name).id, caps)
-    text = f"folder {found.name} of show {show.name}: {_caps_text(found)}"
-    return Done(text, json_row(found, _FOLDER_COLUMNS))
+    return _set_caps(connection, show, _folder(connection, show, name).id, caps)
 
 
 @folder_command.writes("move demo-sh010-alice_comp_v001 lighting")
@@ -330,15 +322,11 @@ def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any
     return found[0]
 
 
-def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> Row[Any]:
-    """Set the caps that are given; the folder as it is then."""
+def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict[str, int | None]) -> Done:
+    """Set the caps that are given."""
     if given := {f"int_{name}": value for name, value in caps.items() if value is not None}:
         shows.set_rows(connection, "folder_resource", "pk_folder", [folder_id], given)
-    return _folder(connection, show, folder_id)
-
-
-def _caps_text(row: Row[Any]) -> str:
-    return in_words(row, [column for column in _FOLDER_COLUMNS if column.key in _OPTIONS]) or "without a cap"
+    return changed(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
 
 
 alloc_command = Commands(
@@ -424,9 +412,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
-    caps = {"size": cores(size), "burst": cores(most)}
-    text = f"{show.name} may use {counted(caps['size'], 'core')} of {alloc.name}, {caps['burst']} at most"
-    return Done(text, {"show": show.name, "allocation": alloc.name, **caps})
+    return changed(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("size demo local.general 200")
@@ -435,7 +421,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
 @click.argument("number", type=core_count, metavar="CORES")
 def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: int) -> Done:
     """Set what a show is promised of an allocation."""
-    return _set_subscription(connection, _subscription(connection, show, alloc), "size", number)
+    return _set_subscription(connection, show, alloc, "int_size", number)
 
 
 @subscription_command.writes("burst demo local.general 150%")
@@ -444,14 +430,14 @@ def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: in
 @click.argument("number", metavar="CORES|PERCENT%")
 def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: str) -> Done:
     """Set the most a show may use of an allocation, in cores or as a percentage of its size."""
+    size = _subscription(connection, show, alloc).size_centicores
+    return _set_subscription(connection, show, alloc, "int_burst", _burst(number, size))
+
+
+def _set_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, column: str, value: int) -> Done:
     found = _subscription(connection, show, alloc)
-    return _set_subscription(connection, found, "burst", _burst(number, found.size_centicores))
-
-
-def _set_subscription(connection: Connection, found: Row[Any], what: str, value: int) -> Done:
-    shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {f"int_{what}": value})
-    text = f"{what} of {found.show} in {found.allocation} is {counted(cores(value), 'core')}"
-    return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id, what: cores(value)})
+    shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {column: value})
+    return changed(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("delete demo local.general")
@@ -518,7 +504,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
     if shows.find_rows(connection, Kind.LIMIT, [name]):
         raise CommandRefused(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
-    return Done(f"created limit {name} of {counted(most, 'frame')}", {"limit": name, "id": made, "max": most})
+    return changed(fetch_limits(connection)[made], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("set arnold 25")
@@ -527,9 +513,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
-    return Done(
-        f"{counted(most, 'frame')} may run under {limit.name}", {"limit": limit.name, "id": limit.id, "max": most}
-    )
+    return changed(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("delete arnold")
