@@ -13,7 +13,7 @@ from opencue_sched.cli.inputs import TOP, Commands, database, redis_store, with_
 from opencue_sched.cli.output import HIGH, NAME, Column, Done, age_text, field_lines, json_row, listed, working
 from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
-from opencue_sched.coordination.postings import ClusterPostings, Enqueued, decode_cluster
+from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
 from opencue_sched.dispatch.clusters import in_shard, load_clusters
@@ -234,8 +234,8 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
-    worker answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take;
-    1 when it is in the trash, cooled down or asleep.
+    worker answered in time, with the reason on standard error. Without: 0, and the state that its posting has then; one
+    in the trash or delayed is taken by no worker.
     """
     settings = get_settings()
     with redis_store() as client:
@@ -257,18 +257,6 @@ def _cluster_of(settings: Settings, key: str) -> Cluster:
     return in_shard(clusters[name], shard)
 
 
-def _check_takeable(postings: ClusterPostings, enqueued: Enqueued) -> None:
-    """Raise SchedulerError for a cluster that no worker takes now, though it was woken."""
-    job, key = postings.job(enqueued.uuid), enqueued.cluster.key
-    state = "" if job is None else job.fields["state"]
-    if state == "trash":
-        raise SchedulerError(f"{key} is in the trash; to take it out: opencue-sched board restore {key}")
-    if job is not None and state == "delayed":
-        why = f"cooled down, because its passes fail ({job.fields.get('reason', '')})"
-        what = f"is {why}; to try at once" if int(job.fields["failures"]) else "is asleep; to wake it"
-        raise SchedulerError(f"{key} {what}: opencue-sched ctl sleep --cluster {key} --for 0")
-
-
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
     from opencue_sched.celery import app
 
@@ -281,9 +269,9 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     if timeout is None:
         if enqueued.ticket:
             messenger.send(enqueued)
-        else:
-            _check_takeable(postings, enqueued)
-        return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.ticket > 0}
+        posting = postings.job(enqueued.uuid)
+        state = "gone" if posting is None else posting.fields["state"]
+        return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.ticket > 0, "state": state}
     job = open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
     messenger.ask(enqueued.uuid, reply=job)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import CommandRefused, current_user, redis_store
+from opencue_sched.cli.inputs import current_user, redis_store
 from opencue_sched.cli.output import working
 from opencue_sched.domain.farm import FrameState, HardwareState, counted
 from opencue_sched.settings import get_settings
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 REAPED_WITHIN = 40.0
 """Seconds that --force waits for: a reap takes half a minute at most."""
 
-_NAMED = 10
+_NAMED = 20
 _POLL_SECONDS = 0.5
 _Alive = Mapping[str, tuple[str, str]]
 
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Have a worker reap now instead of within 30 s, which ends what ran on hosts that are DOWN. Asks first.",
+    help="Have a worker reap now instead of within 30 s, which ends what ran on hosts that are DOWN.",
 )
 reason_option = click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 
@@ -66,7 +65,7 @@ def who_and_why(verb: str, reason: str | None) -> str:
 
 
 def settle(
-    engine: Engine, facts: SchemaFacts, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool, yes: bool
+    engine: Engine, facts: SchemaFacts, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool
 ) -> tuple[FramesChanged, list[dict[str, Any]]]:
     """Name the frames of a result that may still run, and of silent hosts what becomes of them; the result and these
     hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""
@@ -74,9 +73,16 @@ def settle(
         return result, []
     from opencue_sched.insight.explain import silent_hosts  # takes half a second to import
 
-    _say(engine, job, result.deferred, alive)
     with engine.connect() as connection:
+        names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
         silent = silent_hosts(connection, get_settings(), facts, job.id)
+    deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
+    count = counted(len(deferred), "frame")
+    click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)
+    for frame, place, reason in deferred[:_NAMED]:
+        click.echo(f"  {frame} on {place}: {reason}", err=True)
+    if len(deferred) > _NAMED:
+        click.echo(f"  and {len(deferred) - _NAMED} more", err=True)
     for host in silent:
         click.echo(f"  {host.words}", err=True)
     hosts = [asdict(host) for host in silent]
@@ -85,8 +91,6 @@ def settle(
     if not any(host.state == HardwareState.DOWN for host in silent):
         click.echo("  --force changes nothing: the reaper would end none of them yet", err=True)
         return result, hosts
-    if not yes:
-        click.confirm("Have the reaper end, now, what is on hosts that are DOWN?", abort=True, err=True)
     left = _reap(engine, result.deferred)
     ended = [frame for frame in result.deferred if frame not in left]
     return replace(result, changed=(*result.changed, *ended), deferred=tuple(left)), hosts
@@ -95,8 +99,6 @@ def settle(
 def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
     """Have a worker reap, which can reach the farm's RQDs as this machine perhaps cannot: for what this one cannot
     reach may be alive. The frames that still run as they did."""
-    from kombu.exceptions import OperationalError
-
     from opencue_sched.celery import app
 
     def running() -> set[tuple[str, str]]:
@@ -106,30 +108,10 @@ def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
     before = left = running()
     until = time.monotonic() + REAPED_WITHIN
     with working("waiting for a worker to reap"):
-        try:
-            app.send_task("opencue_sched.maintenance.reap", expires=REAPED_WITHIN)
-        except OperationalError as error:
-            raise CommandRefused(f"no worker can be asked to reap: {error}") from error
+        app.send_task("opencue_sched.maintenance.reap", expires=REAPED_WITHIN)
         while left and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
             left = before & running()
     if left:
         click.echo("  what is left was not ended; does a worker run? `opencue-sched fleet` says", err=True)
     return sorted(frame for frame, _ in left)
-
-
-def _say(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: _Alive) -> None:
-    """Name the frames that may still run, by their host with its address, and by the reason."""
-    with engine.connect() as connection:
-        names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
-        places[alive[frame]].append(names.get(frame, frame))
-    click.echo(
-        f"{job.name}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run:", err=True
-    )
-    for (host, reason), named in list(places.items())[:_NAMED]:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        click.echo(f"  on {host}: {', '.join(named[:_NAMED])}{more}: {reason}", err=True)
-    if len(places) > _NAMED:
-        click.echo(f"  and {len(places) - _NAMED} more of these", err=True)

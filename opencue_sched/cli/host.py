@@ -23,7 +23,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     notify_hosts_changed,
 )
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, in_cores, listed, shown, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, in_cores, listed, made, shown, working
 from opencue_sched.domain.farm import (
     HOST_TAG_WIDTH,
     HardwareState,
@@ -119,27 +119,20 @@ def info(connection: Connection, host: NamedRow) -> Done:
 @_HOSTS
 def lock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Lock hosts: nothing more is booked on them; what runs goes on."""
-    return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED, "locked")
+    return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED)
 
 
 @host_command.writes("unlock render01")
 @_HOSTS
 def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
-    return _set_lock(connection, chosen, [LockState.LOCKED], LockState.OPEN, "open")
+    return _set_lock(connection, chosen, [LockState.LOCKED], LockState.OPEN)
 
 
-def _set_lock(
-    connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState, word: str
-) -> Done:
-    ids, source = [host.id for host in chosen], current_user() or "opencue-sched"
-    changed = hosts.set_lock(connection, ids, old=old, new=new, source=source)
-    states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=ids)}
-    return Done(
-        [f"{it.name} is {word} now" if it.id in changed else f"{it.name} is {states[it.id]}" for it in chosen],
-        [{"host": it.name, "id": it.id, "lock": states[it.id], "changed": it.id in changed} for it in chosen],
-        hosts=changed,
-    )
+def _set_lock(connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState) -> Done:
+    ids = [host.id for host in chosen]
+    changed = hosts.set_lock(connection, ids, old=old, new=new, source=current_user() or "opencue-sched")
+    return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=changed)
 
 
 tags = Commands("host tags", "Add or remove manual tags.", "add render01 bigmem")
@@ -169,9 +162,7 @@ def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Do
 
 def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    text = f"{host.name} has the tags {' '.join(row.tags) or 'none'}"
-    document = {"host": host.name, "id": host.id, "tags": list(row.tags)}
-    return Done(text, document, hosts=[host.id] if changed else [])
+    return made(row, _COLUMNS, hosts=[host.id] if changed else [])
 
 
 @host_command.writes("move render01 render02 local.desktop")
@@ -180,14 +171,13 @@ def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
 def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force: bool) -> Done:
     """Put hosts into another allocation."""
-    ids, names = [host.id for host in chosen], [host.name for host in chosen]
+    ids = [host.id for host in chosen]
     procs.lock_hosts(connection, ids)
     running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
     if running and not force:
         raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
     hosts.move_hosts(connection, ids, target.id)
-    text = f"{', '.join(names)} in {target.name} now"
-    return Done(text, {"hosts": names, "allocation": target.name}, hosts=ids)
+    return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=ids)
 
 
 @host_command.writes("delete render01")
@@ -338,7 +328,7 @@ def kill(
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
                 result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
-            result, of_job = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            result, of_job = settle(engine, facts, job, result, alive, force=force)
             killed += result.changed
             deferred += result.deferred
             silent += of_job

@@ -185,21 +185,17 @@ def info(connection: Connection, job: NamedRow) -> Done:
     return shown(jobs.job_of(connection, job.id), _COLUMNS, "layers", layers, _LAYER_COLUMNS)
 
 
-def _pause_command(verb: str, word: str, does: str) -> None:
+def _pause_command(verb: str, does: str) -> None:
     @job_command.writes(f"{verb} demo-sh010-alice_comp_v001", does=does)
     @_JOBS
     def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
-        paused = verb == "pause"
-        changed = set(jobs.set_paused(connection, [job.id for job in chosen], paused=paused))
-        says = {True: f"is {word} now", False: f"was {word} or is finished"}
-        return Done(
-            [f"{job.name} {says[job.id in changed]}" for job in chosen],
-            [{"job": it.name, "id": it.id, "paused": paused, "changed": it.id in changed} for it in chosen],
-        )
+        ids = [job.id for job in chosen]
+        jobs.set_paused(connection, ids, paused=verb == "pause")
+        return listed(jobs.list_jobs(connection, job_ids=ids), _COLUMNS)
 
 
-_pause_command("pause", "paused", "Pause jobs: nothing more of them is booked; what runs goes on.")
-_pause_command("unpause", "not paused", "Let paused jobs go on.")
+_pause_command("pause", "Pause jobs: nothing more of them is booked; what runs goes on.")
+_pause_command("unpause", "Let paused jobs go on.")
 
 
 def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
@@ -313,34 +309,26 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 
 @job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
 @_JOBS
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.confirmation_option(prompt="Kill these jobs?", help="Do not ask.")
 @reason_option
 @force_option
-def kill(
-    engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool
-) -> Done:
+def kill(engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
     Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
     when it gives them up.
     """
-    if not yes:
-        click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
-        killed = [(job, *settle(engine, facts, job, it, alive, force=force, yes=yes)) for job, it in ended]
-    verbs = {True: "killed", False: "was finished already:"}
-    keys = ("job", "id", "finished", "stopped", "deferred", "silent_hosts")
-    found = [(job.name, job.id, it.finished, it.changed, it.deferred, hosts) for job, it, hosts in killed]
-    return Done(
-        [
-            f"{verbs[it.finished]} {job.name}, {counted(len(it.changed), 'running frame')} stopped"
-            for job, it, _ in killed
-        ],
-        [dict(zip(keys, row, strict=True)) for row in found],
-        status=1 if any(it.deferred for _, it, _ in killed) else 0,
-    )
+        killed = [(job, *settle(engine, facts, job, it, alive, force=force)) for job, it in ended]
+    lines, documents = [], []
+    for job, it, silent in killed:
+        verb = "killed" if it.finished else "was finished already:"
+        lines.append(f"{verb} {job.name}, {counted(len(it.changed), 'running frame')} stopped")
+        known = {"job": job.name, "id": job.id, "finished": it.finished, "stopped": it.changed}
+        documents.append({**known, "deferred": it.deferred, "silent_hosts": silent})
+    return Done(lines, documents, status=int(any(it.deferred for _, it, _ in killed)))
 
 
 def _change_command(verb: str, example: str, does: str) -> None:
@@ -351,9 +339,8 @@ def _change_command(verb: str, example: str, does: str) -> None:
     @_selecting((FrameState.DEAD.value,))
     @reason_option
     @force_option
-    @click.option("--yes", is_flag=True, help="Do not ask before --force.")
     def change_frames(
-        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, yes: bool, **selection: Any
+        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, **selection: Any
     ) -> Done:
         with engine.connect() as connection:
             wanted = _wanted(connection, job, **selection)
@@ -366,7 +353,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
             with working("changing frames, and confirming that what ran is dead"):
                 result = change(list(chosen), reason=who_and_why(verb, reason))
             deferred = result.deferred
-            result, silent = settle(engine, facts, job, result, alive, force=force, yes=yes)
+            result, silent = settle(engine, facts, job, result, alive, force=force)
             if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
                 change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
         frames = [frame for it, frame in chosen.items() if it in result.changed]

@@ -166,19 +166,25 @@ class Done:
             raise click.exceptions.Exit(self.status)
 
 
-def listed(things: Sequence[Any], columns: Sequence[Column], noun: str = "", most: int = sys.maxsize) -> Done:
+def listed(
+    things: Sequence[Any],
+    columns: Sequence[Column],
+    noun: str = "",
+    most: int = sys.maxsize,
+    hosts: Sequence[str] = (),
+) -> Done:
     """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
 
     Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
     """
     notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
     lines, document = table_lines(things[:most], columns) if things else [], json_rows(things[:most], columns)
-    return Done(lines, document, notes, nothing=f"no {noun or columns[0].title.lower()}s")
+    return Done(lines, document, notes, hosts=hosts, nothing=f"no {noun or columns[0].title.lower()}s")
 
 
-def changed(thing: Any, columns: Sequence[Column]) -> Done:
-    """What a command created or set, as lists show it."""
-    return Done(table_lines([thing], columns), json_row(thing, columns))
+def made(thing: Any, columns: Sequence[Column], hosts: Sequence[str] = ()) -> Done:
+    """What a command created or changed, as lists show it."""
+    return Done(table_lines([thing], columns), json_row(thing, columns), hosts=hosts)
 
 
 def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], its_columns: Sequence[Column]) -> Done:

@@ -1,4 +1,4 @@
-"""``opencue-sched migrate``."""
+"""``opencue-sched migrate``, ``report-service`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import TOP, database, redis_store
 from opencue_sched.cli.output import Done, working
@@ -14,7 +13,7 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import check_schema, downgrade, read_origin, revision_of, upgrade
+from opencue_sched.store.schema import check_schema, downgrade, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -36,7 +35,8 @@ def migrate_command(down: bool, yes: bool) -> Done:
             before = revision_of(connection)
         if down:
             if not yes:
-                click.confirm(_question(engine), abort=True)
+                what = "what migrate made there: of a database that it found empty everything, with no way back"
+                click.confirm(f"Remove from {engine.url.database} {what} but a backup?", abort=True)
             with working("removing"):
                 downgrade(url, "base")
             return Done("removed", {"before": before, "revision": None})
@@ -46,18 +46,6 @@ def migrate_command(down: bool, yes: bool) -> Done:
             after = revision_of(connection)
     done = "was" if after == before else "was brought"
     return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
-
-
-def _question(engine: Engine) -> str:
-    """What goes, before it goes."""
-    with engine.connect() as connection:
-        if read_origin(connection) == "cuebot":
-            return "Remove the scheduler's objects from this database?"
-    where = f"{engine.url.database} at {engine.url.host or 'a local socket'}"
-    return (
-        f"Everything in database {where} was made by opencue-sched, and all of it goes: shows, jobs, hosts, frames and "
-        "history. There is no way back but a backup. Remove everything?"
-    )
 
 
 # ``opencue-sched report-service``.

@@ -31,10 +31,10 @@ from opencue_sched.cli.output import (
     Column,
     Done,
     cap_text,
-    changed,
     cores,
     in_cores,
     listed,
+    made,
     shown,
     working,
 )
@@ -173,7 +173,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
         if shows.find_rows(connection, Kind.SHOW, [name]):
             raise CommandRefused(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
-        return changed(*shows.list_shows(connection, made), _SHOW_COLUMNS)
+        return made(*shows.list_shows(connection, made), _SHOW_COLUMNS)
 
 
 def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
@@ -186,7 +186,7 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
         stored = value == "on" if kind is _SWITCH else value
         shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
-        return changed(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
+        return made(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
 
 
 _setting_command(
@@ -326,7 +326,7 @@ def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict
     """Set the caps that are given."""
     if given := {f"int_{name}": value for name, value in caps.items() if value is not None}:
         shows.set_rows(connection, "folder_resource", "pk_folder", [folder_id], given)
-    return changed(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
+    return made(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
 
 
 alloc_command = Commands(
@@ -412,7 +412,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
-    return changed(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return made(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("size demo local.general 200")
@@ -437,7 +437,7 @@ def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: s
 def _set_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, column: str, value: int) -> Done:
     found = _subscription(connection, show, alloc)
     shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {column: value})
-    return changed(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return made(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("delete demo local.general")
@@ -504,7 +504,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
     if shows.find_rows(connection, Kind.LIMIT, [name]):
         raise CommandRefused(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
-    return changed(fetch_limits(connection)[made], _LIMIT_COLUMNS)
+    return made(fetch_limits(connection)[made], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("set arnold 25")
@@ -513,7 +513,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
-    return changed(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
+    return made(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("delete arnold")

@@ -444,7 +444,7 @@ def test_without_redis_the_database_is_asked_all_the_same(
     change("UPDATE job SET b_paused = true")
     ran = cli("explain", NAME)
     assert (ran.status, "the job is paused" in ran.out) == (0, True)
-    assert "Redis does not answer" in ran.err
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in ran.err
 
 
 def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[..., None]) -> None:

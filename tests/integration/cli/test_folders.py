@@ -41,12 +41,10 @@ def test_folders_are_created_capped_and_listed(cli: Cli, demo: ShowIds, rows: Ro
     ran = cli("folder", "create", "demo", "lighting", "--max-cores", "200", "--min-cores", "10", "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["folder"], ran.json["parent"], ran.json["max_cores"]) == ("lighting", "demo", 200)
-    assert cli("folder", "create", "demo", "hair", "--parent", "lighting").out == (
-        "created folder hair of show demo, without a cap\n"
-    )
-    assert cli("folder", "caps", "demo", "lighting", "--max-gpus", "4", "--max-cores", "100").out == (
-        "folder lighting of show demo: max cores 100, min cores 10, max GPUs 4\n"
-    )
+    made = cli("folder", "create", "demo", "hair", "--parent", "lighting")
+    assert made.words[1][:3] == ["demo", "hair", "lighting"]
+    capped = cli("folder", "caps", "demo", "lighting", "--max-gpus", "4", "--max-cores", "100", "--json").json
+    assert (capped["max_cores"], capped["min_cores"], capped["max_gpus"]) == (100, 10, 4)
     stored = (
         "SELECT str_name, int_level, r.int_min_cores, r.int_max_cores, r.int_max_gpus FROM folder"
         " JOIN folder_resource r USING (pk_folder) JOIN folder_level USING (pk_folder) ORDER BY int_level"
@@ -75,9 +73,9 @@ def test_a_cap_below_what_is_used_is_taken_and_told_to_the_workers(
         raw.set_session(autocommit=True)
         raw.cursor().execute("LISTEN opencue_sched_caps")
         # when the root folder, in which 8 cores are used, is capped
-        ran = cli("folder", "caps", "demo", "demo", "--max-cores", "4")
+        ran = cli("folder", "caps", "demo", "demo", "--max-cores", "4", "--json")
         # then it is so, and the workers are told
-        assert (ran.status, ran.out) == (0, "folder demo of show demo: max cores 4\n")
+        assert (ran.status, ran.json["folder"], ran.json["max_cores"]) == (0, "demo", 4)
         assert select.select([raw], [], [], 10)[0]
         raw.poll()
         (notice,) = raw.notifies

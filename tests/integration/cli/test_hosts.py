@@ -90,30 +90,29 @@ def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
 
 def test_hosts_are_locked_and_unlocked(cli: Cli, host: HostIds, build: Build, rows: Rows, heard: Heard) -> None:
     other = build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
-    assert cli("host", "lock", "render01", "desk01").out == "render01 is locked now\ndesk01 is locked now\n"
+    assert [row["lock"] for row in cli("host", "lock", "render01", "desk01", "--json").json] == ["LOCKED", "LOCKED"]
     assert heard.take() == {host.id, other.id}
     locks = rows("SELECT str_lock_state, str_lock_source <> '' FROM host ORDER BY str_name")
     assert locks == [("LOCKED", True), ("LOCKED", True)]
-    assert cli("host", "lock", "render01").out == "render01 is LOCKED\n"
+    assert cli("host", "lock", "render01").words[1][:3] == ["render01", "UP", "LOCKED"]
     assert heard.take() == set()
-    assert cli("host", "unlock", "render01").out == "render01 is open now\n"
+    assert cli("host", "unlock", "render01").words[1][:3] == ["render01", "UP", "OPEN"]
     assert heard.take() == {host.id}
 
 
 def test_a_host_its_user_took_back_is_not_unlocked(cli: Cli, build: Build) -> None:
     build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
-    assert cli("host", "unlock", "desk01").out == "desk01 is NIMBY_LOCKED\n"
+    assert cli("host", "unlock", "desk01", "--json").json[0]["lock"] == "NIMBY_LOCKED"
 
 
 def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows, heard: Heard) -> None:
-    assert cli("host", "tags", "add", "render01", "bigmem", "old").out == (
-        "render01 has the tags general render01 bigmem old\n"
-    )
+    tags = cli("host", "tags", "add", "render01", "bigmem", "old", "--json").json["tags"]
+    assert tags == ["general", "render01", "bigmem", "old"]
     assert heard.take() == {host.id}
     added = rows("SELECT str_tag_type, b_constant FROM host_tag WHERE str_tag = 'bigmem'")
     assert added == [("MANUAL", False)]
     assert rows("SELECT str_tags FROM host")[0].str_tags.split() == ["general", "render01", "bigmem", "old"]
-    assert cli("host", "tags", "remove", "render01", "old").out == "render01 has the tags general render01 bigmem\n"
+    assert cli("host", "tags", "remove", "render01", "old").out.endswith("  general render01 bigmem\n")
     assert heard.take() == {host.id}
     nothing = cli("host", "tags", "remove", "render01", "old")
     assert (nothing.status, heard.take()) == (0, set())
@@ -136,7 +135,7 @@ def test_a_host_is_moved_when_nothing_runs_on_it(
     build(lambda farm: farm.alloc("desk"))
     refused = cli("host", "move", "render01", "idle01", "local.desk")
     assert (refused.status, "frames running there: 1" in refused.err) == (1, True)
-    assert cli("host", "move", "idle01", "local.desk").out == "idle01 in local.desk now\n"
+    assert [row["allocation"] for row in cli("host", "move", "idle01", "local.desk", "--json").json] == ["local.desk"]
     assert heard.take() == {idle.id}
     moved = rows("SELECT alloc.str_name, str_tags FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=idle.id)
     assert moved == [("local.desk", "desk idle01")]
@@ -181,6 +180,6 @@ def test_a_change_is_made_although_redis_does_not_answer(
 ) -> None:
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
     ran = cli("host", "lock", "render01")
-    assert (ran.status, ran.out) == (0, "render01 is locked now\n")
-    assert "Redis does not answer" in ran.err
+    assert (ran.status, ran.words[1][:3]) == (0, ["render01", "UP", "LOCKED"])
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in ran.err
     assert rows("SELECT str_lock_state FROM host") == [("LOCKED",)]

@@ -134,7 +134,7 @@ def test_a_frame_of_a_silent_host_stays_and_it_is_said_until_when(
 @pytest.mark.parametrize(
     ("command", "after"),
     [
-        (("kill",), ["WAITING", "WAITING", "WAITING"]),
+        (("kill", "--yes"), ["WAITING", "WAITING", "WAITING"]),
         (("eat", "--state", "RUNNING"), ["EATEN", "EATEN", "WAITING"]),
         (("retry", "--state", "RUNNING"), ["WAITING", "WAITING", "WAITING"]),
     ],
@@ -150,13 +150,10 @@ def test_force_has_a_worker_reap_what_is_on_a_host_that_is_down(
     command: Any,
     after: list[str],
 ) -> None:
-    # given a host that is DOWN; asked, the person refuses
+    # given a host that is DOWN
     silence(400, "DOWN")
-    answers = "y\nn\n" if command[0] == "kill" else "n\n"
-    assert cli("job", command[0], NAME, *command[1:], "--force", given=answers).status == 130
-    assert worker == []
     # when it is forced
-    ran = cli("job", command[0], NAME, *command[1:], "--force", "--yes", "--json")
+    ran = cli("job", command[0], NAME, *command[1:], "--force", "--json")
     # then the worker reaped, nothing is left, and the frames are what was asked for
     assert worker == ["opencue_sched.maintenance.reap"]
     found = ran.json[0] if command[0] == "kill" else ran.json
@@ -175,6 +172,6 @@ def test_without_a_worker_force_says_so(
     silence(400, "DOWN")
     environment.setattr(deferred, "REAPED_WITHIN", 0.1)
     environment.setattr(app, "send_task", lambda *_, **__: None)
-    ran = cli("job", "eat", NAME, "--state", "RUNNING", "--force", "--yes")
+    ran = cli("job", "eat", NAME, "--state", "RUNNING", "--force")
     assert (ran.status, states(rows)[0]) == (1, "RUNNING")
     assert "does a worker run?" in ran.err
