@@ -117,13 +117,15 @@ def _failure(error: Exception) -> tuple[int, list[str]]:
         return EXIT_CONFIG if isinstance(error, WrongConfiguration) else EXIT_FAILED, [str(error)]
     import pydantic
     import redis
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import DataError, SQLAlchemyError
 
-    from opencue_sched.insight.stores import describe_failure
+    from opencue_sched.insight.stores import describe_failure, reason_of
     from opencue_sched.settings import get_settings, setting_problems
 
     if isinstance(error, pydantic.ValidationError):
         return EXIT_CONFIG, setting_problems(error)
+    if isinstance(error, DataError):
+        return EXIT_FAILED, [reason_of(error)]  # what was typed does not fit; it says into what
     if isinstance(error, SQLAlchemyError | redis.RedisError):
         return EXIT_FAILED, [describe_failure(error, get_settings())]
     return EXIT_FAILED, []

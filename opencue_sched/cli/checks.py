@@ -107,7 +107,7 @@ _WORKER_COLUMNS = (
     Column("", "In hand", lambda worker: f"{worker['in_flight']}/{worker['capacity']}"),
     Column("up_seconds", "Up", show=duration_text),
     Column("heartbeat_seconds_ago", "Seen", show="{:.0f}s ago".format, importance=HIGH),
-    Column("types", "Types", show=", ".join, importance=LOW, wraps=True),
+    Column("types", "Types", show=", ".join, importance=LOW),
     Column("work", "Works on", show=", ".join, importance=HIGH, wraps=True),
 )
 _QUEUE_COLUMNS = (

@@ -44,8 +44,8 @@ _POSTING_COLUMNS = (
     Column("posted", "Posted", "created", _ago),
     Column("modified", "Last worked on", show=_ago),
     *map(Column, ("show_id", "facility_id")),
-    Column("tags", "Tags", wraps=True),
     Column("facility", "Facility"),
+    Column("tags", "Tags", wraps=True),
 )
 
 board_command = Commands("board", "List, show, trash and restore cluster postings.", "list --state trash")

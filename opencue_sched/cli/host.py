@@ -23,15 +23,8 @@ from opencue_sched.cli.inputs import (
     new_name,
     notify_hosts_changed,
 )
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, in_cores, listed, made, shown, working
-from opencue_sched.domain.farm import (
-    HOST_TAG_WIDTH,
-    HardwareState,
-    LockState,
-    ThreadMode,
-    counted,
-    memory_text,
-)
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, as_row, in_cores, listed, shown, working
+from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.schema import SchemaFacts
@@ -144,7 +137,7 @@ host_command.add_command(tags)
 @_TAGS
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Give a host manual tags."""
-    wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
+    wanted = [new_name("tag", word) for word in words]
     return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
 
 
@@ -162,7 +155,7 @@ def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Do
 
 def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return made(row, _COLUMNS, hosts=[host.id] if changed else [])
+    return as_row(row, _COLUMNS, hosts=[host.id] if changed else [])
 
 
 @host_command.writes("move render01 render02 local.desktop")

@@ -283,12 +283,11 @@ def most_option(most: int) -> Callable[[Body], Body]:
     return click.option("--most", type=click.IntRange(1), default=most, show_default=True, help=said)
 
 
-def new_name(what: str, name: str, *, width: int) -> str:
-    """A name for something new. Raises InvalidInput for one that would not fit or would break paths and commands."""
+def new_name(what: str, name: str) -> str:
+    """A name for something new. Raises InvalidInput for one that would break paths and commands; the database refuses
+    one that is too long."""
     if not NAME.match(name):
         raise InvalidInput(f"{what} {name!r} may contain only {NAME_CHARACTERS}")
-    if len(name) > width:
-        raise InvalidInput(f"{what} {name!r} has {len(name)} characters; {width} is the most OpenCue stores")
     return name
 
 

@@ -46,7 +46,6 @@ from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
-    LAYER_TAGS_WIDTH,
     FrameState,
     JobState,
     counted,
@@ -231,9 +230,9 @@ def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
     columns = (
         Column("id", "Id", importance=NAME),
         Column("waits", "What Waits", _what_waits, importance=HIGH),
-        Column("on", "For", lambda depend: describe_depend(depend, job.name), wraps=True),
         Column("type", "Type"),
         Column("state", "State", _depend_state, importance=HIGH),
+        Column("on", "For", lambda depend: describe_depend(depend, job.name), wraps=True),
         *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
         *map(Column, ("open_pairs", "pairs")),
     )
@@ -438,8 +437,6 @@ def set_layers(
     fields = layer_fields(given) | optimize
     if "tags" in fields:
         fields["tags"] = join_tags(fields["tags"])
-        if len(fields["tags"]) > LAYER_TAGS_WIDTH:
-            raise CommandRefused(f"tags: {LAYER_TAGS_WIDTH} characters are the most OpenCue stores")
     with engine.begin() as connection:
         chosen = layer_ids(connection, job, layers) or []
         limits = [[row.id for row in rows] for rows in (add, drop)]

@@ -167,18 +167,15 @@ def _words(layer: LayerView) -> tuple[str, str, str, str]:
 # ``opencue-sched job log``.
 
 NOT_VISIBLE = 3
-_PATIENCE_SECONDS = 15.0
-"""A running frame's log may be seen that much later, over a file server that caches its directories."""
 _MOST_DIGITS = 9
-_RUNS = frozenset({FrameState.RUNNING, FrameState.SETUP})
-_TO_RUN = frozenset({FrameState.WAITING, FrameState.DEPEND, FrameState.CHECKPOINT})
+_OVER = frozenset({FrameState.SUCCEEDED, FrameState.DEAD, FrameState.EATEN})
 
 
 @click.command("log")
 @click.argument("name", type=JOB)
 @click.argument("frame", metavar="FRAME")
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame's run ends.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame is over.")
 @click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only the last lines of output. Default: all.")
 def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None) -> None:
     """Show the log of a frame: FRAME is its name (0007-render), or its number.
@@ -198,7 +195,8 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
         if follow:
             _follow(engine, job, row, log)
         elif not log.copy():
-            _say_where(row, log.path)
+            click.echo(_where(row, log.path), err=True)
+            raise click.exceptions.Exit(NOT_VISIBLE)
 
 
 def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[str, ...]) -> FrameView:
@@ -247,19 +245,15 @@ class _Log:
 
 
 def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
-    """Copy until the frame's run ends. The state is read first, so that all that a run wrote is copied."""
-    ran, frame_id, patience = False, row.id, time.monotonic() + _PATIENCE_SECONDS
+    """Copy until the frame is over. The state is read first, so that all that its runs wrote is copied."""
+    told, frame_id = False, row.id
     while True:
-        runs = row.state in _RUNS
-        ended = (ran and not runs) or row.state not in _TO_RUN | _RUNS
         visible = log.copy()
-        if ended or row.job_state == JobState.FINISHED:
+        if row.state in _OVER or row.job_state == JobState.FINISHED:
             break
-        if runs and not visible and time.monotonic() > patience:
-            _say_where(row, log.path)
-        if not runs:
-            patience = time.monotonic() + _PATIENCE_SECONDS
-        ran = runs
+        if row.state == FrameState.RUNNING and not visible and not told:
+            click.echo(_where(row, log.path), err=True)
+            told = True
         time.sleep(_LOOK_SECONDS)
         found = patiently(engine, lambda connection: jobs.frames_of(connection, job.id, named=frame_id))
         if not found:
@@ -267,14 +261,11 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
         row = found[0]
     click.echo(f"{row.name} is {row.state}: exit status {row.exit_status}, {exit_meaning(row.exit_status)}", err=True)
     if not visible:
-        _say_where(row, log.path)
+        raise click.exceptions.Exit(NOT_VISIBLE)
     if row.state != FrameState.SUCCEEDED:
         raise click.exceptions.Exit(1)
 
 
-def _say_where(row: FrameView, path: str) -> None:
-    """Where the log would be. Ends with NOT_VISIBLE."""
+def _where(row: FrameView, path: str) -> str:
     where = f"on {row.host}" if row.host else "that has not run yet"
-    what = f"the log of {row.name} {where} is not visible on this machine"
-    click.echo(f"{what}: {row.loki_url or path}", err=True)
-    raise click.exceptions.Exit(NOT_VISIBLE)
+    return f"the log of {row.name} {where} is not visible on this machine: {row.loki_url or path}"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,34 +41,7 @@ _LINES_AROUND = 5
 
 
 def log_warnings() -> None:
-    """Log warnings and errors to standard error, for people. Services set up their own logging afterwards.
-
-    structlog takes a tenth of a short command's time: it is set up as soon as something that logs imports it.
-    """
-    if "structlog" in sys.modules:
-        _set_up_structlog()
-    elif _StructlogFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _StructlogFinder)
-
-
-class _StructlogFinder:
-    """Finds structlog where it is, and sets it up when it was imported."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name == "structlog" else None
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_set_up(module: ModuleType) -> None:
-                execute(module)
-                _set_up_structlog()
-
-            spec.loader.exec_module = execute_and_set_up  # type: ignore[method-assign]
-        return spec
-
-
-def _set_up_structlog() -> None:
+    """Log warnings and errors to standard error, for people. Services set up their own logging afterwards."""
     import structlog
 
     structlog.configure(
@@ -87,8 +58,8 @@ class Column:
     ``read`` is an attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
     attribute. A column without title is in JSON only; one without key, in the table only. ``show`` gives the table's
     text of a value; None is an empty cell. On a terminal that is too narrow those without any value are left out, then
-    those of the least ``importance``, from the right; the text of one that ``wraps`` takes several lines before that.
-    """
+    those of the least ``importance``, from the right; the last one's text takes several lines before that if it
+    ``wraps``."""
 
     key: str
     title: str = ""
@@ -123,15 +94,15 @@ class Column:
 def table_lines(things: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
     """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
     cut, and the names of those that do not; a pipe gets all."""
-    table = lay_out(things, columns, _terminal_width() if sys.stdout.isatty() else None)
+    width = _terminal_width() if sys.stdout.isatty() else None
+    table = lay_out(things, columns, width)
     yield click.style(table.line(table.titles), bold=True)
-    for texts in table.cells:
-        parts = [
-            textwrap.wrap(text, width) or [""] if cell_len(text) > width else [text]
-            for text, width in zip(texts, table.widths, strict=True)
-        ]
-        for number in range(max(len(parts[it]) for it in table.shown)):
-            yield table.line([part[number] if number < len(part) else "" for part in parts])
+    before = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
+    for line in map(table.line, table.cells):
+        if width is not None and table.wraps and cell_len(line) > width:
+            yield from textwrap.wrap(line, width, subsequent_indent=before, break_on_hyphens=False)
+        else:
+            yield line
     if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
         note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
         yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
@@ -182,7 +153,7 @@ def listed(
     return Done(lines, document, notes, hosts=hosts, nothing=f"no {noun or columns[0].title.lower()}s")
 
 
-def made(thing: Any, columns: Sequence[Column], hosts: Sequence[str] = ()) -> Done:
+def as_row(thing: Any, columns: Sequence[Column], hosts: Sequence[str] = ()) -> Done:
     """What a command created or changed, as lists show it."""
     return Done(table_lines([thing], columns), json_row(thing, columns), hosts=hosts)
 
@@ -197,13 +168,14 @@ def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], i
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Texts of cells, and the numbers of the columns ``shown``. Texts of columns that wrap may be wider than these."""
+    """Texts of cells, the numbers of the columns ``shown``, and whether the last text of a line ``wraps``."""
 
     titles: list[str]
     cells: list[list[str]]
     widths: list[int]
     right: list[bool]
     shown: list[int]
+    wraps: bool
 
     def line(self, texts: Sequence[str]) -> str:
         """One line of the table, of texts of all columns."""
@@ -213,18 +185,19 @@ class Table:
 
 
 def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None) -> Table:
-    """A table of what has a title and fits into the width; None: of all. What wraps gets 24 characters at least."""
+    """A table of what has a title and fits into the width; None: of all. What wraps needs 24 characters."""
     columns = [column for column in columns if column.title]
     rows = [[column.value(thing) for column in columns] for thing in things]
     cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
     right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
     shown = list(range(len(columns))) if width is None else _fit(columns, cells, widths, width)
-    return Table([column.title for column in columns], cells, widths, right, shown)
+    wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
+    return Table([column.title for column in columns], cells, widths, right, shown, wraps)
 
 
 def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], width: int) -> list[int]:
-    """The numbers of the columns that there is room for; those that wrap are made narrower in ``widths``."""
+    """The numbers of the columns that there is room for."""
     room = width + len(_GAP)
     least = [min(width, _WRAPPED) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
     shown = list(range(len(columns)))
@@ -235,9 +208,6 @@ def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], w
     )
     while optional and sum(least[number] + len(_GAP) for number in shown) > room:
         shown.remove(optional.pop())
-    for number in shown:
-        spare = room - sum(widths[it] + len(_GAP) for it in shown)
-        widths[number] = max(least[number], widths[number] + min(0, spare))
     return shown
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from opencue_sched.cli.inputs import TOP, database, redis_store
+from opencue_sched.cli.inputs import TOP, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
-from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import check_schema, downgrade, revision_of, upgrade
+from opencue_sched.store.schema import downgrade, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -62,10 +61,8 @@ def report_service_command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
-    with database() as engine, redis_store() as client:
-        check_stores(engine, client, settings)
-        with engine.connect() as connection:
-            check_schema(connection)
+    with farm(), redis_store():
+        pass  # both are fit for use
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
     raise click.exceptions.Exit(serve(settings, count=metrics.record_event, alive=PULSE.beat))

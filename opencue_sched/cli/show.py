@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 import click
 from sqlalchemy import Connection, Engine, Row
@@ -30,24 +30,15 @@ from opencue_sched.cli.output import (
     NAME,
     Column,
     Done,
+    as_row,
     cap_text,
     cores,
     in_cores,
     listed,
-    made,
     shown,
     working,
 )
-from opencue_sched.domain.farm import (
-    FACILITY_NAME_WIDTH,
-    FOLDER_NAME_WIDTH,
-    INT_MAX,
-    LIMIT_NAME_WIDTH,
-    SHOW_NAME_WIDTH,
-    centicores,
-    counted,
-    near,
-)
+from opencue_sched.domain.farm import INT_MAX, centicores, counted, near
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.hosts import list_hosts, move_hosts
@@ -57,12 +48,6 @@ from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
-
-if TYPE_CHECKING:
-    from opencue_sched.accounting.show_handover import Flip
-
-ALLOCATION_NAME_WIDTH = 36
-ALLOCATION_TAG_WIDTH = 24
 
 _SHOW_COLUMNS = (
     Column("show", "Show", "name", importance=NAME),
@@ -167,13 +152,13 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
 
     Nothing is booked before it has a subscription.
     """
-    new_name("show", name, width=SHOW_NAME_WIDTH)
+    new_name("show", name)
     managed = managed if managed is not None else facts.origin == "opencue-sched"
     with engine.begin() as connection:
         if shows.find_rows(connection, Kind.SHOW, [name]):
             raise CommandRefused(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
-        return made(*shows.list_shows(connection, made), _SHOW_COLUMNS)
+        return as_row(*shows.list_shows(connection, made), _SHOW_COLUMNS)
 
 
 def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
@@ -186,7 +171,7 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
         stored = value == "on" if kind is _SWITCH else value
         shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
-        return made(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
+        return as_row(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
 
 
 _setting_command(
@@ -220,20 +205,10 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> D
     with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
+    away = "note: Redis is not open for booking yet; the first worker imports what runs before it books"
     with engine.connect() as connection:
-        (row,) = shows.list_shows(connection, show.id)
-    document = {"show": show.name, "managed": on, "booking": row.booking, **asdict(flip)}
-    return Done(_flip_lines(show.name, on, flip, booking=row.booking), document)
-
-
-def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[str]:
-    when = ("any more" if not state else "now") if flip.changed else "already"
-    lines = [f"show {name} {'is' if state else 'is not'} managed by this scheduler {when}"]
-    if not booking:
-        lines.append(f"its booking is off: `opencue-sched show booking {name} on` lets it book")
-    if not flip.store_ready:
-        lines.append("Redis is not open for booking yet; the first worker imports what runs before it books")
-    return lines
+        answer = as_row(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
+    return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])
 
 
 # ``opencue-sched folder``: where a show's jobs are, and what those in one place may use together.
@@ -271,7 +246,7 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
 @_caps
 def create_folder(connection: Connection, show: NamedRow, name: str, parent: str | None, **caps: int | None) -> Done:
     """Create a folder, with the department of the one it is in."""
-    new_name("folder", name, width=FOLDER_NAME_WIDTH)
+    new_name("folder", name)
     above = _folder(connection, show, parent)
     # The schema's triggers make the rows of folder_level and folder_resource.
     row = {"pk_parent_folder": above.id, "pk_show": above.show_id, "pk_dept": above.dept_id, "str_name": name}
@@ -326,7 +301,7 @@ def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict
     """Set the caps that are given."""
     if given := {f"int_{name}": value for name, value in caps.items() if value is not None}:
         shows.set_rows(connection, "folder_resource", "pk_folder", [folder_id], given)
-    return made(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
+    return as_row(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
 
 
 alloc_command = Commands(
@@ -353,12 +328,12 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
     before, dot, after = name.partition(".")
     facility, rest = (before, after) if dot else (shows.default_facility(connection), name)
     if new_facility:
-        new_name("facility", facility, width=FACILITY_NAME_WIDTH)
+        new_name("facility", facility)
         facility_id = shows.insert_row(connection, "facility", str_name=facility)
     else:
         facility_id = choose(connection, Kind.FACILITY, facility).id
-    full_name = new_name("allocation", f"{facility}.{rest}", width=ALLOCATION_NAME_WIDTH)
-    tag = new_name("tag", tag or rest, width=ALLOCATION_TAG_WIDTH)
+    full_name = new_name("allocation", f"{facility}.{rest}")
+    tag = new_name("tag", tag or rest)
     made = shows.insert_row(connection, "alloc", str_name=full_name, str_tag=tag, pk_facility=facility_id)
     if made is None:
         raise CommandRefused(f"there is an allocation {full_name!r} already")
@@ -371,7 +346,7 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
 @click.argument("tag")
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     """Give an allocation and its hosts another tag."""
-    new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
+    new_name("tag", tag)
     shows.set_rows(connection, "alloc", "pk_alloc", [alloc.id], {"str_tag": tag})
     hosts = [host.id for host in list_hosts(connection, alloc_id=alloc.id)]
     lock_hosts(connection, hosts)
@@ -412,7 +387,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
         raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
-    return made(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("size demo local.general 200")
@@ -437,7 +412,7 @@ def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: s
 def _set_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, column: str, value: int) -> Done:
     found = _subscription(connection, show, alloc)
     shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {column: value})
-    return made(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
 @subscription_command.writes("delete demo local.general")
@@ -500,11 +475,11 @@ def list_limits(connection: Connection) -> Done:
 @_MOST
 def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames."""
-    new_name("limit", name, width=LIMIT_NAME_WIDTH)
+    new_name("limit", name)
     if shows.find_rows(connection, Kind.LIMIT, [name]):
         raise CommandRefused(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
-    return made(fetch_limits(connection)[made], _LIMIT_COLUMNS)
+    return as_row(fetch_limits(connection)[made], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("set arnold 25")
@@ -513,7 +488,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
-    return made(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
+    return as_row(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
 
 
 @limit_command.writes("delete arnold")

@@ -284,13 +284,13 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     (alloc,) = rows("SELECT pk_alloc FROM subscription WHERE pk_show = :s", s=show.id)
     key = f"acct:sub:{show.id}:{alloc.pk_alloc}"
     assert redis_client.hmget(key, ["burst", "int_cores"]) == ["10", "6"]
-    again = cli("show", "managed", "demo", "on")
-    assert again.out == "show demo is managed by this scheduler already\n"
+    again = cli("show", "managed", "demo", "on", "--json").json
+    assert (again["show"], again["managed"], again["changed"]) == ("demo", True, False)
 
     # and when it is handed back, the tables say what runs and the ledger forgets it
     environment.setenv("OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE", "1s")
     back = cli("show", "managed", "demo", "off")
-    assert (back.status, back.out) == (0, "show demo is not managed by this scheduler any more\n")
+    assert (back.status, back.words[1][:4]) == (0, ["demo", "yes", "no", "yes"])
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
         (False, True)
     ]
@@ -303,8 +303,8 @@ def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows
     build(lambda farm: farm.show("demo", managed=False, booking_enabled=False))
     ran = cli("show", "managed", "demo", "on")
     assert ran.status == 0
-    assert "Redis is not open for booking yet" in ran.out
-    assert "its booking is off" in ran.out
+    assert "Redis is not open for booking yet" in ran.err
+    assert ran.words[1][:4] == ["demo", "yes", "yes", "no"]
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE str_name = 'demo'") == [(True, False)]
 
 
