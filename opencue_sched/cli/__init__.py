@@ -19,8 +19,8 @@ from opencue_sched.errors import SchedulerError, WrongConfiguration
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
 
-_COMMANDS = {
-    "alloc": ("show", "List, create and change allocations."),
+COMMANDS = {
+    "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
     "audit": ("checks", "Check the invariants against PostgreSQL and Redis."),
     "board": ("ctl", "List, show, trash and restore cluster postings."),
     "ctl": ("ctl", "Pause, resume, drain and stop workers; let a cluster sleep."),
@@ -29,17 +29,17 @@ _COMMANDS = {
     "doctor": ("checks", "Say whether everything a scheduler needs is there."),
     "explain": ("checks", "Say why a job's frames are waiting."),
     "fleet": ("checks", "Show who is alive, who leads, and what waits."),
-    "folder": ("show", "List, create and cap folders of shows; move jobs."),
-    "host": ("host", "List, lock, unlock and tag hosts."),
+    "folder": ("show", "List, create and cap folders of shows (Cuebot's groups), and move jobs."),
+    "host": ("host", "List, lock, unlock, tag and move hosts."),
     "job": ("job", "List, show and manage jobs."),
     "layer": ("job", "List layers of a job, and change what their frames need."),
-    "limit": ("show", "List, create and change limits (licences)."),
+    "limit": ("show", "List, create and change limits: how many frames may run under a name."),
     "migrate": ("services", "Create or upgrade the database schema."),
-    "proc": ("host", "List what runs, and kill it."),
+    "proc": ("host", "List procs (a frame's share of a host while it runs), and kill them."),
     "report-service": ("services", "Run the service that RQDs report to."),
     "show": ("show", "List, create and change shows."),
     "submit": ("submit", "Submit a job file."),
-    "subscription": ("show", "List, create and change subscriptions."),
+    "subscription": ("show", "List, create and change subscriptions: what a show may use of an allocation."),
     "top": ("top", "Watch the farm: cores, shows, workers, and why jobs wait."),
 }
 """The module that each command is in, as ``{name}_command`` or ``command``, and what it does."""
@@ -56,14 +56,14 @@ class _Lazy(click.Group):
         if name is not None:
             # What an import makes stays: the collector would spend a quarter of a short command on walking it.
             gc.disable()
-            module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+            module = importlib.import_module(f"{__name__}.{COMMANDS[name][0]}")
             gc.freeze()
             gc.enable()
             command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return name, command, rest
 
 
-_PLACEHOLDERS = {name: click.Command(name, short_help=does) for name, (_, does) in _COMMANDS.items()}
+_PLACEHOLDERS = {name: click.Command(name, short_help=does) for name, (_, does) in COMMANDS.items()}
 
 
 @click.group(cls=_Lazy, commands=_PLACEHOLDERS, context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,20 +19,13 @@ from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.farm import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.insight.explain import (
-    explain_job,
-    explanation_dict,
-    explanation_lines,
-    passes_over,
-)
+from opencue_sched.insight.explain import explain_job, explanation_dict, explanation_lines, passes_over
 from opencue_sched.insight.farm import fleet_view
 from opencue_sched.insight.stores import StoreUnusable, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import NamedRow
-
-# ``opencue-sched audit``.
 
 UNDECIDED_STATUS = 3
 
@@ -61,9 +54,6 @@ def doctor_command() -> Done:
     with database() as engine, make_redis(settings.redis_dsn, settings) as client:
         report = diagnose(engine, client, settings)
     return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
-
-
-# ``opencue-sched explain``.
 
 
 def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
@@ -95,8 +85,6 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
     return Done(lines, explanation_dict(explanation, chosen))
 
-
-# ``opencue-sched fleet``.
 
 _WORKER_COLUMNS = (
     Column("instance", "Instance", importance=NAME),

@@ -48,7 +48,7 @@ _POSTING_COLUMNS = (
     Column("tags", "Tags", wraps=True),
 )
 
-board_command = Commands("board", "List, show, trash and restore cluster postings.", "list --state trash")
+board_command = Commands("board")
 
 
 @board_command.answers("list --json")
@@ -154,7 +154,6 @@ ctl_command = Commands(
     "The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker`, but workers are "
     "addressed by queue type, group and instance. The workers of a facility hear only who has its name in "
     "OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.",
-    "pause --group default",
 )
 
 

@@ -77,11 +77,7 @@ _HOST = click.argument("host", type=HOST)
 _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
 
 
-host_command = Commands(
-    "host",
-    "List, lock, unlock, tag and move hosts. A host is named by its name or its id.",
-    "list --alloc local.general",
-)
+host_command = Commands("host")
 
 
 @host_command.reads("list --tag gpu --lock OPEN --state UP")
@@ -128,7 +124,7 @@ def _set_lock(connection: Connection, chosen: Sequence[NamedRow], old: Sequence[
     return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=changed)
 
 
-tags = Commands("host tags", "Add or remove manual tags.", "add render01 bigmem")
+tags = Commands("host tags", "Add or remove manual tags.")
 host_command.add_command(tags)
 
 
@@ -253,9 +249,6 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
     notify_hosts_changed([host.id])
 
 
-# ``opencue-sched proc``.
-
-
 def _places(function: Body) -> Body:
     for it in (ALLOCATION, SHOW, JOB, HOST):
         name = "alloc" if it is ALLOCATION else it.name
@@ -267,9 +260,7 @@ def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
     return {key: row.id for key, row in places.items() if row is not None}
 
 
-proc_command = Commands(
-    "proc", "List procs (a frame's share of a host while it runs there), and kill them.", "list --host render01"
-)
+proc_command = Commands("proc")
 
 
 @proc_command.reads("list --job demo-sh010-alice_comp_v001")

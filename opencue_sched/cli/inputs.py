@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from opencue_sched.cli import COMMANDS
 from opencue_sched.cli.output import Done
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
@@ -201,13 +202,14 @@ _Decorator = Callable[[Body], click.Command]
 class Commands(click.Group):
     """A group whose commands answer what is to be printed, as a table or lines, or with --json as a document.
 
-    A command is declared with the words of an example for its help, the first of which is its name. Of names that it
-    is given (`NameOf`), the function of one that works on the database gets the rows.
+    A command is declared with the words of an example for its help, the first of which is its name; the group's example
+    is that of its first. Of names that it is given (`NameOf`), the function of one that works on the database gets the
+    rows.
     """
 
-    def __init__(self, words: str, does: str, example: str) -> None:
+    def __init__(self, words: str, does: str = "") -> None:
         self._words = ("opencue-sched", *words.split())
-        super().__init__(self._words[-1], help=self._help(does, example))
+        super().__init__(self._words[-1], help=does or COMMANDS[words][1])
 
     def _help(self, does: str, example: str) -> str:
         return f"{does}\n\nExample: {' '.join(self._words)} {example}"
@@ -221,6 +223,8 @@ class Commands(click.Group):
                 function(**given).show(as_json=as_json)
 
             said = self._help(does or cleandoc(function.__doc__ or ""), example)
+            if not self.commands:
+                self.help = self._help(self.help or "", example)
             made = self.command(example.split()[0], help=said, **settings)(run)
             as_json = "Print JSON for scripts instead of a table."
             made.params.append(click.Option(["--json", "as_json"], is_flag=True, help=as_json))
@@ -274,7 +278,7 @@ def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, A
     return rows
 
 
-TOP = Commands("", "", "")
+TOP = Commands("", "-")
 """Declares commands that are in no group."""
 
 

@@ -132,10 +132,7 @@ _LAYER_COLUMNS = (
 )
 
 
-job_command = Commands("job", "List, show and manage jobs. A job is named by its name or its id.", "list --show demo")
-
-
-job_command.add_command(log_command)
+job_command = Commands("job")
 
 
 @job_command.on_farm("wait demo-sh010-alice_comp_v001 && echo done")
@@ -216,7 +213,8 @@ _resource_command("min_cores", "10", core_count, "Set the cores jobs should get 
 _resource_command("max_gpus", "4", gpu_cap, _MOST("GPUs"))
 
 
-depends = Commands("job depends", "List or drop what a job waits for.", "list demo-sh010-alice_comp_v001")
+job_command.add_command(log_command)
+depends = Commands("job depends", "List or drop what a job waits for.")
 job_command.add_command(depends)
 
 
@@ -385,11 +383,7 @@ def _memory(frame: jobs.FrameView) -> str:
     return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
 
 
-layer_command = Commands(
-    "layer",
-    "List the layers of a job, and change what their frames need. A layer is named by its job and its name.",
-    "set demo-sh010-alice_comp_v001 render --memory 16GiB",
-)
+layer_command = Commands("layer")
 
 
 @layer_command.reads("list demo-sh010-alice_comp_v001")

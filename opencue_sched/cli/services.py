@@ -47,9 +47,6 @@ def migrate_command(down: bool, yes: bool) -> Done:
     return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
 
 
-# ``opencue-sched report-service``.
-
-
 @click.command("report-service")
 def report_service_command() -> None:
     """Run the service that RQDs report to, where there is no Cuebot.
@@ -66,9 +63,6 @@ def report_service_command() -> None:
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
     raise click.exceptions.Exit(serve(settings, count=metrics.record_event, alive=PULSE.beat))
-
-
-# ``opencue-sched demo``.
 
 
 @click.command("demo")

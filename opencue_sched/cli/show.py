@@ -124,7 +124,7 @@ _SWITCH = click.Choice(["on", "off"], case_sensitive=False)
 _ALLOC = click.argument("alloc", type=ALLOCATION)
 
 
-show_command = Commands("show", "List, create and change shows.", "create demo --managed")
+show_command = Commands("show")
 
 
 @show_command.reads("list")
@@ -211,8 +211,6 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> D
     return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])
 
 
-# ``opencue-sched folder``: where a show's jobs are, and what those in one place may use together.
-
 _OPTIONS = {"min_cores": core_count, "max_cores": core_cap, "min_gpus": click.IntRange(0, INT_MAX), "max_gpus": gpu_cap}
 
 
@@ -224,18 +222,16 @@ def _caps(function: Body) -> Body:
     return function
 
 
-folder_command = Commands(
-    "folder",
-    "List and create folders of shows, cap what their jobs use together, and move jobs into them.\n\n"
-    "A folder is named by its show and its name or id. Cuebot calls folders groups.",
-    "list demo",
-)
+folder_command = Commands("folder")
 
 
 @folder_command.reads("list demo")
 @click.argument("show", type=SHOW, required=False)
 def list_folders(connection: Connection, show: NamedRow | None) -> Done:
-    """List folders with their caps and what is used of them. The root of each show comes first."""
+    """List folders with their caps and what is used of them. The root of each show comes first.
+
+    Other commands name a folder by its show and its name or id.
+    """
     return listed(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
 
 
@@ -304,11 +300,7 @@ def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict
     return as_row(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
 
 
-alloc_command = Commands(
-    "alloc",
-    "List, create and change allocations: pools of hosts, found by a tag.",
-    "create local.desktop --tag desktop",
-)
+alloc_command = Commands("alloc")
 
 
 @alloc_command.reads("list")
@@ -355,12 +347,7 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
 
 
-subscription_command = Commands(
-    "subscription",
-    "List, create and change subscriptions: what a show may use of an allocation, in cores.\n\n"
-    "Size is what it is promised, burst the most it may use; burst 0 books nothing.",
-    "create demo local.general 100 150",
-)
+subscription_command = Commands("subscription")
 
 
 @subscription_command.reads("list demo")
@@ -382,7 +369,8 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
 def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
-    """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it."""
+    """Let a show use an allocation. SIZE is what it is promised, BURST the most it may use: like SIZE unless given, in
+    cores or as a percentage of it; 0 books nothing."""
     most = size if burst is None else _burst(burst, size)
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
@@ -451,17 +439,11 @@ def _burst(text: str, size: int) -> int:
     return round(size * percent / 100)
 
 
-# ``opencue-sched limit``.
-
 _LIMIT = click.argument("limit", type=LIMIT)
 _MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
 
 
-limit_command = Commands(
-    "limit",
-    "List, create and change limits: how many frames may run under a name (licences and the like).",
-    "create arnold 20",
-)
+limit_command = Commands("limit")
 
 
 @limit_command.reads("list")
