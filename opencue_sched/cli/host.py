@@ -16,7 +16,6 @@ from opencue_sched.cli.inputs import (
     JOB,
     SHOW,
     Body,
-    CommandRefused,
     Commands,
     current_user,
     most_option,
@@ -25,6 +24,7 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, as_row, in_cores, listed, shown, working
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.schema import SchemaFacts
@@ -80,7 +80,7 @@ _TAGS = click.argument("words", nargs=-1, required=True, metavar="TAG...")
 host_command = Commands("host")
 
 
-@host_command.reads("list --tag gpu --lock OPEN --state UP")
+@host_command.in_transaction("list --tag gpu --lock OPEN --state UP")
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
 @click.option("--lock", type=click.Choice([lock.value for lock in LockState], case_sensitive=False))
 @click.option("--state", type=click.Choice([state.value for state in HardwareState], case_sensitive=False))
@@ -96,7 +96,7 @@ def list_hosts(
     return listed(found, _COLUMNS, most=most)
 
 
-@host_command.reads("info render01")
+@host_command.in_transaction("info render01")
 @_HOST
 def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
@@ -104,14 +104,14 @@ def info(connection: Connection, host: NamedRow) -> Done:
     return shown(row, _COLUMNS, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 
-@host_command.writes("lock render01 render02")
+@host_command.in_transaction("lock render01 render02")
 @_HOSTS
 def lock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Lock hosts: nothing more is booked on them; what runs goes on."""
     return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED)
 
 
-@host_command.writes("unlock render01")
+@host_command.in_transaction("unlock render01")
 @_HOSTS
 def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
     """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
@@ -128,7 +128,7 @@ tags = Commands("host tags", "Add or remove manual tags.")
 host_command.add_command(tags)
 
 
-@tags.writes("add render01 bigmem ssd")
+@tags.in_transaction("add render01 bigmem ssd")
 @_HOST
 @_TAGS
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
@@ -137,7 +137,7 @@ def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
 
 
-@tags.writes("remove render01 bigmem")
+@tags.in_transaction("remove render01 bigmem")
 @_HOST
 @_TAGS
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
@@ -145,7 +145,7 @@ def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Do
     now = _tags_now(connection, host, changed=hosts.remove_tags(connection, host.id, words))
     if left := [word for word in words if word in now.document["tags"]]:
         why = "its allocation, its RQD or its name gives it"
-        raise CommandRefused(f"tag {left[0]} of {host.name} is not a manual one, {why}; nothing was removed")
+        raise InvalidInput(f"tag {left[0]} of {host.name} is not a manual one, {why}; nothing was removed")
     return now
 
 
@@ -154,7 +154,7 @@ def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
     return as_row(row, _COLUMNS, hosts=[host.id] if changed else [])
 
 
-@host_command.writes("move render01 render02 local.desktop")
+@host_command.in_transaction("move render01 render02 local.desktop")
 @_HOSTS
 @click.argument("target", type=ALLOCATION)
 @click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
@@ -164,21 +164,21 @@ def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force
     procs.lock_hosts(connection, ids)
     running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
     if running and not force:
-        raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
+        raise InvalidInput(f"frames running there: {running}; lock the hosts and wait, or use --force")
     hosts.move_hosts(connection, ids, target.id)
     return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=ids)
 
 
-@host_command.writes("delete render01")
+@host_command.in_transaction("delete render01")
 @_HOST
 def delete(connection: Connection, host: NamedRow) -> Done:
     """Delete a host that is down and runs nothing. It comes back when its RQD reports again."""
     procs.lock_hosts(connection, [host.id])
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     if row.state != HardwareState.DOWN:
-        raise CommandRefused(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
+        raise InvalidInput(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
     if row.frames:
-        raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
+        raise InvalidInput(f"frames of {host.name} that are not released yet: {row.frames}")
     hosts.delete_host(connection, host.id)
     return Done(f"deleted {host.name}", {"host": host.name, "id": host.id}, hosts=[host.id])
 
@@ -263,7 +263,7 @@ def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
 proc_command = Commands("proc")
 
 
-@proc_command.reads("list --job demo-sh010-alice_comp_v001")
+@proc_command.in_transaction("list --job demo-sh010-alice_comp_v001")
 @_places
 @most_option(1000)
 def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Done:
@@ -295,13 +295,13 @@ def kill(
     with engine.connect() as connection:
         chosen = hosts.list_procs(connection, proc_ids=proc_ids or None, **_ids(places))
     if unknown := set(proc_ids) - {proc.id for proc in chosen}:
-        raise CommandRefused(f"no such proc runs there: {', '.join(sorted(unknown))}; see: opencue-sched proc list")
+        raise InvalidInput(f"no such proc runs there: {', '.join(sorted(unknown))}; see: opencue-sched proc list")
     by_job: dict[NamedRow, list[str]] = defaultdict(list)
     for proc in chosen:
         if proc.frame is not None and not proc.local:  # the others are ended by the reaper, and by Cuebot
             by_job[NamedRow(proc.job_id, proc.job)].append(proc.frame_id)
     if not by_job:
-        raise CommandRefused("nothing runs there")
+        raise InvalidInput("nothing runs there")
     number = sum(map(len, by_job.values()))
     if not yes:
         click.confirm(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?", abort=True)

@@ -9,7 +9,7 @@ import getpass
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,10 +52,6 @@ NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 _ASK_AGAIN_SECONDS = 1.0
 
 T = TypeVar("T")
-
-
-class CommandRefused(InvalidInput):
-    """What was asked for is not there or may not be done now; the message says why and what would help."""
 
 
 @contextmanager
@@ -131,38 +127,31 @@ def current_user() -> str | None:
         return None
 
 
-def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
-    """The row of this name or id. Raises CommandRefused with the name that was probably meant."""
-    (row,) = choose_all(connection, kind, [name_or_id])
-    return row
-
-
-def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
-    """The rows of these names or ids, each once. All unknown names are said at once."""
+def choose(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
+    """The rows of these names or ids, each once. Raises InvalidInput for all that are unknown, with the names that were
+    probably meant."""
     found = shows.find_rows(connection, kind, names)
     if unknown := [name for name in dict.fromkeys(names) if name not in found]:
         hints = [near(name, shows.similar_names(connection, kind, name)) for name in unknown]
         said = [f"there is no {kind} {name!r}{hint}" for name, hint in zip(unknown, hints, strict=True)]
-        raise CommandRefused("\n".join(said))
+        raise InvalidInput("\n".join(said))
     return list(dict.fromkeys(found[name] for name in names))
 
 
 def layer_ids(connection: Connection, job: NamedRow, names: Sequence[str]) -> list[str] | None:
-    """The ids of a job's layers of these names; None for no name. Raises CommandRefused for one the job has not."""
+    """The ids of a job's layers of these names; None for no name. Raises InvalidInput for one the job has not."""
     if not names:
         return None
     by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id)}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise CommandRefused(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
+        raise InvalidInput(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
     return [by_name[name] for name in names]
 
 
 def with_names(lines: Sequence[str]) -> list[str]:
     """Lines with names instead of ids. They stay as they are where the database does not answer."""
     ids = {found for line in lines for found in _ID.findall(line)}
-    if not ids:
-        return list(lines)
     try:
         with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
             names = shows.names_by_id(connection, ids)
@@ -234,36 +223,32 @@ class Commands(click.Group):
 
     def on_farm(self, example: str, **settings: Any) -> _Decorator:
         """A command on a database that answers: its function gets the engine, and what the schema has."""
-        return self._stored(example, settings, None)
 
-    def reads(self, example: str, **settings: Any) -> _Decorator:
-        """A command that reads the database: its function gets a connection."""
-        return self._stored(example, settings, Engine.connect)
-
-    def writes(self, example: str, **settings: Any) -> _Decorator:
-        """The same in one transaction. Workers are told of hosts that it changed once it is committed."""
-        return self._stored(example, settings, Engine.begin)
-
-    def _stored(
-        self,
-        example: str,
-        settings: dict[str, Any],
-        connect: Callable[[Engine], AbstractContextManager[Connection]] | None,
-    ) -> _Decorator:
         def decorate(function: Body) -> click.Command:
             @wraps(function)
             def run(**given: Any) -> Done:
                 with farm() as (engine, facts):
                     with engine.connect() as connection:
                         given |= _rows_of_names(connection, given)
-                    if connect is None:
-                        return function(engine, facts, **given)
-                    with connect(engine) as connection:
-                        answer = function(connection, **given)
+                    return function(engine, facts, **given)
+
+            return self.answers(example, **settings)(run)
+
+        return decorate
+
+    def in_transaction(self, example: str, **settings: Any) -> _Decorator:
+        """The same on a connection, in one transaction. Workers are told of hosts that it changed once it is
+        committed."""
+
+        def decorate(function: Body) -> click.Command:
+            @wraps(function)
+            def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
+                with engine.begin() as connection:
+                    answer = function(connection, **given)
                 notify_hosts_changed(answer.hosts)
                 return answer
 
-            return self.answers(example, **settings)(run)
+            return self.on_farm(example, **settings)(run)
 
         return decorate
 
@@ -273,8 +258,8 @@ def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, A
     rows: dict[str, Any] = {}
     for it in click.get_current_context().command.params:
         if it.name and isinstance(it.type, NameOf) and (names := given[it.name]) not in (None, ()):
-            find: Callable[..., Any] = choose_all if isinstance(names, tuple) else choose
-            rows[it.name] = find(connection, it.type.kind, names)
+            found = choose(connection, it.type.kind, names if isinstance(names, tuple) else [names])
+            rows[it.name] = found if isinstance(names, tuple) else found[0]
     return rows
 
 

@@ -15,7 +15,6 @@ from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     SHOW,
     Body,
-    CommandRefused,
     Commands,
     core_cap,
     core_count,
@@ -52,6 +51,7 @@ from opencue_sched.domain.farm import (
     memory_text,
 )
 from opencue_sched.domain.frames import FrameRange, log_path
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.schema import SchemaFacts
@@ -169,7 +169,7 @@ def list_jobs(
     return listed(find(most + 1), _COLUMNS, most=most)
 
 
-@job_command.reads("info demo-sh010-alice_comp_v001")
+@job_command.in_transaction("info demo-sh010-alice_comp_v001")
 @_JOB
 def info(connection: Connection, job: NamedRow) -> Done:
     """Show one job with its layers: counts, needs, and since when frames could run.
@@ -182,7 +182,7 @@ def info(connection: Connection, job: NamedRow) -> Done:
 
 
 def _pause_command(verb: str, does: str) -> None:
-    @job_command.writes(f"{verb} demo-sh010-alice_comp_v001", does=does)
+    @job_command.in_transaction(f"{verb} demo-sh010-alice_comp_v001", does=does)
     @_JOBS
     def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
         ids = [job.id for job in chosen]
@@ -197,7 +197,7 @@ _pause_command("unpause", "Let paused jobs go on.")
 def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
     words = f"{what.replace('_', '-')} demo-sh010-alice_comp_v001 {example}"
 
-    @job_command.writes(words, does=does, context_settings=NEGATIVE_NUMBERS)
+    @job_command.in_transaction(words, does=does, context_settings=NEGATIVE_NUMBERS)
     @_JOBS
     @click.argument("value", type=kind, metavar=what.rpartition("_")[2].upper())
     def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
@@ -218,7 +218,7 @@ depends = Commands("job depends", "List or drop what a job waits for.")
 job_command.add_command(depends)
 
 
-@depends.reads("list demo-sh010-alice_comp_v001")
+@depends.in_transaction("list demo-sh010-alice_comp_v001")
 @_JOB
 @click.option("--all", "met", is_flag=True, help="Also what is met already.")
 def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
@@ -260,7 +260,7 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
     with engine.connect() as connection:
         unknown = set(depend_ids) - {depend.id for depend in jobs.depends_of(connection, job.id)}
     if unknown:
-        raise CommandRefused(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
+        raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
     number, freed = drop_depends(engine, job.id, None if everything else depend_ids)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
@@ -288,13 +288,13 @@ def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
 def _wanted(
     connection: Connection, job: NamedRow, layers: Sequence[str], numbers: FrameRange | None, states: Sequence[str]
 ) -> dict[str, Any]:
-    """Which frames of a job store.jobs is asked for. Raises CommandRefused for a layer the job has not."""
+    """Which frames of a job store.jobs is asked for. Raises InvalidInput for a layer the job has not."""
     ids = layer_ids(connection, job, layers)
     in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
 
 
-@job_command.reads("frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
+@job_command.in_transaction("frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
 @_JOB
 @_selecting(())
 @most_option(1000)
@@ -344,7 +344,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
             chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
             if not chosen:
                 asked = " or ".join(selection["states"])
-                raise CommandRefused(f"no frame of {job.name} that was named is {asked}; --state says which")
+                raise InvalidInput(f"no frame of {job.name} that was named is {asked}; --state says which")
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
             with working("changing frames, and confirming that what ran is dead"):
@@ -386,7 +386,7 @@ def _memory(frame: jobs.FrameView) -> str:
 layer_command = Commands("layer")
 
 
-@layer_command.reads("list demo-sh010-alice_comp_v001")
+@layer_command.in_transaction("list demo-sh010-alice_comp_v001")
 @_JOB
 def list_layers(connection: Connection, job: NamedRow) -> Done:
     """List the layers of a job: counts, needs and limits."""
@@ -444,12 +444,12 @@ def set_layers(
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:
-    """Raises CommandRefused for what does not go together; the transaction is rolled back then."""
+    """Raises InvalidInput for what does not go together; the transaction is rolled back then."""
     for layer in layers:
         if 0 < layer.cores_max < layer.cores_min:
-            raise CommandRefused(f"layer {layer.name}: its max cores would be less than its cores")
+            raise InvalidInput(f"layer {layer.name}: its max cores would be less than its cores")
         if layer.threadable and 0 < layer.cores_min < CENTICORES_PER_CORE:
-            raise CommandRefused(f"layer {layer.name}: less than one core cannot thread; say --no-threadable")
+            raise InvalidInput(f"layer {layer.name}: less than one core cannot thread; say --no-threadable")
         if 0 < job.max_centicores < layer.cores_min or 0 < job.max_gpus < layer.gpus:
             hint = "`opencue-sched job max-cores` and `max-gpus` raise that"
-            raise CommandRefused(f"layer {layer.name}: a frame would take more than its job may have; {hint}")
+            raise InvalidInput(f"layer {layer.name}: a frame would take more than its job may have; {hint}")

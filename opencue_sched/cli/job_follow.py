@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.inputs import JOB, CommandRefused, choose, farm, layer_ids, patiently
+from opencue_sched.cli.inputs import JOB, choose, farm, layer_ids, patiently
 from opencue_sched.cli.output import Done, asked_for_json, live
 from opencue_sched.domain.farm import FrameState, JobState, counted, duration_text, exit_meaning
 from opencue_sched.domain.frames import log_path
+from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import FrameView, LayerView
@@ -189,7 +190,7 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
     """
     with farm() as (engine, _):
         with engine.connect() as connection:
-            job = choose(connection, Kind.JOB, name)
+            (job,) = choose(connection, Kind.JOB, [name])
             row = _one_frame(connection, job, frame, () if layer is None else (layer,))
         log = _Log(log_path(row.log_dir, row.job, row.name), tail)
         if follow:
@@ -200,16 +201,16 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
 
 
 def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[str, ...]) -> FrameView:
-    """The frame of a name, an id or a number. Raises CommandRefused unless it is one."""
+    """The frame of a name, an id or a number. Raises InvalidInput unless it is one."""
     ids = layer_ids(connection, job, layers)
     numbers = [int(word)] if word.isdecimal() and len(word) <= _MOST_DIGITS else None
     named = word if numbers is None else None
     found = jobs.frames_of(connection, job.id, layer_ids=ids, numbers=numbers, named=named, most=4)
     if not found:
-        raise CommandRefused(f"{job.name} has no such frame {word!r}; `opencue-sched job frames {job.name}` lists them")
+        raise InvalidInput(f"{job.name} has no such frame {word!r}; `opencue-sched job frames {job.name}` lists them")
     if len(found) > 1:
         names = ", ".join(row.name for row in found[:3])
-        raise CommandRefused(f"{word} are {names}{' and more' if len(found) > 3 else ''}; --layer says which")
+        raise InvalidInput(f"{word} are {names}{' and more' if len(found) > 3 else ''}; --layer says which")
     return found[0]
 
 
@@ -257,7 +258,7 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
         time.sleep(_LOOK_SECONDS)
         found = patiently(engine, lambda connection: jobs.frames_of(connection, job.id, named=frame_id))
         if not found:
-            raise CommandRefused(f"{row.name} of {job.name} was removed")
+            raise InvalidInput(f"{row.name} of {job.name} was removed")
         row = found[0]
     click.echo(f"{row.name} is {row.state}: exit status {row.exit_status}, {exit_meaning(row.exit_status)}", err=True)
     if not visible:

@@ -15,7 +15,6 @@ from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     SHOW,
     Body,
-    CommandRefused,
     Commands,
     choose,
     core_cap,
@@ -39,6 +38,7 @@ from opencue_sched.cli.output import (
     working,
 )
 from opencue_sched.domain.farm import INT_MAX, centicores, counted, near
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.hosts import list_hosts, move_hosts
@@ -127,13 +127,13 @@ _ALLOC = click.argument("alloc", type=ALLOCATION)
 show_command = Commands("show")
 
 
-@show_command.reads("list")
+@show_command.in_transaction("list")
 def list_shows(connection: Connection) -> Done:
     """List shows and what they are doing."""
     return listed(shows.list_shows(connection), _SHOW_COLUMNS)
 
 
-@show_command.reads("info demo")
+@show_command.in_transaction("info demo")
 @_SHOW
 def show_info(connection: Connection, show: NamedRow) -> Done:
     """Show one show with its subscriptions."""
@@ -156,7 +156,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
     managed = managed if managed is not None else facts.origin == "opencue-sched"
     with engine.begin() as connection:
         if shows.find_rows(connection, Kind.SHOW, [name]):
-            raise CommandRefused(f"there is a show {name!r} already")
+            raise InvalidInput(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
         return as_row(*shows.list_shows(connection, made), _SHOW_COLUMNS)
 
@@ -165,7 +165,7 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     """Add a command that sets a flag or a default of a show."""
     name, typed = example.split()
 
-    @show_command.writes(f"{name} demo {typed}", does=does, context_settings=NEGATIVE_NUMBERS)
+    @show_command.in_transaction(f"{name} demo {typed}", does=does, context_settings=NEGATIVE_NUMBERS)
     @_SHOW
     @click.argument("value", type=kind, metavar="on|off" if kind is _SWITCH else "CORES")
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
@@ -225,7 +225,7 @@ def _caps(function: Body) -> Body:
 folder_command = Commands("folder")
 
 
-@folder_command.reads("list demo")
+@folder_command.in_transaction("list demo")
 @click.argument("show", type=SHOW, required=False)
 def list_folders(connection: Connection, show: NamedRow | None) -> Done:
     """List folders with their caps and what is used of them. The root of each show comes first.
@@ -235,7 +235,7 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
     return listed(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
 
 
-@folder_command.writes("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
+@folder_command.in_transaction("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name")
 @click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
@@ -248,11 +248,11 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     row = {"pk_parent_folder": above.id, "pk_show": above.show_id, "pk_dept": above.dept_id, "str_name": name}
     made = shows.insert_row(connection, "folder", **row)
     if made is None:
-        raise CommandRefused(f"there is a folder {name!r} in {above.name} already")
+        raise InvalidInput(f"there is a folder {name!r} in {above.name} already")
     return _set_caps(connection, show, made, caps)
 
 
-@folder_command.writes("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
+@folder_command.in_transaction("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name", metavar="FOLDER")
 @_caps
@@ -263,7 +263,7 @@ def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | No
     return _set_caps(connection, show, _folder(connection, show, name).id, caps)
 
 
-@folder_command.writes("move demo-sh010-alice_comp_v001 lighting")
+@folder_command.in_transaction("move demo-sh010-alice_comp_v001 lighting")
 @click.argument("chosen", type=JOB, nargs=-1, required=True)
 @click.argument("folder")
 def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Done:
@@ -274,7 +274,7 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
     ids, names = [job.id for job in chosen], [job.name for job in chosen]
     of_shows = {NamedRow(it.show_id, it.show) for it in list_jobs(connection, job_ids=ids)}
     if len(of_shows) > 1:
-        raise CommandRefused("these jobs are of several shows; a job stays in its show")
+        raise InvalidInput("these jobs are of several shows; a job stays in its show")
     (show,) = of_shows
     row = _folder(connection, show, folder)
     shows.move_jobs(connection, ids, row.id)
@@ -282,14 +282,14 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
 
 
 def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any]:
-    """The folder of a show by name or id; None: its root. Raises CommandRefused for none, and where two match."""
+    """The folder of a show by name or id; None: its root. Raises InvalidInput for none, and where two match."""
     there = shows.list_folders(connection, show.id)
     found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
     if not found:
-        raise CommandRefused(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
+        raise InvalidInput(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
     if len(found) > 1 and name is not None:
         ids = ", ".join(f"{row.id} (in {row.parent})" for row in found)
-        raise CommandRefused(f"show {show.name} has several folders {name!r}; name one by its id: {ids}")
+        raise InvalidInput(f"show {show.name} has several folders {name!r}; name one by its id: {ids}")
     return found[0]
 
 
@@ -303,7 +303,7 @@ def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict
 alloc_command = Commands("alloc")
 
 
-@alloc_command.reads("list")
+@alloc_command.in_transaction("list")
 def list_allocations(connection: Connection) -> Done:
     """List allocations with their hosts. Idle cores are those of hosts that are up and open, hosts that are silent are
     down."""
@@ -311,7 +311,7 @@ def list_allocations(connection: Connection) -> Done:
     return listed([it for it in groups if it.name is not None], _ALLOCATION_COLUMNS)
 
 
-@alloc_command.writes("create cloud.gpu --tag gpu --new-facility")
+@alloc_command.in_transaction("create cloud.gpu --tag gpu --new-facility")
 @click.argument("name")
 @click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
 @click.option("--new-facility", is_flag=True, help="Create the facility as well.")
@@ -323,17 +323,17 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
         new_name("facility", facility)
         facility_id = shows.insert_row(connection, "facility", str_name=facility)
     else:
-        facility_id = choose(connection, Kind.FACILITY, facility).id
+        facility_id = choose(connection, Kind.FACILITY, [facility])[0].id
     full_name = new_name("allocation", f"{facility}.{rest}")
     tag = new_name("tag", tag or rest)
     made = shows.insert_row(connection, "alloc", str_name=full_name, str_tag=tag, pk_facility=facility_id)
     if made is None:
-        raise CommandRefused(f"there is an allocation {full_name!r} already")
+        raise InvalidInput(f"there is an allocation {full_name!r} already")
     text = f"created allocation {full_name} of hosts tagged {tag}"
     return Done(text, {"allocation": full_name, "id": made, "tag": tag, "facility": facility})
 
 
-@alloc_command.writes("tag local.desktop workstation")
+@alloc_command.in_transaction("tag local.desktop workstation")
 @_ALLOC
 @click.argument("tag")
 def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
@@ -350,7 +350,7 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
 subscription_command = Commands("subscription")
 
 
-@subscription_command.reads("list demo")
+@subscription_command.in_transaction("list demo")
 @click.argument("show", type=SHOW, required=False)
 @click.option("--alloc", type=ALLOCATION, help="Only of this allocation.")
 def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Done:
@@ -363,7 +363,7 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
     return listed(found, _SUBSCRIPTION_COLUMNS, "subscription")
 
 
-@subscription_command.writes("create demo local.general 100 150%")
+@subscription_command.in_transaction("create demo local.general 100 150%")
 @_SHOW
 @_ALLOC
 @click.argument("size", type=core_count, metavar="SIZE")
@@ -374,11 +374,11 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     most = size if burst is None else _burst(burst, size)
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
-        raise CommandRefused(f"show {show.name} has a subscription for {alloc.name} already")
+        raise InvalidInput(f"show {show.name} has a subscription for {alloc.name} already")
     return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
-@subscription_command.writes("size demo local.general 200")
+@subscription_command.in_transaction("size demo local.general 200")
 @_SHOW
 @_ALLOC
 @click.argument("number", type=core_count, metavar="CORES")
@@ -387,7 +387,7 @@ def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: in
     return _set_subscription(connection, show, alloc, "int_size", number)
 
 
-@subscription_command.writes("burst demo local.general 150%")
+@subscription_command.in_transaction("burst demo local.general 150%")
 @_SHOW
 @_ALLOC
 @click.argument("number", metavar="CORES|PERCENT%")
@@ -403,7 +403,7 @@ def _set_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, c
     return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
 
 
-@subscription_command.writes("delete demo local.general")
+@subscription_command.in_transaction("delete demo local.general")
 @_SHOW
 @_ALLOC
 @click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
@@ -412,17 +412,17 @@ def delete_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     found = _subscription(connection, show, alloc)
     if found.procs and not force:
         running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
-        raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
+        raise InvalidInput(f"{running}; set burst 0 and wait, or use --force")
     shows.delete_rows(connection, "subscription", "pk_subscription", found.id)
     text = f"{found.show} may not use {found.allocation} any more"
     return Done(text, {"show": found.show, "allocation": found.allocation, "id": found.id})
 
 
 def _subscription(connection: Connection, show: NamedRow, alloc: NamedRow) -> Row[Any]:
-    """The subscription of a show for an allocation. Raises CommandRefused where there is none."""
+    """The subscription of a show for an allocation. Raises InvalidInput where there is none."""
     found = shows.list_subscriptions(connection, show_id=show.id, alloc_id=alloc.id)
     if not found:
-        raise CommandRefused(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
+        raise InvalidInput(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
     return found[0]
 
 
@@ -446,25 +446,25 @@ _MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
 limit_command = Commands("limit")
 
 
-@limit_command.reads("list")
+@limit_command.in_transaction("list")
 def list_limits(connection: Connection) -> Done:
     """List limits with the frames that run under each."""
     return listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
 
 
-@limit_command.writes("create arnold 20")
+@limit_command.in_transaction("create arnold 20")
 @click.argument("name")
 @_MOST
 def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames."""
     new_name("limit", name)
     if shows.find_rows(connection, Kind.LIMIT, [name]):
-        raise CommandRefused(f"there is a limit {name!r} already")
+        raise InvalidInput(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
     return as_row(fetch_limits(connection)[made], _LIMIT_COLUMNS)
 
 
-@limit_command.writes("set arnold 25")
+@limit_command.in_transaction("set arnold 25")
 @_LIMIT
 @_MOST
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
@@ -473,13 +473,13 @@ def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     return as_row(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
 
 
-@limit_command.writes("delete arnold")
+@limit_command.in_transaction("delete arnold")
 @_LIMIT
 @click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
     jobs = shows.pending_jobs_under_limit(connection, limit.id)
     if jobs and not force:
-        raise CommandRefused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
+        raise InvalidInput(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
     shows.delete_limit(connection, limit.id)
     return Done(f"deleted limit {limit.name}", {"limit": limit.name, "id": limit.id})
