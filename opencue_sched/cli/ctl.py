@@ -68,7 +68,10 @@ def list_postings(state: str | None) -> Done:
 def show(cluster: str) -> Done:
     """Show one posting, by its cluster's key or its id; with the traceback of its last failure."""
     with redis_store() as client:
-        _, listing = _found(client, cluster)
+        postings = cluster_postings(client, get_settings())
+        listing = postings.job(_uuids(postings, cluster)[0])
+    if listing is None:
+        raise InvalidInput(f"{cluster} is gone")
     (posting,) = _read([listing])
     row = json_row(posting, _POSTING_COLUMNS) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
     return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
@@ -94,58 +97,43 @@ def restore(cluster: str) -> Done:
     return Done(f"{cluster} is on the board again", {"cluster": cluster, "state": "ready"})
 
 
-def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:
-    postings = cluster_postings(client, get_settings())
-    listing = postings.job(next(iter(postings.find_all(cluster)), cluster))
-    if listing is None:
+def _uuids(postings: ClusterPostings, cluster: str) -> list[str]:
+    """The postings of a cluster, by its key (without a shard: in all of them) or by the id of one."""
+    found = postings.find_all(cluster) or ([cluster] if postings.job(cluster) else [])
+    if not found:
         raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
-    return postings, listing
+    return found
 
 
 def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = False) -> None:
     with redis_store() as client:
-        postings, listing = _found(client, cluster)
-        uuids = postings.find_all(cluster) or [listing.uuid]
-        answers = [postings.update(uuid, how, value, force=force) for uuid in uuids]
+        postings = cluster_postings(client, get_settings())
+        answers = [postings.update(uuid, how, value, force=force) for uuid in _uuids(postings, cluster)]
     # Of all shards: one that is worked on is told of, but not one that is where it should be already.
-    refused = [answer for answer in answers if not answer[0]]
-    if held := [answer for answer in refused if answer[1] == "held"] or (refused if len(refused) == len(uuids) else []):
-        answer = held[0]
+    held = [answer for answer in answers if "held" in answer]
+    if held or not any(answer[0] for answer in answers):
+        _, reason, *owner = (held or answers)[0]
         refusals = {
-            "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
+            "held": f"{cluster} is worked on by {' '.join(owner)}; wait, or say --force",
             "not_trashed": f"{cluster} is not in the trash",
             "trashed": f"{cluster} is in the trash",
         }
-        raise SchedulerError(refusals.get(str(answer[1]), f"{cluster} is gone"))
+        raise SchedulerError(refusals.get(reason, f"{cluster} is gone"))
 
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for it in found:
-        try:
-            cluster = decode_cluster(it.fields.get("details", ""))
-        except InvalidInput:
-            cluster = None
-        rows.append(
-            {
-                **{key: it.fields.get(key) or None for key in ("name", "state", "owner")},
-                **{key: int(it.fields.get(key, "0")) for key in ("failures", "fence")},
-                **{key: _moment(it.fields.get(key)) for key in ("created", "modified")},
-                "uuid": it.uuid,
-                "show_id": cluster and cluster.show_id,
-                "facility_id": cluster and cluster.facility_id,
-                "tags": " ".join(cluster.tags) if cluster else "unreadable",
-            }
-        )
-    ids = [row[key] for row in rows for key in ("show_id", "facility_id") if row[key]]
-    names = dict(zip(ids, with_names(ids), strict=True))
-    for row in rows:
-        row["show"], row["facility"] = names.get(row["show_id"]), names.get(row["facility_id"])
+    """What postings say, with the names of shows and facilities."""
+    clusters = [decode_cluster(it.fields["details"]) for it in found]
+    names = with_names([name for it in clusters for name in (it.show_id, it.facility_id)])
+    rows = []
+    for it, cluster, show, facility in zip(found, clusters, names[::2], names[1::2], strict=True):
+        row: dict[str, Any] = {key: it.fields.get(key) or None for key in ("name", "state", "owner")}
+        row |= {key: int(it.fields.get(key, "0")) for key in ("failures", "fence")}
+        moments = {key: int(it.fields[key] or 0) / 1000 for key in ("created", "modified")}
+        row |= {key: datetime.fromtimestamp(at, UTC) if at else None for key, at in moments.items()}
+        row |= {"uuid": it.uuid, "show": show, "facility": facility, "tags": " ".join(cluster.tags)}
+        rows.append(row | {"show_id": cluster.show_id, "facility_id": cluster.facility_id})
     return rows
-
-
-def _moment(milliseconds: str | None) -> datetime | None:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds else None
 
 
 ctl_command = Commands(

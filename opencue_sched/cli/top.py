@@ -13,7 +13,7 @@ import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -43,10 +43,12 @@ _REST_OF_KEY_SECONDS = 0.05
 _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace"}
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1}
-ANY_HEIGHT = 100_000
+ANY_SIZE = 100_000
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 
+Line = tuple[str, str]
+"""A text, and its style."""
 SORTS: dict[str, Callable[[JobUse], Any]] = {
     "wait": lambda _: 0,
     "frames": lambda it: -it.waiting,
@@ -112,26 +114,6 @@ class Read:
     problem: str = ""
 
 
-@dataclass
-class Screen:
-    """Lines of a width and height. Built line by line, so that what there is no room for is left out."""
-
-    width: int
-    height: int = ANY_HEIGHT
-    lines: list[Text] = field(default_factory=list)
-
-    def add(self, text: str, style: str = "") -> None:
-        """A line, cut to the width."""
-        line = Text(text, no_wrap=True)
-        line.stylize(style)  # as a span: texts that differ by their own style alone are equal
-        line.truncate(self.width, overflow="ellipsis")
-        self.lines.append(line)
-
-    @property
-    def left(self) -> int:
-        return self.height - len(self.lines)
-
-
 @TOP.on_farm("top --once --json | jq '.jobs[] | {name, why_text}'")
 @click.option("--once", is_flag=True, help="Print the farm once and end.")
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
@@ -157,10 +139,9 @@ def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: 
             live(lambda console: _pictures(console, look, chosen, Read(view)), screen=True)
             return Done([], None)
     if not asked_for_json():
-        console = Console(width=None if sys.stdout.isatty() else ANY_HEIGHT, highlight=False, soft_wrap=True)
-        screen = Screen(console.width)
-        farm_lines(screen, view, chosen)
-        console.print(*screen.lines, sep="\n")
+        console = Console(width=None if sys.stdout.isatty() else ANY_SIZE, highlight=False, soft_wrap=True)
+        lines = farm_lines(Read(view), chosen, console.width, ANY_SIZE)
+        console.print(*_texts(lines, console.width), sep="\n")
     return Done([], asdict(view))
 
 
@@ -281,51 +262,56 @@ def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
 
 def draw(read: Read, chosen: Chosen, *, width: int, height: int) -> list[Text]:
     """The whole screen, the help in its last line."""
-    screen = Screen(width, height - 1)
-    if chosen.explained is not None:
-        _header(screen, read.view, read.problem)
-        screen.add("")
-        wrapped = [it for line in read.explanation for it in textwrap.wrap(line, width, subsequent_indent="    ")]
-        for line in wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]:
-            screen.add(line)
+    if chosen.explained is None:
+        lines = farm_lines(read, chosen, width, height - 1)
     else:
-        farm_lines(screen, read.view, chosen, problem=read.problem)
-    del screen.lines[screen.height :]
-    while screen.left > 0:
-        screen.add("")
-    screen.add(_help(chosen), "reverse")
-    return screen.lines
+        wrapped = [it for line in read.explanation for it in textwrap.wrap(line, width, subsequent_indent="    ")]
+        shown = wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]
+        lines = [*_header(read), ("", ""), *((line, "") for line in shown)]
+    lines = [*lines, *[("", "")] * height][: height - 1]
+    return _texts([*lines, (_help(chosen), "reverse")], width)
 
 
-def farm_lines(screen: Screen, view: FarmView, chosen: Chosen, *, problem: str = "") -> None:
-    """The farm: allocations, what waits, the fleet, shows and jobs."""
-    _header(screen, view, problem)
-    _allocations(screen, view.allocations)
+def _texts(lines: Iterable[Line], width: int) -> list[Text]:
+    """Lines, cut to the width."""
+    texts = []
+    for line, style in lines:
+        text = Text(line, no_wrap=True)
+        text.stylize(style)  # as a span: texts that differ by their own style alone are equal
+        text.truncate(width, overflow="ellipsis")
+        texts.append(text)
+    return texts
+
+
+def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line]:
+    """The farm: allocations, what waits, the fleet, and what there is room for of shows and jobs."""
+    view = read.view
+    lines = [*_header(read), *_allocations(view.allocations, width, max(2, height // 6))]
     if view.waiting_by_verdict:
         found = sorted(view.waiting_by_verdict.items(), key=lambda it: -it[1])
-        screen.add("why frames wait: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found))
-    _fleet(screen, view)
+        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found)
+        lines.append((f"why frames wait: {said}", ""))
+    lines += [*_fleet(view), ("", "")]
     rows = [row for it in view.shows if chosen.show.lower() in it.name.lower() for row in _rows(it)]
     jobs = sorted_jobs(view, chosen)
-    room = max(0, screen.left - 4)
+    room = max(0, height - len(lines) - 3)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
-    screen.add("")
     styles = ["" if it["busy"] else "dim" for it in rows]
-    _table(screen, SHOW_COLUMNS, rows[:fit], styles, more=len(rows) - fit)
-    screen.add("")
+    lines += [*_table(SHOW_COLUMNS, rows[:fit], styles, width, more=len(rows) - fit), ("", "")]
+    room -= fit
     ids = [it.id for it in jobs]
     at = ids.index(chosen.selected) if chosen.selected in ids else -1
-    start = max(0, at - max(1, screen.left - 1) + 1)
+    start = max(0, at - max(1, room) + 1)
     styles = ["red" if it.trouble else "green" if it.why in _AT_WORK else "" for it in jobs]
     if at >= 0:
         styles[at] = "reverse"
-    shown = jobs[start : start + max(0, screen.left - 1)]
-    _table(screen, JOB_COLUMNS, shown, styles[start:], more=view.jobs_total - len(shown))
-    if not jobs:
-        screen.add("no pending job", "dim")
+    shown = jobs[start : start + room]
+    lines += _table(JOB_COLUMNS, shown, styles[start:], width, more=view.jobs_total - len(shown))
+    return lines if jobs else [*lines, ("no pending job", "dim")]
 
 
-def _header(screen: Screen, view: FarmView, problem: str) -> None:
+def _header(read: Read) -> Iterator[Line]:
+    view = read.view
     hosts, down, locked = (
         sum(getattr(it, name) for it in view.allocations) for name in ("hosts", "hosts_down", "hosts_locked")
     )
@@ -338,33 +324,31 @@ def _header(screen: Screen, view: FarmView, problem: str) -> None:
         f"frames: {view.running} running, {view.waiting} waiting, {view.dead} dead",
         f"{view.bookings_per_second:g} booked/s",
     )
-    screen.add("  ".join(parts), "bold")
-    if problem:
-        screen.add(f"figures of {duration_text(time.time() - view.at)} ago: {problem}", "bold red")
+    yield "  ".join(parts), "bold"
+    if read.problem:
+        yield f"figures of {duration_text(time.time() - view.at)} ago: {read.problem}", "bold red"
 
 
-def _allocations(screen: Screen, allocations: Sequence[AllocationUse]) -> None:
+def _allocations(allocations: Sequence[AllocationUse], width: int, most: int) -> Sequence[Line]:
     """Those with hosts, the largest first."""
     found = sorted((it for it in allocations if it.hosts), key=lambda it: (-it.cores, it.name))
-    shown = found[: max(2, screen.height // 6)]
-    if found:
-        styles = ["red" if it.down == it.cores else "" for it in shown]
-        _table(screen, ALLOCATION_COLUMNS, shown, styles, more=len(found) - len(shown))
-    else:
-        screen.add("no hosts", "bold red")
+    if not found:
+        return [("no hosts", "bold red")]
+    styles = ["red" if it.down == it.cores else "" for it in found]
+    return _table(ALLOCATION_COLUMNS, found[:most], styles, width, more=max(0, len(found) - most))
 
 
-def _fleet(screen: Screen, view: FarmView) -> None:
+def _fleet(view: FarmView) -> Iterator[Line]:
     leader, workers = view.fleet["leader"], view.fleet["workers"]
     if leader["fence"] is None:
-        screen.add("no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red")
+        yield "no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red"
     else:
-        screen.add(leader["words"])
+        yield leader["words"], ""
     if not workers:
-        screen.add("no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red")
+        yield "no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red"
     else:
         states = (f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state']}" for it in workers)
-        screen.add(f"{counted(len(workers), 'worker')}: {', '.join(states)}")
+        yield f"{counted(len(workers), 'worker')}: {', '.join(states)}", ""
 
 
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
@@ -377,13 +361,12 @@ def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
 
 
 def _table(
-    screen: Screen, columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], *, more: int = 0
-) -> None:
+    columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], width: int, *, more: int = 0
+) -> list[Line]:
     """A line of titles and one for each row, of the columns that fit. The last column's text may be cut."""
-    table = lay_out(rows, columns, screen.width)
-    screen.add(table.line(table.titles) + (f"  ({more} more)" if more else ""), "bold underline")
-    for texts, style in zip(table.cells, styles, strict=False):
-        screen.add(table.line(texts), style)
+    table = lay_out(rows, columns, width)
+    title = table.line(table.titles) + (f"  ({more} more)" if more else "")
+    return [(title, "bold underline"), *zip(map(table.line, table.cells), styles, strict=False)]
 
 
 def _help(chosen: Chosen) -> str:

@@ -12,14 +12,13 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower.urls import handlers as flower_handlers
 from flower.views import BaseHandler
 from redis.exceptions import RedisError
-from sqlalchemy import Engine, Row
+from sqlalchemy import Row
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
@@ -32,7 +31,7 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.schema import check_schema
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -64,6 +63,7 @@ class FarmReader:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
         self._redis = make_redis(settings.redis_dsn, settings)
+        self._engine = make_engine(settings, application_name="opencue-sched-page", pool_size=1)
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
         """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
@@ -81,8 +81,7 @@ class FarmReader:
             return self._answers[job_id]
         status = 200
         try:
-            facts = self._facts
-            found = self._farm() if job_id is None else self._explanation(job_id, facts)
+            found = self._farm() if job_id is None else self._explanation(job_id)
         except NoResultFound:
             status, found = 404, {"error": "there is no such job"}
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
@@ -98,21 +97,12 @@ class FarmReader:
         grid = [_host(row, staleness) for row in hosts if view.facility in (None, row.facility)]
         return asdict(view) | {"grid": grid}
 
-    def _explanation(self, job_id: str, facts: SchemaFacts) -> dict[str, Any]:
+    def _explanation(self, job_id: str) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""
         passes = passes_over(self._redis, self._settings, job_id)
         with self._engine.connect() as connection:
-            found = explain_job(connection, job_id, self._settings, facts, *passes)
+            found = explain_job(connection, job_id, self._settings, check_schema(connection), *passes)
         return {"state": found.state, "lines": explanation_lines(found, found.layers, every_reason=True)}
-
-    @cached_property
-    def _facts(self) -> SchemaFacts:
-        with self._engine.connect() as connection:
-            return check_schema(connection)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        return make_engine(self._settings, application_name="opencue-sched-page", pool_size=1)
 
 
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
