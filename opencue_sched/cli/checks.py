@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, table_lines, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
@@ -86,7 +86,7 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     return Done(lines, explanation_dict(explanation, chosen))
 
 
-_WORKER_COLUMNS = (
+_WORKER_COLUMNS = Columns(
     Column("instance", "Instance", importance=NAME),
     Column("group", "Group", importance=LOW),
     Column("hostname", "Host"),
@@ -98,7 +98,7 @@ _WORKER_COLUMNS = (
     Column("types", "Types", show=", ".join, importance=LOW),
     Column("work", "Works on", show=", ".join, importance=HIGH, wraps=True),
 )
-_QUEUE_COLUMNS = (
+_QUEUE_COLUMNS = Columns(
     Column("type", "Queue", importance=NAME),
     Column("depth", "Waiting"),
     Column("oldest_seconds", "Oldest", show="{:.1f}s".format),
@@ -130,9 +130,9 @@ def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
         yield f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}"
     said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
     yield f"beats: {', '.join(said) or 'none alive'}"
-    yield from table_lines(view["workers"], _WORKER_COLUMNS) if view["workers"] else ["workers: none alive"]
+    yield from _WORKER_COLUMNS.lines(view["workers"]) if view["workers"] else ["workers: none alive"]
     queues = [{"type": name, **figures} for name, figures in view["queues"].items()]
-    yield from ["", *table_lines(queues, _QUEUE_COLUMNS), ""]
+    yield from ["", *_QUEUE_COLUMNS.lines(queues), ""]
     clusters = "{ready} ready, {claimed} worked on, {delayed} delayed, {trash} trashed".format_map(view["postings"])
     yield f"clusters: {clusters} (opencue-sched board list)"
     backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())

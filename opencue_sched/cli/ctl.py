@@ -10,7 +10,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import TOP, Commands, database, redis_store, with_names
-from opencue_sched.cli.output import HIGH, NAME, Column, Done, age_text, field_lines, json_row, listed, working
+from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, age_text, field_lines, working
 from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
@@ -34,7 +34,7 @@ def _ago(moment: datetime) -> str:
     return f"{age_text(moment)} ago"
 
 
-_POSTING_COLUMNS = (
+_POSTING_COLUMNS = Columns(
     Column("cluster", "Cluster", "name", importance=NAME),
     Column("show", "Show", importance=HIGH),
     Column("posting", read="uuid"),
@@ -60,7 +60,7 @@ def list_postings(state: str | None) -> Done:
     with redis_store() as client:
         board = cluster_postings(client, get_settings())
         there = [*board.listings("listed"), *board.listings("trash")]
-    return listed(_read([it for it in there if state in (None, it.fields.get("state"))]), _POSTING_COLUMNS)
+    return _POSTING_COLUMNS.listed(_read([it for it in there if state in (None, it.fields.get("state"))]))
 
 
 @board_command.answers("show alloc-0f3a9c1d2b4e5f60")
@@ -73,7 +73,7 @@ def show(cluster: str) -> Done:
     if listing is None:
         raise InvalidInput(f"{cluster} is gone")
     (posting,) = _read([listing])
-    row = json_row(posting, _POSTING_COLUMNS) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
+    row = _POSTING_COLUMNS.document(posting) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
     return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
 
 

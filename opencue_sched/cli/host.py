@@ -22,7 +22,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     notify_hosts_changed,
 )
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, age_text, as_row, in_cores, listed, shown, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
@@ -31,7 +31,7 @@ from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
-_COLUMNS = (
+_COLUMNS = Columns(
     Column("host", "Host", importance=NAME),
     Column("id"),
     Column("state", "State", importance=HIGH),
@@ -57,7 +57,7 @@ _COLUMNS = (
     Column("booted"),
     Column("tags", "Tags", show=" ".join, wraps=True),
 )
-_PROC_COLUMNS = (
+_PROC_COLUMNS = Columns(
     Column("host", "Host", importance=HIGH),
     *map(Column, ("id", "frame", "memory_kb", "used_memory_kb", "local", "layer")),
     Column("job", "Job", importance=NAME),
@@ -93,7 +93,7 @@ def list_hosts(
     """List hosts with what is idle on them. Ping is how long ago the last report came."""
     tags = None if tag is None else [tag]
     found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, tags=tags, **wanted, most=most + 1)
-    return listed(found, _COLUMNS, most=most)
+    return _COLUMNS.listed(found, most=most)
 
 
 @host_command.in_transaction("info render01")
@@ -101,7 +101,7 @@ def list_hosts(
 def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return shown(row, _COLUMNS, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
+    return _COLUMNS.shown(row, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 
 @host_command.in_transaction("lock render01 render02")
@@ -121,7 +121,7 @@ def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
 def _set_lock(connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState) -> Done:
     ids = [host.id for host in chosen]
     changed = hosts.set_lock(connection, ids, old=old, new=new, source=current_user() or "opencue-sched")
-    return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=changed)
+    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids), hosts=changed)
 
 
 tags = Commands("host tags", "Add or remove manual tags.")
@@ -151,7 +151,7 @@ def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Do
 
 def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return as_row(row, _COLUMNS, hosts=[host.id] if changed else [])
+    return _COLUMNS.changed(row, hosts=[host.id] if changed else [])
 
 
 @host_command.in_transaction("move render01 render02 local.desktop")
@@ -166,7 +166,7 @@ def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force
     if running and not force:
         raise InvalidInput(f"frames running there: {running}; lock the hosts and wait, or use --force")
     hosts.move_hosts(connection, ids, target.id)
-    return listed(hosts.list_hosts(connection, host_ids=ids), _COLUMNS, hosts=ids)
+    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids), hosts=ids)
 
 
 @host_command.in_transaction("delete render01")
@@ -268,7 +268,7 @@ proc_command = Commands("proc")
 @most_option(1000)
 def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Done:
     """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it."""
-    return listed(hosts.list_procs(connection, **_ids(places), most=most + 1), _PROC_COLUMNS, "proc", most)
+    return _PROC_COLUMNS.listed(hosts.list_procs(connection, **_ids(places), most=most + 1), "proc", most)
 
 
 @proc_command.on_farm('kill --host render01 --reason "fan is broken"')

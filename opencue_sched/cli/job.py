@@ -29,15 +29,12 @@ from opencue_sched.cli.output import (
     LOW,
     NAME,
     Column,
+    Columns,
     Done,
     age_text,
     cap_text,
     cores,
     in_cores,
-    json_rows,
-    listed,
-    shown,
-    table_lines,
     watch,
     working,
 )
@@ -60,7 +57,7 @@ from opencue_sched.store.shows import NamedRow, set_rows
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
-_COLUMNS = (
+_COLUMNS = Columns(
     Column("job", "Job", "name", importance=NAME),
     *map(Column, ("id", "show", "shot")),
     Column("folder", "Folder", importance=LOW),
@@ -88,7 +85,7 @@ _COLUMNS = (
 
 _ANY = "ANY"
 _FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
-_FRAME_COLUMNS = (
+_FRAME_COLUMNS = Columns(
     Column("frame", "Frame", "name", importance=NAME),
     *map(Column, ("id", "layer", "number")),
     Column("state", "Status", importance=HIGH),
@@ -108,7 +105,7 @@ _FRAME_COLUMNS = (
 )
 
 
-_LAYER_COLUMNS = (
+_LAYER_COLUMNS = Columns(
     Column("layer", "Layer", "name", importance=NAME),
     *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "optimize", "services")),
     Column("frames", "Frames", "total", importance=HIGH),
@@ -166,7 +163,7 @@ def list_jobs(
 
     if watched:
         watch(lambda rows: find(min(most, rows)), _COLUMNS)
-    return listed(find(most + 1), _COLUMNS, most=most)
+    return _COLUMNS.listed(find(most + 1), most=most)
 
 
 @job_command.in_transaction("info demo-sh010-alice_comp_v001")
@@ -178,7 +175,7 @@ def info(connection: Connection, job: NamedRow) -> Done:
     they wait.
     """
     layers = jobs.layers_of(connection, job.id)
-    return shown(jobs.job_of(connection, job.id), _COLUMNS, "layers", layers, _LAYER_COLUMNS)
+    return _COLUMNS.shown(jobs.job_of(connection, job.id), "layers", layers, _LAYER_COLUMNS)
 
 
 def _pause_command(verb: str, does: str) -> None:
@@ -187,7 +184,7 @@ def _pause_command(verb: str, does: str) -> None:
     def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
         ids = [job.id for job in chosen]
         jobs.set_paused(connection, ids, paused=verb == "pause")
-        return listed(jobs.list_jobs(connection, job_ids=ids), _COLUMNS)
+        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
 _pause_command("pause", "Pause jobs: nothing more of them is booked; what runs goes on.")
@@ -203,7 +200,7 @@ def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
     def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
         ids = [job.id for job in chosen]
         set_rows(connection, "job_resource", "pk_job", ids, {f"int_{what}": value})
-        return listed(jobs.list_jobs(connection, job_ids=ids), _COLUMNS)
+        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
 _MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
@@ -225,7 +222,7 @@ def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
     """List what a job, its layers and its frames wait for."""
     from opencue_sched.insight.explain import describe_depend
 
-    columns = (
+    columns = Columns(
         Column("id", "Id", importance=NAME),
         Column("waits", "What Waits", _what_waits, importance=HIGH),
         Column("type", "Type"),
@@ -234,7 +231,7 @@ def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
         *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
         *map(Column, ("open_pairs", "pairs")),
     )
-    return listed(jobs.depends_of(connection, job.id, met=met), columns, "depend")
+    return columns.listed(jobs.depends_of(connection, job.id, met=met), "depend")
 
 
 def _what_waits(depend: jobs.Depend) -> str:
@@ -301,7 +298,7 @@ def _wanted(
 def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Done:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
     found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
-    return listed(found, _FRAME_COLUMNS, most=most)
+    return _FRAME_COLUMNS.listed(found, most=most)
 
 
 @job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
@@ -390,7 +387,7 @@ layer_command = Commands("layer")
 @_JOB
 def list_layers(connection: Connection, job: NamedRow) -> Done:
     """List the layers of a job: counts, needs and limits."""
-    return listed(jobs.layers_of(connection, job.id), _LAYER_COLUMNS)
+    return _LAYER_COLUMNS.listed(jobs.layers_of(connection, job.id))
 
 
 @layer_command.on_farm("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
@@ -439,8 +436,9 @@ def set_layers(
         _check(found, jobs.job_of(connection, job.id))
     with engine.connect() as connection:
         notes = unserved(connection, job.id, get_settings())
-    document = {"job": job.name, "layers": json_rows(found, _LAYER_COLUMNS), "notes": notes}
-    return Done(table_lines(found, _LAYER_COLUMNS), document, [f"note: {note}" for note in notes])
+    done = _LAYER_COLUMNS.listed(found)
+    document = {"job": job.name, "layers": done.document, "notes": notes}
+    return Done(done.lines, document, [f"note: {note}" for note in notes])
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:

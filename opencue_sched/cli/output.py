@@ -91,23 +91,6 @@ class Column:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def table_lines(things: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
-    """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
-    cut, and the names of those that do not; a pipe gets all."""
-    width = _terminal_width() if sys.stdout.isatty() else None
-    table = lay_out(things, columns, width)
-    yield click.style(table.line(table.titles), bold=True)
-    before = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
-    for line in map(table.line, table.cells):
-        if width is not None and table.wraps and cell_len(line) > width:
-            yield from textwrap.wrap(line, width, subsequent_indent=before, break_on_hyphens=False)
-        else:
-            yield line
-    if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
-        note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
-        yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """What a command did or found: a line or lines for people, a document for scripts, notes for standard error.
@@ -137,35 +120,6 @@ class Done:
             raise click.exceptions.Exit(self.status)
 
 
-def listed(
-    things: Sequence[Any],
-    columns: Sequence[Column],
-    noun: str = "",
-    most: int = sys.maxsize,
-    hosts: Sequence[str] = (),
-) -> Done:
-    """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
-
-    Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
-    """
-    notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
-    lines, document = table_lines(things[:most], columns) if things else [], json_rows(things[:most], columns)
-    return Done(lines, document, notes, hosts=hosts, nothing=f"no {noun or columns[0].title.lower()}s")
-
-
-def as_row(thing: Any, columns: Sequence[Column], hosts: Sequence[str] = ()) -> Done:
-    """What a command created or changed, as lists show it."""
-    return Done(table_lines([thing], columns), json_row(thing, columns), hosts=hosts)
-
-
-def shown(thing: Any, columns: Sequence[Column], key: str, its: Sequence[Any], its_columns: Sequence[Column]) -> Done:
-    """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""
-    lines = field_lines({it.named: it.cell(it.value(thing)) for it in columns})
-    if its:
-        lines += ["", *table_lines(its, its_columns)]
-    return Done(lines, {**json_row(thing, columns), key: json_rows(its, its_columns)})
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Texts of cells, the numbers of the columns ``shown``, and whether the last text of a line ``wraps``."""
@@ -184,31 +138,79 @@ class Table:
         ).rstrip()
 
 
-def lay_out(things: Sequence[Any], columns: Sequence[Column], width: int | None) -> Table:
-    """A table of what has a title and fits into the width; None: of all. What wraps needs 24 characters."""
-    columns = [column for column in columns if column.title]
-    rows = [[column.value(thing) for column in columns] for thing in things]
-    cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
-    widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
-    right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
-    shown = list(range(len(columns))) if width is None else _fit(columns, cells, widths, width)
-    wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
-    return Table([column.title for column in columns], cells, widths, right, shown, wraps)
+class Columns:
+    """What is known of each thing that a command lists, shows or changes."""
 
+    def __init__(self, *columns: Column) -> None:
+        self._all = columns
+        self._titled = [column for column in columns if column.title]
 
-def _fit(columns: Sequence[Column], cells: list[list[str]], widths: list[int], width: int) -> list[int]:
-    """The numbers of the columns that there is room for."""
-    room = width + len(_GAP)
-    least = [min(width, _WRAPPED) if it.wraps else width for it, width in zip(columns, widths, strict=True)]
-    shown = list(range(len(columns)))
-    if cells and sum(width + len(_GAP) for width in widths) > room:
-        shown = [number for number in shown if any(texts[number] for texts in cells)]
-    optional = sorted(
-        (number for number in shown if columns[number].importance < NAME), key=lambda it: (-columns[it].importance, it)
-    )
-    while optional and sum(least[number] + len(_GAP) for number in shown) > room:
-        shown.remove(optional.pop())
-    return shown
+    def document(self, thing: Any) -> dict[str, Any]:
+        """A thing, for JSON."""
+        return {column.key: column.value(thing) for column in self._all if column.key}
+
+    def listed(self, things: Sequence[Any], noun: str = "", most: int = sys.maxsize, hosts: Sequence[str] = ()) -> Done:
+        """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
+
+        Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
+        """
+        notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
+        lines, documents = self.lines(things[:most]) if things else [], [self.document(it) for it in things[:most]]
+        return Done(lines, documents, notes, hosts=hosts, nothing=f"no {noun or self._all[0].title.lower()}s")
+
+    def changed(self, thing: Any, hosts: Sequence[str] = ()) -> Done:
+        """What a command created or changed, as it is listed."""
+        return Done(self.lines([thing]), self.document(thing), hosts=hosts)
+
+    def shown(self, thing: Any, key: str, its: Sequence[Any], its_columns: Columns) -> Done:
+        """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""
+        lines = field_lines({it.named: it.cell(it.value(thing)) for it in self._all})
+        if its:
+            lines += ["", *its_columns.lines(its)]
+        return Done(lines, {**self.document(thing), key: [its_columns.document(it) for it in its]})
+
+    def lines(self, things: Sequence[Any]) -> Iterator[str]:
+        """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
+        cut, and the names of those that do not; a pipe gets all."""
+        width = _terminal_width() if sys.stdout.isatty() else None
+        table = self.lay_out(things, width)
+        yield click.style(table.line(table.titles), bold=True)
+        before = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
+        for line in map(table.line, table.cells):
+            if width is not None and table.wraps and cell_len(line) > width:
+                yield from textwrap.wrap(line, width, subsequent_indent=before, break_on_hyphens=False)
+            else:
+                yield line
+        if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
+            note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
+            yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
+
+    def lay_out(self, things: Sequence[Any], width: int | None) -> Table:
+        """A table of what has a title and fits into the width; None: of all. What wraps needs 24 characters."""
+        columns = self._titled
+        rows = [[column.value(thing) for column in columns] for thing in things]
+        cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
+        widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
+        right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
+        shown = list(range(len(columns))) if width is None else self._fit(cells, widths, width + len(_GAP))
+        wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
+        return Table([column.title for column in columns], cells, widths, right, shown, wraps)
+
+    def _fit(self, cells: list[list[str]], widths: list[int], room: int) -> list[int]:
+        """The numbers of the columns that there is room for, with the gap after each."""
+        least = [
+            len(_GAP) + (min(width, _WRAPPED) if column.wraps else width)
+            for column, width in zip(self._titled, widths, strict=True)
+        ]
+        shown = list(range(len(widths)))
+        if cells and sum(width + len(_GAP) for width in widths) > room:
+            shown = [number for number in shown if any(texts[number] for texts in cells)]
+        optional = sorted(shown, key=lambda it: (-self._titled[it].importance, it))
+        while (
+            optional and self._titled[optional[-1]].importance < NAME and sum(least[number] for number in shown) > room
+        ):
+            shown.remove(optional.pop())
+        return shown
 
 
 def _terminal_width() -> int:
@@ -223,14 +225,6 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 def _one_line(text: str) -> str:
     """A cell's text without what would move the cursor."""
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
-
-
-def json_rows(things: Sequence[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    return [json_row(thing, columns) for thing in things]
-
-
-def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
-    return {column.key: column.value(thing) for column in columns if column.key}
 
 
 def field_lines(fields: Mapping[str, str]) -> list[str]:
@@ -264,7 +258,7 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
             shown.update(picture, refresh=True)
 
 
-def watch(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) -> None:
+def watch(find: Callable[[int], Sequence[Any]], columns: Columns) -> None:
     """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal")
@@ -273,7 +267,7 @@ def watch(find: Callable[[int], Sequence[Any]], columns: Sequence[Column]) -> No
     def pictures(console: Console) -> Iterator[Text]:
         while True:
             title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
-            lines = table_lines(find(console.height - _LINES_AROUND), columns)
+            lines = columns.lines(find(console.height - _LINES_AROUND))
             yield Text.from_ansi("\n".join([click.style(title, dim=True), *lines]))
             time.sleep(_WATCH_SECONDS)
 

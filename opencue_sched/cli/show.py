@@ -23,20 +23,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     redis_store,
 )
-from opencue_sched.cli.output import (
-    HIGH,
-    LOW,
-    NAME,
-    Column,
-    Done,
-    as_row,
-    cap_text,
-    cores,
-    in_cores,
-    listed,
-    shown,
-    working,
-)
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, in_cores, working
 from opencue_sched.domain.farm import INT_MAX, centicores, counted, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
@@ -49,7 +36,7 @@ from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
-_SHOW_COLUMNS = (
+_SHOW_COLUMNS = Columns(
     Column("show", "Show", "name", importance=NAME),
     Column("id"),
     Column("active", "Active"),
@@ -64,7 +51,7 @@ _SHOW_COLUMNS = (
     Column("default_min_cores", "Min Cores", in_cores("default_min_cores"), importance=LOW),
     Column("default_max_cores", "Max Cores", in_cores("default_max_cores"), cap_text, LOW),
 )
-_ALLOCATION_COLUMNS = (
+_ALLOCATION_COLUMNS = Columns(
     Column("allocation", "Allocation", "name", importance=NAME),
     Column("id"),
     Column("tag", "Tag"),
@@ -77,7 +64,7 @@ _ALLOCATION_COLUMNS = (
     Column("down", "Down", "hosts_down"),
     Column("default", "Default"),
 )
-_SUBSCRIPTION_COLUMNS = (
+_SUBSCRIPTION_COLUMNS = Columns(
     Column("show", "Show", importance=NAME),
     Column("allocation", "Allocation", importance=NAME),
     Column("id"),
@@ -90,14 +77,14 @@ _SUBSCRIPTION_COLUMNS = (
     Column("running_frames", read="procs"),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
 )
-_LIMIT_COLUMNS = (
+_LIMIT_COLUMNS = Columns(
     Column("limit", "Limit", "name", importance=NAME),
     Column("id"),
     Column("running", "Running"),
     Column("max", "Max", "max_value"),
     Column("left", "Left"),
 )
-_FOLDER_COLUMNS = (
+_FOLDER_COLUMNS = Columns(
     Column("show", "Show", importance=NAME),
     Column("folder", "Folder", "name", importance=NAME),
     Column("id"),
@@ -130,7 +117,7 @@ show_command = Commands("show")
 @show_command.in_transaction("list")
 def list_shows(connection: Connection) -> Done:
     """List shows and what they are doing."""
-    return listed(shows.list_shows(connection), _SHOW_COLUMNS)
+    return _SHOW_COLUMNS.listed(shows.list_shows(connection))
 
 
 @show_command.in_transaction("info demo")
@@ -139,7 +126,7 @@ def show_info(connection: Connection, show: NamedRow) -> Done:
     """Show one show with its subscriptions."""
     (row,) = shows.list_shows(connection, show.id)
     subscriptions = shows.list_subscriptions(connection, show_id=show.id)
-    return shown(row, _SHOW_COLUMNS, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
+    return _SHOW_COLUMNS.shown(row, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
 
 
 @show_command.on_farm("create demo --managed --max-cores 200")
@@ -158,7 +145,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
         if shows.find_rows(connection, Kind.SHOW, [name]):
             raise InvalidInput(f"there is a show {name!r} already")
         made = shows.insert_show(connection, name, managed=managed, **limits)
-        return as_row(*shows.list_shows(connection, made), _SHOW_COLUMNS)
+        return _SHOW_COLUMNS.changed(shows.list_shows(connection, made)[0])
 
 
 def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
@@ -171,7 +158,7 @@ def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
     def set_show(connection: Connection, show: NamedRow, value: Any) -> Done:
         stored = value == "on" if kind is _SWITCH else value
         shows.set_rows(connection, "show", "pk_show", [show.id], {column: stored})
-        return as_row(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
+        return _SHOW_COLUMNS.changed(shows.list_shows(connection, show.id)[0])
 
 
 _setting_command(
@@ -207,7 +194,7 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> D
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
     away = "note: Redis is not open for booking yet; the first worker imports what runs before it books"
     with engine.connect() as connection:
-        answer = as_row(*shows.list_shows(connection, show.id), _SHOW_COLUMNS)
+        answer = _SHOW_COLUMNS.changed(shows.list_shows(connection, show.id)[0])
     return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])
 
 
@@ -232,7 +219,7 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
 
     Other commands name a folder by its show and its name or id.
     """
-    return listed(shows.list_folders(connection, show and show.id), _FOLDER_COLUMNS, "folder")
+    return _FOLDER_COLUMNS.listed(shows.list_folders(connection, show and show.id), "folder")
 
 
 @folder_command.in_transaction("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
@@ -297,7 +284,7 @@ def _set_caps(connection: Connection, show: NamedRow, folder_id: str, caps: dict
     """Set the caps that are given."""
     if given := {f"int_{name}": value for name, value in caps.items() if value is not None}:
         shows.set_rows(connection, "folder_resource", "pk_folder", [folder_id], given)
-    return as_row(_folder(connection, show, folder_id), _FOLDER_COLUMNS)
+    return _FOLDER_COLUMNS.changed(_folder(connection, show, folder_id))
 
 
 alloc_command = Commands("alloc")
@@ -308,7 +295,7 @@ def list_allocations(connection: Connection) -> Done:
     """List allocations with their hosts. Idle cores are those of hosts that are up and open, hosts that are silent are
     down."""
     groups = host_groups(connection, None, staleness=get_settings().host_cache.host_staleness_threshold)
-    return listed([it for it in groups if it.name is not None], _ALLOCATION_COLUMNS)
+    return _ALLOCATION_COLUMNS.listed([it for it in groups if it.name is not None])
 
 
 @alloc_command.in_transaction("create cloud.gpu --tag gpu --new-facility")
@@ -360,7 +347,7 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
     that are up and open have left.
     """
     found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
-    return listed(found, _SUBSCRIPTION_COLUMNS, "subscription")
+    return _SUBSCRIPTION_COLUMNS.listed(found, "subscription")
 
 
 @subscription_command.in_transaction("create demo local.general 100 150%")
@@ -375,7 +362,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
         raise InvalidInput(f"show {show.name} has a subscription for {alloc.name} already")
-    return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return _SUBSCRIPTION_COLUMNS.changed(_subscription(connection, show, alloc))
 
 
 @subscription_command.in_transaction("size demo local.general 200")
@@ -400,7 +387,7 @@ def set_burst(connection: Connection, show: NamedRow, alloc: NamedRow, number: s
 def _set_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, column: str, value: int) -> Done:
     found = _subscription(connection, show, alloc)
     shows.set_rows(connection, "subscription", "pk_subscription", [found.id], {column: value})
-    return as_row(_subscription(connection, show, alloc), _SUBSCRIPTION_COLUMNS)
+    return _SUBSCRIPTION_COLUMNS.changed(_subscription(connection, show, alloc))
 
 
 @subscription_command.in_transaction("delete demo local.general")
@@ -449,7 +436,7 @@ limit_command = Commands("limit")
 @limit_command.in_transaction("list")
 def list_limits(connection: Connection) -> Done:
     """List limits with the frames that run under each."""
-    return listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name), _LIMIT_COLUMNS)
+    return _LIMIT_COLUMNS.listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name))
 
 
 @limit_command.in_transaction("create arnold 20")
@@ -461,7 +448,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
     if shows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
-    return as_row(fetch_limits(connection)[made], _LIMIT_COLUMNS)
+    return _LIMIT_COLUMNS.changed(fetch_limits(connection)[made])
 
 
 @limit_command.in_transaction("set arnold 25")
@@ -470,7 +457,7 @@ def create_limit(connection: Connection, name: str, most: int) -> Done:
 def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
     """Change how many frames may run under a limit. What runs above it goes on."""
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
-    return as_row(fetch_limits(connection)[limit.id], _LIMIT_COLUMNS)
+    return _LIMIT_COLUMNS.changed(fetch_limits(connection)[limit.id])
 
 
 @limit_command.in_transaction("delete arnold")

@@ -27,7 +27,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
 from opencue_sched.cli.inputs import TOP, redis_store
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Done, asked_for_json, cap_text, lay_out, live
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, asked_for_json, cap_text, live
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.errors import SchedulerError
@@ -59,12 +59,12 @@ SORTS: dict[str, Callable[[JobUse], Any]] = {
 """Orders of jobs; that of the farm's view is by how long they wait."""
 
 _PERCENT = "{:.0%}".format
-ALLOCATION_COLUMNS = (
+ALLOCATION_COLUMNS = Columns(
     Column("name", "ALLOCATION", importance=NAME),
     *(Column(name, name.upper(), importance=HIGH) for name in ("cores", "booked", "idle", "locked", "down")),
     Column("hosts", "HOSTS"),
 )
-SHOW_COLUMNS = (
+SHOW_COLUMNS = Columns(
     Column("show", "SHOW", importance=NAME),
     Column("allocation", "ALLOCATION", importance=LOW),
     Column("used", "CORES", importance=HIGH),
@@ -75,7 +75,7 @@ SHOW_COLUMNS = (
     *(Column(name, title) for name, title in (("running", "RUN"), ("waiting", "WAIT"), ("dead", "DEAD"))),
     Column("off", "STATE"),
 )
-JOB_COLUMNS = (
+JOB_COLUMNS = Columns(
     Column("name", "JOB", importance=NAME),
     Column("waiting_seconds", "WAITED", show=duration_text, importance=HIGH),
     Column("waiting", "WAIT", importance=HIGH),
@@ -360,11 +360,9 @@ def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
         counts = dict.fromkeys(counts)
 
 
-def _table(
-    columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], width: int, *, more: int = 0
-) -> list[Line]:
+def _table(columns: Columns, rows: Sequence[Any], styles: Sequence[str], width: int, *, more: int = 0) -> list[Line]:
     """A line of titles and one for each row, of the columns that fit. The last column's text may be cut."""
-    table = lay_out(rows, columns, width)
+    table = columns.lay_out(rows, width)
     title = table.line(table.titles) + (f"  ({more} more)" if more else "")
     return [(title, "bold underline"), *zip(map(table.line, table.cells), styles, strict=False)]
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, in_cores, listed, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, in_cores, working
 
 
 class Terminal(io.StringIO):
@@ -40,7 +40,7 @@ THINGS = [
     SimpleNamespace(name="a", centicores=150, up=True, note=None),
     SimpleNamespace(name="b", centicores=1000, up=False, note="full"),
 ]
-COLUMNS = (
+COLUMNS = Columns(
     Column("thing", "Thing", "name"),
     Column("cores", "Cores", in_cores("centicores")),
     Column("up", "Up"),
@@ -50,7 +50,7 @@ COLUMNS = (
 
 
 def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[str]) -> None:
-    listed(THINGS, COLUMNS).show(as_json=True)
+    COLUMNS.listed(THINGS).show(as_json=True)
     assert json.loads(capsys.readouterr().out) == [
         {"thing": "a", "cores": 1.5, "up": True, "note": None},
         {"thing": "b", "cores": 10, "up": False, "note": "full"},
@@ -58,17 +58,17 @@ def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[s
 
 
 def test_of_nothing_standard_error_says_what_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
-    listed([], COLUMNS).show(as_json=False)
-    listed([], COLUMNS, "gadget").show(as_json=False)
+    COLUMNS.listed([]).show(as_json=False)
+    COLUMNS.listed([], "gadget").show(as_json=False)
     assert capsys.readouterr() == ("", "no things\nno gadgets\n")
-    listed([], COLUMNS).show(as_json=True)
+    COLUMNS.listed([]).show(as_json=True)
     assert capsys.readouterr() == ("[]\n", "")
 
 
 def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = (
+    columns = Columns(
         Column("name", "Name", importance=NAME),
         Column("note", "A Note That Few Have", importance=HIGH),
         Column("up", "Up", importance=LOW),
@@ -80,14 +80,14 @@ def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
     ):
         monkeypatch.setattr("opencue_sched.cli.output._terminal_width", lambda width=width: width)
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        listed(THINGS[:1], columns).show(as_json=False)
+        columns.listed(THINGS[:1]).show(as_json=False)
         lines = click.unstyle(capsys.readouterr().out).splitlines()
         assert lines[0].split() == titles
         assert lines[1].count("word") == 5, "what wraps has the room"
 
 
 def test_a_column_with_a_title_is_in_the_table_and_numbers_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    listed(THINGS, COLUMNS).show(as_json=False)
+    COLUMNS.listed(THINGS).show(as_json=False)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "Thing  Cores  Up   Note",
         "a        1.5  yes",
