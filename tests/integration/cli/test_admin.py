@@ -81,7 +81,7 @@ def test_shows_are_listed_with_what_they_do(cli: Cli, build: Build) -> None:
 def test_switches_and_defaults_of_a_show_are_set(cli: Cli, build: Build, rows: Rows) -> None:
     build(lambda farm: farm.show("demo"))
     assert cli("show", "active", "demo", "off").status == 0
-    assert cli("show", "booking", "demo", "off").words[1] == ["demo", "no", "yes", "no", "0", "0", "0", "0", "1", "-"]
+    assert cli("show", "booking", "demo", "off").words[1] == ["demo", "no", "yes", "no", "0", "0", "0", "0", "1", "100"]
     assert cli("show", "booking", "demo", "off", "--json").json["booking"] is False
     assert cli("show", "default-min-cores", "demo", "2.5").status == 0
     assert cli("show", "default-max-cores", "demo", "-1").status == 0

@@ -300,7 +300,6 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     assert out.splitlines()[0].endswith("s ago)")
     layer = cli("explain", NAME, "--json").json["layers"][0]
     assert (layer["verdict"]["verdict"], layer["verdict"]["cluster"]) == ("capacity", "alloc-0123456789abcdef")
-    assert "capacity: a frame needs" in cli("job", "info", NAME).out
     change("UPDATE job SET b_paused = true")
     assert reasons(cli) == ["paused"]
 

@@ -32,6 +32,7 @@ NOT_TO_READ = {*LARGE, "sqlalchemy.orm", "rich.console", "asyncpg", "tornado"} -
     "rich",
 }
 """What a command that only reads PostgreSQL does without: of rich it takes the width of a character."""
+FOR_LOGS = {"structlog", "rich.console"}
 OURS = {
     f"opencue_sched.{package}" for package in ("accounting", "coordination", "dispatch", "farm", "placement", "worker")
 }
@@ -72,17 +73,16 @@ def test_commands_on_the_database_are_loaded_without_what_only_some_need(module:
 
 @pytest.mark.parametrize("words", ["job list", "host list", "show list", "alloc list", "subscription list"])
 def test_a_list_is_printed_without_what_only_some_commands_need(words: str, settings: Settings) -> None:
-    ran = START.format(words=[*words.split(), "--json"]) + RUN.format(large=sorted(NOT_TO_READ | OURS))
+    ran = START.format(words=[*words.split(), "--json"]) + RUN.format(large=sorted((NOT_TO_READ | OURS) - FOR_LOGS))
     environment = {"OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url, "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn}
     assert imported(ran, environment) == set()
 
 
-def test_what_logs_is_set_up_for_people_whenever_it_is_imported() -> None:
+def test_what_logs_is_set_up_for_people() -> None:
     program = """
 import sys
 from opencue_sched.cli.output import log_warnings
 log_warnings()
-assert "structlog" not in sys.modules
 import structlog
 structlog.get_logger().info("not_said")
 structlog.get_logger().warning("said")

@@ -170,7 +170,8 @@ def test_what_is_left_out_is_the_least_important_from_the_right(cli: Cli, a_farm
     assert jobs[90].titles == ["Job", "State", "Booked"]
     assert jobs[100].titles == ["Job", "State", "Booked", "Wait", "Dead"]
     assert jobs[120].titles == ["Job", "State", "Booked", "Wait", "Dead", "Done", "Frames"]
-    assert jobs[120].left_out == ["Folder", "User", "Cores", "Depend", "Pri", "Min Cores", "Max Cores", "Age"]
+    caps = ["Min Cores", "Max Cores", "Max GPUs"]
+    assert jobs[120].left_out == ["Folder", "User", "Cores", "Depend", "Pri", *caps, "Age"]
     assert jobs[200].left_out == []
     assert "--json shows them" in " ".join(jobs[90].text.split())
 
