@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
+from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release
 
 LOOK_SECONDS = 0.1
@@ -265,15 +265,14 @@ class FrameEnds:
             return None
 
     def _end(self, batch: Sequence[RunningProc]) -> None:
-        answers = self._releaser.complete([self._completion(proc) for proc in batch])
+        answers = self._releaser.end([self._completion(proc) for proc in batch])
         at = time.time()
         ended = []
         with self._lock:
             self.batches += 1
             for proc, answer in zip(batch, answers, strict=True):
-                verdict = answer.verdict if isinstance(answer, RunOutcome) else type(answer).__name__
-                self.outcomes[verdict] += 1
-                if verdict is RunVerdict.APPLIED:
+                self.outcomes[answer.verdict] += 1
+                if answer.verdict is RunVerdict.APPLIED:
                     ended.append(proc)
         if ended and self._on_ended is not None:
             self._on_ended(ended, at)

@@ -214,7 +214,7 @@ def _completions(engine: Engine, settings: Settings, facts: SchemaFacts) -> floa
         ]
     began = perf_counter()
     for start in range(0, len(reports), _TOGETHER):
-        Releaser(engine).complete(reports[start : start + _TOGETHER])
+        Releaser(engine).end(reports[start : start + _TOGETHER])
     return perf_counter() - began
 
 

@@ -344,7 +344,9 @@ class Release(_Section):
     host: str = Field("127.0.0.1", description="Address the report service listens on.")
     port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
     lost_completion_grace: Seconds = Field(
-        30.0, description="A frame missing from two host reports this long after its start has ended unnoticed."
+        30.0,
+        description="Of a frame that its host's reports have not named this long RQD is asked whether it has ended "
+        "unnoticed.",
     )
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")

@@ -37,7 +37,6 @@ from opencue_sched.farm.model import (
 )
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, frame_memory, procs, release
-from opencue_sched.store.procs import DeletedProc
 from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
@@ -99,25 +98,21 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
         endings = [out_of_retries(ending, largest.get(ending.run.layer_id)) for ending in endings]
     stops = [ending.stop for ending in endings if ending.stop is not None]
     releases = [ending.run for ending in endings if ending.releases]
-    stopped: dict[str, StoppedFrame] = {}
-    deleted: Sequence[DeletedProc] = ()
-    managed: frozenset[str] = frozenset()
-    finished_jobs: list[str] = []
-    if stops or releases:
-        managed = procs.managed_shows(connection, {run.proc_show_id for run in releases if run.proc_show_id})
-        held = _foreseen(connection, endings, satisfying) | wider
-        procs.lock_hosts(connection, {run.host_id for run in releases})
-        release.lock_counters(connection, held)
+    managed = procs.managed_shows(connection, {run.proc_show_id for run in releases})
+    held = _foreseen(connection, endings, satisfying) | wider
+    procs.lock_hosts(connection, {run.host_id for run in releases})
+    release.lock_counters(connection, held)
 
-        if stops:
-            stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)}
-        if releases:
-            deleted = _release_procs(connection, [run.proc_id for run in releases], managed)
-        release.count_usage(connection, stopped.values())
-        finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
-        _adapt_memory(connection, endings, stopped, releaser.settings.frames_to_raise_a_layer)
-        shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
-        release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
+    stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)}
+    deleted = procs.delete_procs(connection, [run.proc_id for run in releases])
+    procs.restore_hosts(connection, deleted)
+    unmanaged = [proc for proc in deleted if not proc.local and proc.show_id not in managed]
+    procs.decrement_accounts(connection, unmanaged)
+    release.count_usage(connection, stopped.values())
+    finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
+    _adapt_memory(connection, endings, stopped, releaser.settings.frames_to_raise_a_layer)
+    shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
+    release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
     outcomes = []
     for request, ending in zip(requests, endings, strict=True):
         frame = stopped.get(ending.stop.frame_id) if ending.stop else None
@@ -162,14 +157,6 @@ def _foreseen(
         jobs={run.job_id for run in over if run.job_open <= ending_jobs[run.job_id]},
     )
     return own | depends.counters_of_dependents(connection, found)
-
-
-def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: frozenset[str]) -> Sequence[DeletedProc]:
-    deleted = procs.delete_procs(connection, proc_ids)
-    procs.restore_hosts(connection, deleted)
-    unmanaged = [proc for proc in deleted if not proc.local and proc.show_id not in managed]
-    procs.decrement_accounts(connection, unmanaged)
-    return deleted
 
 
 def follow(
@@ -219,8 +206,8 @@ def _adapt_memory(
             _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
 
 
-RUNS_PER_TRANSACTION = 50
-"""Lost runs ended in one transaction, whose locks booking and reports wait for."""
+MOST_TOGETHER = 64
+"""Runs ended in one transaction, whose locks booking and reports wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,40 +221,18 @@ class Releaser:
     count: CountEvent = lambda *_: None
     clock: Callable[[], float] = time.time
 
-    def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
-        """Apply completions that arrived together, in one transaction, and answer each in its place.
+    def end(self, requests: Sequence[Request]) -> list[RunOutcome]:
+        """End runs, MOST_TOGETHER in a transaction, and answer each in its place. Processes of lost runs must be known
+        not to run.
 
-        The answer to a report that cannot be applied is the error. When the database is in trouble the error is
-        raised (`is_trouble`): no report was applied then.
+        When the database is in trouble the error is raised (`is_trouble`): of that transaction nothing was applied.
         """
-        answers = self._end(reports)
-        for report, answer in zip(reports, answers, strict=True):
-            if isinstance(answer, RunOutcome):
-                self.count(f"completion_{answer.verdict.value}")
-                _log_outcome(report, answer)
-            else:
-                self.count("completion_refused")
-                _log_refused("completion_refused", report, answer, host=report.host_name)
-        return answers
-
-    def end_lost(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
-        """End lost runs. Their processes must be known not to run. A run that cannot be ended is logged and kept."""
         outcomes: list[RunOutcome] = []
-        for start in range(0, len(requests), RUNS_PER_TRANSACTION):
-            part = requests[start : start + RUNS_PER_TRANSACTION]
-            for request, answer in zip(part, self._end(part), strict=True):
-                if isinstance(answer, Exception):
-                    _log_refused("lost_run_refused", request, answer)
-                    continue
-                outcomes.append(answer)
-                _log.info(
-                    "lost_run_ended",
-                    proc=request.proc_id,
-                    frame=request.frame_id,
-                    reason=request.reason,
-                    verdict=answer.verdict.value,
-                    state=answer.state,
-                )
+        for start in range(0, len(requests), MOST_TOGETHER):
+            part = requests[start : start + MOST_TOGETHER]
+            for request, outcome in zip(part, self._end(part), strict=True):
+                self._record(request, outcome)
+                outcomes.append(outcome)
         return outcomes
 
     def publish_hosts(self, host_ids: Sequence[str]) -> None:
@@ -275,7 +240,7 @@ class Releaser:
         if self.changes is not None and host_ids:
             self._announce("host_changes", self.changes.publish, host_ids)
 
-    def _end(self, requests: Sequence[Request]) -> list[RunOutcome | Exception]:
+    def _end(self, requests: Sequence[Request]) -> Sequence[RunOutcome]:
         """End runs in one transaction or, when that fails, in one each, so that one bad run does not keep the others
         from ending."""
         try:
@@ -284,14 +249,15 @@ class Releaser:
             if is_trouble(error):
                 raise
             if len(requests) == 1:
-                return [error]
-            return [answer for request in requests for answer in self._end([request])]
+                (bad,) = requests
+                return [RunOutcome(bad.proc_id, bad.frame_id, RunVerdict.REFUSED, error=error)]
+            return [outcome for request in requests for outcome in self._end([request])]
         if self.ledger is not None and ended.ledger_procs:
             self._announce("ledger_release", self.ledger.release, ended.ledger_procs)
         self.publish_hosts(ended.hosts)
         for job_id in ended.finished_jobs:
             _log.info("job_finished", job=job_id)
-        return list(ended.outcomes)
+        return ended.outcomes
 
     def _announce(self, step: str, announce: Callable[[Sequence[str]], object], ids: Sequence[str]) -> None:
         try:
@@ -303,25 +269,24 @@ class Releaser:
             (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), ids=ids)
             self.count(f"{step}_failed")
 
-
-def _log_refused(event: str, request: Request, error: Exception, **fields: object) -> None:
-    trace = None if isinstance(error, DBAPIError) else error
-    _log.error(event, proc=request.proc_id, frame=request.frame_id, error=describe(error), exc_info=trace, **fields)
-
-
-def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
-    applied = outcome.state is not None
-    (_log.debug if applied else _log.info)(
-        "frame_completed" if applied else "completion_ignored",
-        proc=report.proc_id,
-        frame=report.frame_id,
-        name=report.name,
-        host=report.host_name,
-        exit_status=report.exit_status,
-        exit_signal=report.exit_signal,
-        state=outcome.state,
-        verdict=outcome.verdict.value,
-    )
+    def _record(self, request: Request, outcome: RunOutcome) -> None:
+        """Log what became of a run, and count it if its end was reported."""
+        fields = {"proc": request.proc_id, "frame": request.frame_id}
+        if isinstance(request, LostRun):
+            kind, event, log = "lost_run", "lost_run_ended", _log.info
+            fields["reason"] = request.reason
+        else:
+            self.count(f"completion_{outcome.verdict.value}")
+            applied = outcome.state is not None
+            kind, event = "completion", "frame_completed" if applied else "completion_ignored"
+            log = _log.debug if applied else _log.info
+            ended = {"exit_status": request.exit_status, "exit_signal": request.exit_signal}
+            fields |= {"name": request.name, "host": request.host_name, **ended}
+        if outcome.error is None:
+            log(event, state=outcome.state, verdict=outcome.verdict.value, **fields)
+        else:
+            trace = None if isinstance(outcome.error, DBAPIError) else outcome.error
+            _log.error(f"{kind}_refused", error=describe(outcome.error), exc_info=trace, **fields)
 
 
 # Completions that arrive together are applied together, in one transaction and with one fsync.
@@ -330,11 +295,10 @@ def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
 # when its caller's wait has ended. Only a full queue or a process that dies loses it; then the reports of its host show
 # that the frame does not run any more.
 
-MOST_TOGETHER = 64
 MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
-Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | Exception]]
+Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome]]
 """Answers each report; raises an error when it applied none."""
 
 
@@ -401,7 +365,7 @@ class CompletionBatcher:
         retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
         while not self._give_up.is_set() and (batch := self._next(together)):
             try:
-                answers = self._apply([report for report, _ in batch])
+                outcomes = self._apply([report for report, _ in batch])
             except Exception as error:
                 self._count("completion_retry")
                 _log.warning("completions_kept", waiting=self.waiting, error=describe(error))
@@ -414,14 +378,14 @@ class CompletionBatcher:
                 continue
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
             with self._wake:
-                for (_, done), answer in zip(batch, answers, strict=True):
+                for (_, done), outcome in zip(batch, outcomes, strict=True):
                     self._queue.popleft()
                     if done.done():  # stop() has given it up
                         continue
-                    if isinstance(answer, Exception):
-                        done.set_exception(answer)
+                    if outcome.error is not None:
+                        done.set_exception(outcome.error)
                     else:
-                        done.set_result(answer)
+                        done.set_result(outcome)
 
     def _next(self, together: int) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
         """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""

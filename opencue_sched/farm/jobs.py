@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine, Row
+from sqlalchemy import Connection, Engine
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
@@ -91,45 +90,32 @@ class JobControl:
         ``looks``, until nothing runs."""
         changed: dict[str, None] = {}
         deferred: dict[str, None] = {}
+        # Most often completions, which the kill brings about, are applied before this call gets to it: such a frame
+        # waits again, as it was to do.
+        over = (RunVerdict.STALE,) if state is FrameState.WAITING else ()
         for _ in range(looks):
             left = None if frame_ids is None else [it for it in frame_ids if it not in changed and it not in deferred]
             with self._releaser.engine.connect() as connection:
                 found = hosts.list_procs(connection, frame_ids=left, job_id=job_id)
             # Locally dispatched procs are Cuebot's; one without a frame is the reaper's.
             running = [proc for proc in found if proc.frame_id and not proc.local and proc.frame_id not in deferred]
-            if running:
-                self._kill(running, state, reason, changed, deferred)
+            with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kill") as threads:
+                fates = threads.map(lambda it: self._killer.stop(it.host, it.frame_id, it.id, reason), running)
+                killed = list(zip(running, fates, strict=True))
+            deferred |= {proc.frame_id: None for proc, fate in killed if fate is not Fate.NOT_RUNNING}
+            outcomes = self._releaser.end(
+                [
+                    LostRun(proc.id, proc.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
+                    for proc, fate in killed
+                    if fate is Fate.NOT_RUNNING
+                ]
+            )
+            changed |= {it.frame_id: None for it in outcomes if it.state is not None or it.verdict in over}
             if then is not None and left is not None:
                 changed |= dict.fromkeys(with_counters(self._releaser.engine, partial(then, left)))
             if not running:
                 break
         return FramesChanged(tuple(changed), tuple(deferred))
-
-    def _kill(
-        self,
-        running: Sequence[Row[Any]],
-        state: FrameState,
-        reason: str,
-        changed: dict[str, None],
-        deferred: dict[str, None],
-    ) -> None:
-        """Kill what runs and end it in ``state``, unless its own completion has; what is not confirmed dead is
-        deferred."""
-        with ThreadPoolExecutor(min(_KILL_THREADS, len(running)), thread_name_prefix="kill") as threads:
-            fates = threads.map(lambda it: self._killer.stop(it.host, it.frame_id, it.id, reason), running)
-            killed = list(zip(running, fates, strict=True))
-        deferred |= {proc.frame_id: None for proc, fate in killed if fate is not Fate.NOT_RUNNING}
-        outcomes = self._releaser.end_lost(
-            [
-                LostRun(proc.id, proc.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
-                for proc, fate in killed
-                if fate is Fate.NOT_RUNNING
-            ]
-        )
-        # Most often completions, which the kill brings about, are applied before this call gets to it: such a frame
-        # waits again, as it was to do.
-        over = (RunVerdict.STALE,) if state is FrameState.WAITING else ()
-        changed |= {it.frame_id: None for it in outcomes if it.state is not None or it.verdict in over}
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         procs.lock_runs(connection, (), frame_ids)
@@ -169,17 +155,12 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
 
 def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None = None) -> depends.Satisfied:
     """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group."""
-    satisfied = with_counters(engine, partial(_drop, job_id, depend_ids))
+
+    def drop(connection: Connection, _wider: Counters) -> depends.Satisfied:
+        found = jobs.open_depends(connection, job_id, depend_ids)
+        release.lock_counters(connection, depends.counters_of_dependents(connection, found))
+        return depends.satisfy_depends(connection, found)
+
+    satisfied = with_counters(engine, drop)
     _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=satisfied.freed_frames)
     return satisfied
-
-
-def _drop(
-    job_id: str, depend_ids: Collection[str] | None, connection: Connection, wider: Counters
-) -> depends.Satisfied:
-    held = wider | depends.counters_of_dependents(connection, jobs.open_depends(connection, job_id, depend_ids))
-    release.lock_counters(connection, held)
-    # Read again under the locks: what is added meanwhile may count elsewhere.
-    found = jobs.open_depends(connection, job_id, depend_ids)
-    held.must_cover(depends.counters_of_dependents(connection, found))
-    return depends.satisfy_depends(connection, found)

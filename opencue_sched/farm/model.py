@@ -84,16 +84,19 @@ class RunVerdict(StrEnum):
     """Neither the proc nor the frame exists."""
     ALIVE = "alive"
     """A lost run that proved to be alive, or whose host came back. Nothing was changed."""
+    REFUSED = "refused"
+    """The database refused it, or a bug did. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """One report's or request's end. ``state`` is the frame's new state when it was stopped."""
+    """One report's or request's end. ``state`` is the frame's new state when it was stopped; ``error``: why REFUSED."""
 
     proc_id: str
     frame_id: str
     verdict: RunVerdict
     state: FrameState | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +127,14 @@ class Ending:
 
 def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> Ending:
     """The ending that a report, or a request for a lost run, asks for. ``now`` is epoch seconds."""
+    verdict = _judge(request, run)
     if isinstance(request, LostRun):
-        verdict = _judge_lost(request, run)
         stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status)
         memory_failure = False
     else:
-        verdict = _judge_completed(request, run)
         status = max(_SMALLEST_EXIT_STATUS, min(_LARGEST_EXIT_STATUS, request.exit_status))
         state = state_after(request, run, now=now)
-        stop = FrameStop(run.frame_id, run.version, state, status, max_rss_kb=request.max_rss_kb, lag_seconds=1)
+        stop = FrameStop(run.frame_id, run.version, state, status, request.max_rss_kb)
         memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request)
     stops = verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED)
     return Ending(verdict, run, stop if stops else None, memory_failure)
@@ -149,41 +151,30 @@ def out_of_retries(ending: Ending, largest_host_kb: int | None) -> Ending:
     return replace(ending, stop=replace(stop, state=FrameState.DEAD))
 
 
-def _judge_completed(report: CompletedFrame, run: Run) -> RunVerdict:
+def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
     if not run.proc_id:
+        if isinstance(request, LostRun) and request.proc_id:
+            return RunVerdict.STALE
+        if not run.frame_id:
+            return RunVerdict.UNKNOWN
+        if run.frame_state != FrameState.RUNNING:
+            return RunVerdict.STALE
         # A frame that still runs although its proc is gone ends with the report of the host it was started on; a later
         # run of it must not.
-        if not run.frame_id:
-            return RunVerdict.UNKNOWN
-        if run.frame_state != FrameState.RUNNING:
-            return RunVerdict.STALE
-        ours = not run.owner_proc_id and _same_host(run.frame_host, report.host_name)
-        return RunVerdict.ORPHAN_APPLIED if ours else RunVerdict.SUPERSEDED
-    if not _same_host(run.host_name, report.host_name):
+        ours = isinstance(request, LostRun) or _same_host(run.frame_host, request.host_name)
+        return RunVerdict.ORPHAN_APPLIED if ours and not run.owner_proc_id else RunVerdict.SUPERSEDED
+    if isinstance(request, LostRun):
+        if run.proc_frame_id != request.frame_id:
+            return RunVerdict.SUPERSEDED
+        reported = request.pinged_at is not None and run.pinged_at > request.pinged_at
+        if reported or request.host_state not in (None, run.host_state):
+            return RunVerdict.ALIVE
+    elif not _same_host(run.host_name, request.host_name):
         return RunVerdict.WRONG_HOST
-    if not run.proc_frame_id:
-        return RunVerdict.RELEASED
-    if run.proc_frame_id != report.frame_id or not run.frame_id:
+    elif run.proc_frame_id and (run.proc_frame_id != request.frame_id or not run.frame_id):
         return RunVerdict.SUPERSEDED
-    return RunVerdict.APPLIED if run.frame_state == FrameState.RUNNING else RunVerdict.RELEASED
-
-
-def _judge_lost(request: LostRun, run: Run) -> RunVerdict:
-    if not request.proc_id:
-        if not run.frame_id:
-            return RunVerdict.UNKNOWN
-        if run.frame_state != FrameState.RUNNING:
-            return RunVerdict.STALE
-        return RunVerdict.SUPERSEDED if run.owner_proc_id else RunVerdict.ORPHAN_APPLIED
-    if not run.proc_id:
-        return RunVerdict.STALE
-    if run.proc_frame_id != request.frame_id:
-        return RunVerdict.SUPERSEDED
-    if request.pinged_at is not None and run.pinged_at > request.pinged_at:
-        return RunVerdict.ALIVE
-    if request.host_state is not None and run.host_state != request.host_state:
-        return RunVerdict.ALIVE
-    return RunVerdict.APPLIED if run.frame_state == FrameState.RUNNING else RunVerdict.RELEASED
+    applies = run.proc_frame_id and run.frame_state == FrameState.RUNNING
+    return RunVerdict.APPLIED if applies else RunVerdict.RELEASED
 
 
 def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:

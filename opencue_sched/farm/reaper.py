@@ -1,5 +1,5 @@
-"""Ends the runs nobody will report the end of: on hosts that are down, of finished jobs, silent or ownerless ones, and
-beside a Cuebot those whose completion it did not live to handle.
+"""Ends the runs nobody will report the end of: on hosts that are down, of finished jobs, without an owner, and those
+whose completion never came or was lost with a Cuebot.
 
 Always in this order: kill, have RQD confirm that the process does not run, and only then give its frame away. A host
 that cannot be asked keeps its frames until it is DOWN, has rebooted, or has been out of reach so long that a person
@@ -13,16 +13,17 @@ next.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, TextClause
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.dispatch.failures import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
@@ -47,14 +48,10 @@ LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
 
 ORPHAN_SECONDS = 300.0
-"""A proc no report has named, or a frame without a proc, for this long is lost."""
+"""A frame without a proc, or a proc on a host that neither reports nor is DOWN, is lost after this long."""
 
 FRAMELESS_SECONDS = 60.0
 """A proc whose frame was taken off it (eaten, killed) is released after this long, if no completion does it."""
-
-UNNAMED_SECONDS = 30.0
-"""RQD reports every 30 s or oftener, so a proc last named so long before its host's last report is missing from two.
-Beside a Cuebot its RQD is asked then; where there is none, the report service asks."""
 
 GIVE_UP_ORPHAN_SECONDS = 3600.0
 """A frame without a proc whose host does not confirm that it is gone is DEAD after this long."""
@@ -82,98 +79,86 @@ _STATUSES: Mapping[str, ExitStatus] = {
 }
 
 
-@dataclass(slots=True)
-class Reaper:
-    """One reap at a time in a process; any number of processes may reap, each run is ended once.
+def reap(
+    releaser: Releaser,
+    killer: RqdKiller,
+    *,
+    scope: UpkeepScope = EVERYTHING,
+    stopping: Callable[[], bool] = lambda: False,
+) -> ReaperReport:
+    """Mark silent hosts DOWN, then end what is lost in ``scope``. Any number of processes may reap, each run is ended
+    once.
 
-    Nothing outside ``scope`` is judged. ``stopping`` says whether the process is to end, which ends the reap as its
-    time does.
+    ``stopping`` says whether the process is to end, which ends the reap as its time does.
     """
-
-    releaser: Releaser
-    _: KW_ONLY
-    killer: RqdKiller
-    scope: UpkeepScope = EVERYTHING
-    stopping: Callable[[], bool] = lambda: False
-    _until: float = field(default=0.0, init=False)
-
-    def run_once(self) -> ReaperReport:
-        """Mark silent hosts DOWN, then end what is lost, within the time of a reap."""
-        self._until = monotonic() + REAP_SECONDS
-        hosts_down = self._mark_hosts_down()
-        with self.releaser.engine.connect() as connection:
-            lost = procs.lost_runs(
-                connection,
-                self.scope,
-                limit=MOST_RUNS,
-                silent=ORPHAN_SECONDS,
-                frameless=FRAMELESS_SECONDS,
-                unnamed=UNNAMED_SECONDS,
-                grace=self.releaser.settings.lost_completion_grace,
-            )
-        # Procs first: they hold cores, frames without one do not.
-        lost = sorted(lost, key=lambda run: run.why == Why.NO_PROC)
-        fates = self._kill(lost)
-        requests = [request for run in lost if (request := _request(run, fates)) is not None]
-        alive = sum(fate is Fate.RUNNING for fate in fates.values())
-        ended = [outcome for outcome in self.releaser.end_lost(requests) if outcome.verdict in _ENDED]
-        return ReaperReport(
-            tuple(hosts_down),
-            sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
-            sum(outcome.state is FrameState.WAITING for outcome in ended),
-            sum(outcome.state is FrameState.DEAD for outcome in ended),
-            len(lost) - alive - len(ended),
+    until = monotonic() + REAP_SECONDS
+    hosts_down = _mark_hosts_down(releaser, scope)
+    with releaser.engine.connect() as connection:
+        lost = procs.lost_runs(
+            connection,
+            scope,
+            limit=MOST_RUNS,
+            silent=ORPHAN_SECONDS,
+            frameless=FRAMELESS_SECONDS,
+            unnamed=releaser.settings.lost_completion_grace,
         )
+    # Procs first: they hold cores, frames without one do not.
+    lost = sorted(lost, key=lambda run: run.why == Why.NO_PROC)
+    hosts: dict[str, list[LostRow]] = {}
+    for run in lost:
+        if run.frame_id and run.host_name:
+            hosts.setdefault(run.host_name, []).append(run)
+    kill = partial(_kill_on, killer, lambda: monotonic() < until and not stopping())
+    with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="reaper") as threads:
+        fates = dict(ChainMap(*threads.map(kill, hosts, hosts.values())))
+    requests = [request for run in lost if (request := _request(run, fates)) is not None]
+    alive = sum(fate is Fate.RUNNING for fate in fates.values())
+    ended = [outcome for outcome in releaser.end(requests) if outcome.verdict in _ENDED]
+    return ReaperReport(
+        tuple(hosts_down),
+        sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
+        sum(outcome.state is FrameState.WAITING for outcome in ended),
+        sum(outcome.state is FrameState.DEAD for outcome in ended),
+        len(lost) - alive - len(ended),
+    )
 
-    def _goes_on(self) -> bool:
-        return monotonic() < self._until and not self.stopping()
 
-    def _mark_hosts_down(self) -> list[str]:
-        """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
-        after = self.releaser.settings.host_down_after
-        with self.releaser.engine.begin() as connection:
-            up, silent, database_age = procs.hearing(connection, silent_after=after, scope=self.scope)
-            if not silent or database_age < after:
-                return []
-            if silent > max(1, up // 2):
-                _log.warning("most_hosts_silent", silent=silent, up=up)
-                after *= DEAF_FACTOR
-            down = procs.mark_hosts_down(connection, silent_after=after, scope=self.scope)
-        if down:
-            _log.warning("hosts_down", hosts=down)
-            self.releaser.publish_hosts(down)
-        return down
+def _mark_hosts_down(releaser: Releaser, scope: UpkeepScope) -> list[str]:
+    """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
+    after = releaser.settings.host_down_after
+    with releaser.engine.begin() as connection:
+        up, silent, database_age = procs.hearing(connection, silent_after=after, scope=scope)
+        if not silent or database_age < after:
+            return []
+        if silent > max(1, up // 2):
+            _log.warning("most_hosts_silent", silent=silent, up=up)
+            after *= DEAF_FACTOR
+        down = procs.mark_hosts_down(connection, silent_after=after, scope=scope)
+    if down:
+        _log.warning("hosts_down", hosts=down)
+        releaser.publish_hosts(down)
+    return down
 
-    def _kill(self, lost: Sequence[LostRow]) -> dict[str, Fate]:
-        """The fate of each frame's process, host by host, hosts side by side; none of one there was no time for."""
-        hosts: dict[str, list[LostRow]] = {}
-        for run in lost:
-            if run.frame_id and run.host_name:
-                hosts.setdefault(run.host_name, []).append(run)
-        fates: dict[str, Fate] = {}
-        if not hosts:
-            return fates
-        with ThreadPoolExecutor(min(_KILL_THREADS, len(hosts)), thread_name_prefix="reaper") as threads:
-            for part in threads.map(self._kill_on, hosts, hosts.values()):
-                fates |= part
-        return fates
 
-    def _kill_on(self, host_name: str, runs: Sequence[LostRow]) -> dict[str, Fate]:
-        fates: dict[str, Fate] = {}
-        reachable = True
-        if runs[0].host_state == HardwareState.DOWN and self._goes_on():
-            reachable = self.killer.answers(host_name, LOOK_SECONDS)
-        for run in runs:
-            if not reachable:
-                fates[run.frame_id] = Fate.UNREACHABLE
-            elif self._goes_on():
-                if run.why == Why.UNNAMED:
-                    fate = self.killer.confirm_gone(host_name, run.frame_id, run.proc_id)
-                else:
-                    fate = self.killer.stop(host_name, run.frame_id, run.proc_id, f"{run.why}: it is lost")
-                fates[run.frame_id] = fate
-                reachable = fate is not Fate.UNREACHABLE
-        return fates
+def _kill_on(
+    killer: RqdKiller, goes_on: Callable[[], bool], host_name: str, runs: Sequence[LostRow]
+) -> dict[str, Fate]:
+    """The fate of each frame's process on one host; none of one there was no time for."""
+    fates: dict[str, Fate] = {}
+    reachable = True
+    if runs[0].host_state == HardwareState.DOWN and goes_on():
+        reachable = killer.answers(host_name, LOOK_SECONDS)
+    for run in runs:
+        if not reachable:
+            fates[run.frame_id] = Fate.UNREACHABLE
+        elif goes_on():
+            if run.why == Why.UNNAMED:
+                fate = killer.confirm_gone(host_name, run.frame_id, run.proc_id)
+            else:
+                fate = killer.stop(host_name, run.frame_id, run.proc_id, f"{run.why}: it is lost")
+            fates[run.frame_id] = fate
+            reachable = fate is not Fate.UNREACHABLE
+    return fates
 
 
 def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
@@ -206,34 +191,26 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
 # Heals what a crash can leave between the end of a frame and what follows from it.
 #
 # Our own completions do all of it in one transaction and leave nothing. A Cuebot does it in several, a person in psql
-# in none: dependencies whose target is over stay active, frames wait for dependencies that are gone, and jobs whose
-# frames are all over stay PENDING.
+# in none: dependencies whose target is over stay active, and jobs whose frames are all over stay PENDING.
 
 RECOVERED_PER_CALL = 500
 """Most rows of each kind healed by one pass."""
 
 _Healed = TypeVar("_Healed")
-_CountersOf = Callable[[Connection, Sequence[str]], Counters]
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What one pass healed."""
-
-    depends: int = 0
-    freed_frames: int = 0
-    finished_jobs: int = 0
-
-
-def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> Recovery:
-    """One bounded pass over jobs, dependencies and frames, a transaction each. Safe at any time, anywhere.
+def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:
+    """One bounded pass over jobs, then over dependencies, a transaction each; how many ``depends`` were satisfied,
+    ``freed_frames`` by that, and ``finished_jobs``. Safe at any time, anywhere.
 
     Of a dependency it is the job that waits which has to be in ``scope``.
     """
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
 
     def heal(
-        stuck: TextClause, counters: _CountersOf, change: Callable[[Connection, Sequence[str]], _Healed]
+        stuck: TextClause,
+        counters: Callable[[Connection, Sequence[str]], Counters],
+        change: Callable[[Connection, Sequence[str]], _Healed],
     ) -> _Healed:
         with engine.begin() as connection:
             found = find(connection, stuck)
@@ -246,15 +223,10 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     finished = heal(depends.STUCK_JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
     # After the jobs, for the dependencies on jobs that were finished just now.
     met = heal(depends.STUCK_DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
-    freed = heal(
-        depends.STUCK_FRAMES,
-        lambda connection, found: release.counters_of(release.read_frames(connection, found)),
-        depends.free_stuck_frames,
-    )
-    recovery = Recovery(met.depends, met.freed_frames + freed, len(finished))
-    if recovery != Recovery():
-        _log.warning("stuck_work_recovered", **asdict(recovery))
-    return recovery
+    recovered = {**met._asdict(), "finished_jobs": len(finished)}
+    if any(recovered.values()):
+        _log.warning("stuck_work_recovered", **recovered)
+    return recovered
 
 
 # Writing down the frame history that newer OpenCue databases queue, where no Cuebot does it.
@@ -267,19 +239,16 @@ HISTORY_EVENTS = 10_000
 
 def drain_history(engine: Engine) -> Drained:
     """Drain the queue, all at once or, if the database refuses it, event by event. A failure is logged."""
-    try:
+    for one_by_one in (False, True):
         try:
             with engine.begin() as connection:
-                return drain_frame_history(connection, events=HISTORY_EVENTS)
-        except DBAPIError as error:
+                drained = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=one_by_one)
+        except SQLAlchemyError as error:
+            _log.error("frame_history_not_drained", one_by_one=one_by_one, error=describe(error))
             if is_trouble(error):
-                raise
-            _log.warning("frame_history_batch_refused", error=describe(error))
-        with engine.begin() as connection:
-            drained = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=True)
-    except SQLAlchemyError as error:
-        _log.error("frame_history_not_drained", error=describe(error))
-        return Drained()
-    if drained.skipped:
-        _log.error("frame_history_events_skipped", events=drained.skipped)
-    return drained
+                break
+        else:
+            if drained.skipped:
+                _log.error("frame_history_events_skipped", events=drained.skipped)
+            return drained
+    return Drained()

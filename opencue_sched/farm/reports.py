@@ -1,4 +1,4 @@
-"""Boot and status reports: the host's row first, then the processes the report names and those it does not."""
+"""Boot and status reports: the host's row first, then the processes the report names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
-from opencue_sched.dispatch.rqd import Fate, RqdKiller
+from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.domain.cluster import ClusterKind
-from opencue_sched.domain.farm import KB_PER_GIB, ExitStatus, HardwareState, JobState, LockState
+from opencue_sched.domain.farm import KB_PER_GIB, HardwareState, JobState, LockState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import LostRun, RunVerdict, overdue, short_name
+from opencue_sched.farm.model import overdue, short_name
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock, set_state
 from opencue_sched.store.procs import Run, read_runs
@@ -267,11 +267,7 @@ RECONCILE_SECONDS = 600.0
 """How often a host's idle resources are compared with its procs."""
 
 OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
-"""A status report that waited longer than this only brings numbers; nothing is killed or missed because of it."""
-
-
-LONGEST_SETUP_SECONDS = 120.0
-"""RQD lists a frame once its log is open, which takes ten seconds when the directory does not answer."""
+"""A status report that waited longer than this only brings numbers; nothing is killed because of it."""
 
 
 @dataclass
@@ -302,10 +298,8 @@ class HostReports:
         row = self._host(host, boot=False)
         owned, kills = self._verify(report, row.id)
         self._write_usage(owned, row.id, host)
-        if age <= OLDEST_FOR_VERIFICATION_SECONDS:
-            missing = self._missing(report, row)
-            if kills or missing:
-                self.background(host.name, lambda: self._end(host.name, kills, missing, fresh_until))
+        if kills and age <= OLDEST_FOR_VERIFICATION_SECONDS:
+            self.background(host.name, lambda: self._kill(host.name, kills, fresh_until))
         self._reconcile(row.id, host.name)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
@@ -422,19 +416,11 @@ class HostReports:
             self.releaser.count("reservation_grown", len(grown))
             self.releaser.publish_hosts([host_id])
 
-    def _end(
-        self,
-        host_name: str,
-        kills: Sequence[tuple[str, str]],
-        missing: Sequence[LostRun],
-        fresh_until: float,
-    ) -> None:
-        """Kill what no proc owns, and end the runs that RQD confirms not to run. In the background.
+    def _kill(self, host_name: str, kills: Sequence[tuple[str, str]], fresh_until: float) -> None:
+        """Kill frames, each with why. In the background.
 
         Only while the report is fresh: an older one could name a frame that has been booked here again since, and an
-        RQD that does not answer would keep the thread for a time-out a frame. One that could not be asked is not asked
-        again. The next report names what is left, of the missing in another order, so that one that is never confirmed
-        does not keep the others.
+        RQD that does not answer would keep the thread for a time-out a frame. The next report names what is left.
         """
         for frame_id, reason in kills:
             if monotonic() > fresh_until:
@@ -443,37 +429,6 @@ class HostReports:
             self.releaser.count("process_killed")
             if not self.killer.ask(host_name, frame_id, reason):
                 break
-        gone: list[LostRun] = []
-        for run in random.sample(missing, len(missing)):
-            if monotonic() > fresh_until:
-                break
-            # One whose frame was taken off it has no process to be asked about.
-            if (
-                not run.frame_id
-                or self.killer.stop(host_name, run.frame_id, run.proc_id, run.reason) is Fate.NOT_RUNNING
-            ):
-                gone.append(run)
-        ended = self.releaser.end_lost(gone)
-        self.releaser.count("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
-
-    def _missing(self, report: report_pb2.HostReport, row: HostRow) -> list[LostRun]:
-        """The runs of this host that neither this report has named nor the one before, which came at ``row.pinged_at``.
-
-        While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
-        """
-        grace = self.releaser.settings.lost_completion_grace
-        if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
-            grace = max(grace, LONGEST_SETUP_SECONDS)
-        named = [frame.resource_id for frame in report.frames]
-        with self.releaser.engine.connect() as connection:
-            unnamed = reports.unnamed_procs(
-                connection, row.id, named, grace=grace, since=row.pinged_at, unseen=SETTLED_SECONDS
-            )
-        reason = "its host no longer reports it"
-        return [
-            LostRun(proc_id, frame_id, exit_status=ExitStatus.FRAME_ORPHAN, pinged_at=pinged_at, reason=reason)
-            for proc_id, frame_id, pinged_at in unnamed
-        ]
 
     def _reconcile(self, host_id: str, host_name: str) -> None:
         """Every ten minutes, spread over the hosts: idle resources are total minus procs."""

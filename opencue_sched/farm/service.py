@@ -71,8 +71,6 @@ class HostInbox:
 
         False: too many hosts wait, or the inbox is closed.
         """
-        if "status" in mail:
-            mail["received_at"] = time.monotonic()
         with self._lock:
             if host_name not in self._mail and len(self._mail) >= MOST_HOSTS:
                 return False
@@ -88,12 +86,6 @@ class HostInbox:
     def close(self) -> None:
         """Drop what waits, and wait for what is being served."""
         self._threads.shutdown(cancel_futures=True)
-
-    @property
-    def waiting(self) -> int:
-        """Hosts with unserved mail."""
-        with self._lock:
-            return len(self._mail)
 
     def _take_turn(self, host_name: str) -> None:
         with self._lock:
@@ -151,8 +143,8 @@ _DATABASE_AWAY_SECONDS = 0.5
 class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
     """A gRPC server for the three calls of RQD with everything behind it.
 
-    ``count`` is called for every event (completion_applied, report_refused, process_killed,
-    lost_completion, ...), which the worker turns into metrics.
+    ``count`` is called for every event (completion_applied, report_refused, process_killed, ...), which the worker turns
+    into metrics.
     """
 
     def __init__(
@@ -272,22 +264,22 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def ReportStatus(  # noqa: N802
         self, request: report_pb2.RqdReportStatusRequest, context: Any
     ) -> report_pb2.RqdReportStatusResponse:
-        self._accept(request.host_report, "status", context)
+        self._accept(request.host_report, context, status=request.host_report, received_at=time.monotonic())
         return report_pb2.RqdReportStatusResponse()
 
     def ReportRqdStartup(  # noqa: N802
         self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
     ) -> report_pb2.RqdReportRqdStartupResponse:
-        self._accept(request.boot_report, "boot", context)
+        self._accept(request.boot_report, context, boot=request.boot_report)
         return report_pb2.RqdReportRqdStartupResponse()
 
-    def _accept(self, report: Any, kind: str, context: Any) -> None:
+    def _accept(self, report: Any, context: Any, **mail: Any) -> None:
         try:
             check_bounds(report)
         except InvalidInput as refusal:
             self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
-        if not self.inbox.put(report.host.name, **{kind: report}):
+        if not self.inbox.put(report.host.name, **mail):
             self.count("report_queue_full")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
 

@@ -132,12 +132,6 @@ _REACTIVATE = text(
 _REACTIVATED_AFFECTS = text(
     f"SELECT DISTINCT frame.pk_layer AS layer_id, frame.pk_job AS job_id FROM depend {_WAITED} WHERE {_MET_BY}"  # noqa: S608
 )
-_FREE_STUCK_FRAMES = text(
-    """
-    UPDATE frame SET int_depend_count = 0
-     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'DEPEND'
-    """
-)
 
 
 # What a process that died between the end of a frame and what follows from it has left: see find_stuck.
@@ -182,23 +176,6 @@ STUCK_DEPENDS = text(
     """  # noqa: S608
 )
 """Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
-STUCK_FRAMES = text(
-    f"""
-    SELECT frame.pk_frame FROM frame JOIN job ON job.pk_job = frame.pk_job
-     WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
-       AND {job_in_scope("frame.pk_job")}
-       AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_frame_depend_er = frame.pk_frame)
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
-                          AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
-     LIMIT :limit
-    """  # noqa: S608
-)
-"""DEPEND frames of pending jobs that no active dependency holds."""
 
 
 class Satisfied(NamedTuple):
@@ -295,8 +272,3 @@ def find_stuck(
     """Ids of what is ``stuck``, a STUCK statement. ``done`` are the states of a frame that satisfies."""
     wanted = {"done": [state.value for state in done], "limit": limit, "among": None if among is None else list(among)}
     return list(connection.execute(stuck, wanted | scope.parameters()).scalars())
-
-
-def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
-    """Set the dependency count of DEPEND frames to zero; returns how many became bookable."""
-    return connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).rowcount

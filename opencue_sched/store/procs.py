@@ -284,12 +284,12 @@ _MARK_DOWN = text(
     RETURNING host_stat.pk_host
     """  # noqa: S608
 )
-# Two reports of its host in a row have not named the proc. Without this, procs would count as silent when it was us who
-# did not hear: while a Cuebot or the report service was away.
+# Two reports of its host in a row have not named the proc: silence alone may mean that whoever takes the reports was
+# away.
 _UNNAMED = "proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'"
 _SILENT = "proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'"
 # At random, so that runs which cannot be ended now never keep the others out of a bounded batch. A silent host that is
-# neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as about unnamed ones.
+# neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as about those that are not named.
 _LOST_RUNS = text(
     f"""
     SELECT * FROM (
@@ -300,7 +300,6 @@ _LOST_RUNS = text(
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
                 WHEN proc.pk_frame IS NULL THEN 'no_frame'
-                WHEN {_SILENT} AND {_UNNAMED} THEN 'silent'
                 ELSE 'unnamed' END AS why
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
@@ -309,11 +308,9 @@ _LOST_RUNS = text(
       LEFT JOIN job ON job.pk_job = proc.pk_job
      WHERE NOT proc.b_local AND {SHOW_IN_SCOPE} AND {HOST_IN_SCOPE}
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
-            OR ({_SILENT} AND ({_UNNAMED} OR host_stat.str_state <> 'UP'))
             OR (proc.pk_frame IS NULL
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second')
-            OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL AND {_UNNAMED}
-                AND proc.ts_dispatched < current_timestamp - CAST(:grace AS float8) * interval '1 second'))
+            OR (proc.pk_frame IS NOT NULL AND ({_UNNAMED} OR ({_SILENT} AND host_stat.str_state <> 'UP'))))
      UNION ALL
     SELECT '', frame.pk_frame, coalesce(frame.str_host, ''), coalesce(host_stat.str_state, 'DOWN'), NULL,
            CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), false, 'no_proc'
@@ -334,7 +331,6 @@ class Why(StrEnum):
     HOST_DOWN = "host_down"
     JOB_FINISHED = "job_finished"
     NO_FRAME = "no_frame"
-    SILENT = "silent"
     UNNAMED = "unnamed"
     NO_PROC = "no_proc"
 
@@ -361,8 +357,8 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
 
 
 def lost_runs(connection: Connection, scope: UpkeepScope, *, limit: int, **seconds: float) -> Sequence[LostRow]:
-    """Procs on DOWN hosts, of finished jobs, for so many seconds ``silent``, or ``frameless`` and silent, or, beside a
-    Cuebot, dispatched ``grace`` seconds ago or more and last named ``unnamed`` seconds before the host's last report;
-    and frames RUNNING without a proc. At most ``limit`` of them, at random.
+    """Procs on DOWN hosts, of finished jobs, ``frameless`` for so many seconds, last named (or dispatched) ``unnamed``
+    seconds before their host's last report, or ``silent`` for so long on a host that is never marked DOWN; and frames
+    RUNNING without a proc. At most ``limit`` of them, at random.
     """
     return connection.execute(_LOST_RUNS, {**seconds, "limit": limit, **scope.parameters()}).all()

@@ -19,7 +19,7 @@ _STOP_FRAMES = text(
     """
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
-           ts_stopped = stop.at,
+           ts_stopped = stop.at,  -- a second ahead, as Cuebot does
            int_mem_max_used = coalesce(stop.max_rss_kb, frame.int_mem_max_used),
            str_checkpoint_state = 'DISABLED',
            int_version = coalesce(frame.int_version, 0) + 1,
@@ -27,10 +27,9 @@ _STOP_FRAMES = text(
              + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_cores / 100), 0)),
            int_total_past_gpu_time = least(:most, frame.int_total_past_gpu_time
              + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_gpus), 0))
-      FROM (SELECT *, current_timestamp + lag_seconds * interval '1 second' AS at
+      FROM (SELECT *, current_timestamp + interval '1 second' AS at
               FROM json_to_recordset(CAST(:rows AS json))
-                     AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint,
-                            lag_seconds int)) stop
+                     AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint)) stop
      WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
     RETURNING frame.pk_frame AS id, frame.pk_layer AS layer_id, frame.pk_job AS job_id, frame.str_state AS state,
@@ -66,8 +65,12 @@ _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0
 _COUNT_USAGE = text(
     f"""
     WITH ended AS (
-        SELECT * FROM json_to_recordset(CAST(:rows AS json))
-               AS row(layer varchar, job varchar, success boolean, clock bigint, core bigint, gpu bigint, rss bigint)),
+        SELECT layer_id AS layer, job_id AS job, success, CAST(least(:most, round(seconds)) AS bigint) AS clock,
+               CAST(round(seconds * centicores / 100) AS bigint) AS core,
+               CAST(round(seconds * gpus) AS bigint) AS gpu, max_rss_kb AS rss
+          FROM json_to_recordset(CAST(:rows AS json))
+               AS row(layer_id varchar, job_id varchar, success boolean, seconds float8, centicores int, gpus int,
+                      max_rss_kb bigint)),
     sums AS (
         SELECT layer, job, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad,
                coalesce(sum(clock) FILTER (WHERE success), 0) AS clock_ok,
@@ -119,8 +122,8 @@ _LOWER_LAYER_MEMORY = text(
 )
 _READ_FRAMES = text(
     """
-    SELECT pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state
-      FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[]))
+    SELECT pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state, int_number AS number
+      FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) OR pk_layer = ANY(CAST(:layers AS varchar[]))
     """
 )
 _SET_FRAME_STATES = text(
@@ -173,9 +176,8 @@ def counters_of(rows: Iterable[Row[Any]]) -> Counters:
 class FrameStop:
     """How a run ends. ``version`` is frame.int_version as just read.
 
-    ``max_rss_kb`` None leaves the peak memory alone. ``lag_seconds`` is how far ahead ts_stopped is stamped: 1 for an
-    end RQD reported (as Cuebot does), else 0. Checkpointing is switched off, so that the frame goes to WAITING and not
-    to CHECKPOINT: only a Cuebot has checkpoints copied.
+    ``max_rss_kb`` None leaves the peak memory alone. Checkpointing is switched off, so that the frame goes to WAITING
+    and not to CHECKPOINT: only a Cuebot has checkpoints copied.
     """
 
     frame_id: str
@@ -183,7 +185,6 @@ class FrameStop:
     state: FrameState
     exit_status: int
     max_rss_kb: int | None = None
-    lag_seconds: int = 0
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:
@@ -197,9 +198,11 @@ def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[
     return connection.execute(_STOP_FRAMES, {"rows": rows, "most": INT_MAX}).all()
 
 
-def read_frames(connection: Connection, frame_ids: Collection[str]) -> Sequence[ChangedFrame]:
-    """The frames as they are."""
-    return connection.execute(_READ_FRAMES, {"frames": list(frame_ids)}).all()
+def read_frames(
+    connection: Connection, frame_ids: Collection[str] = (), *, layer_ids: Collection[str] = ()
+) -> Sequence[ChangedFrame]:
+    """The frames as they are, of these ids and of these layers, with their ``number``."""
+    return connection.execute(_READ_FRAMES, {"frames": list(frame_ids), "layers": list(layer_ids)}).all()
 
 
 def set_frame_states(
@@ -215,22 +218,11 @@ def set_frame_states(
 
 def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
     """Add the runs to layer_usage and job_usage (seconds), and their peak memory to layer_mem and job_mem."""
-    rows = [
-        {
-            "layer": frame.layer_id,
-            "job": frame.job_id,
-            "success": frame.success,
-            "clock": min(INT_MAX, round(frame.seconds)),
-            "core": round(frame.seconds * frame.centicores / 100),
-            "gpu": round(frame.seconds * frame.gpus),
-            "rss": frame.max_rss_kb,
-        }
-        for frame in stopped
-    ]
+    rows = [frame._asdict() for frame in stopped]
     if rows:
-        layers, jobs = ({str(row[key]) for row in rows} for key in ("layer", "job"))
-        parameters = {"rows": json.dumps(rows), "layers": sorted(layers), "jobs": sorted(jobs)}
-        connection.execute(_COUNT_USAGE, {**parameters, "most": INT_MAX})
+        layers, jobs = (sorted({row[key] for row in rows}) for key in ("layer_id", "job_id"))
+        parameters = {"rows": json.dumps(rows), "layers": layers, "jobs": jobs, "most": INT_MAX}
+        connection.execute(_COUNT_USAGE, parameters)
 
 
 def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
@@ -199,7 +198,7 @@ def mark_full_temp(connection: Connection, host_id: str, message: str | None) ->
     connection.execute(change, {"host": host_id, "message": message, **_FULL_TEMP})
 
 
-# What host reports say about running frames, and procs that they no longer name.
+# What host reports say about running frames.
 #
 # Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
 # skipped (SKIP LOCKED) and written by the next report. Only growing a reservation waits, for its host.
@@ -274,14 +273,6 @@ _GROW = text(
      WHERE proc.pk_proc = grown.proc
     """
 )
-_UNNAMED = text(
-    """
-    SELECT pk_proc, coalesce(pk_frame, ''), ts_ping FROM proc
-     WHERE pk_host = :host AND NOT b_local AND pk_proc <> ALL(CAST(:named AS varchar[]))
-       AND ts_dispatched < clock_timestamp() - CAST(:grace AS float8) * interval '1 second'
-       AND ts_ping < least(:since, clock_timestamp() - CAST(:unseen AS float8) * interval '1 second')
-    """
-)
 
 
 def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, frames_to_raise: int) -> None:
@@ -314,12 +305,3 @@ def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[s
     if grown:
         connection.execute(_GROW, {"procs": list(grown), "memory": list(grown.values())})
     return grown
-
-
-def unnamed_procs(
-    connection: Connection, host_id: str, named: Collection[str], *, grace: float, since: datetime, unseen: float
-) -> list[tuple[str, str, datetime]]:
-    """(id, frame id, ts_ping) of a host's procs that its report does not name and that no report has named ``since``
-    nor for ``unseen`` seconds, ``grace`` seconds after dispatch."""
-    parameters = {"host": host_id, "named": list(named), "grace": grace, "since": since, "unseen": unseen}
-    return [tuple(row) for row in connection.execute(_UNNAMED, parameters)]

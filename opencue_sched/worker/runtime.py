@@ -50,7 +50,7 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
+from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
@@ -185,12 +185,6 @@ class Runtime:
         return self.membership.workload.state is WorkerState.DRAINING
 
     @cached_property
-    def reaper(self) -> Reaper:
-        releaser = Releaser(self.engine, self.settings.release, self.ledger, self.changes, metrics.record_event)
-        killer = RqdKiller(self.channels)
-        return Reaper(releaser, killer=killer, scope=self._scope, stopping=self._stopping)
-
-    @cached_property
     def events(self) -> Events:
         made = Events(self.settings, self.engine, self.ledger, self.hosts, self._wake)
         self._closing.callback(made.stop)
@@ -299,7 +293,8 @@ class Runtime:
         with exclusive(self.client, key, seconds=REAP_LEASE_SECONDS) as mine:
             if not mine:
                 return {"reaped": False}
-            report = self.reaper.run_once()
+            releaser = Releaser(self.engine, self.settings.release, self.ledger, self.changes, metrics.record_event)
+            report = reap(releaser, RqdKiller(self.channels), scope=self._scope, stopping=self._stopping)
             drains = self.facts.has_frame_history_queue and not self._stopping()
             history = drain_history(self.engine) if drains else Drained()
         figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
@@ -318,8 +313,7 @@ class Runtime:
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""
-        recovery = recover_depends(self.engine, self.settings.release, scope=self._scope)
-        return {name: str(value) for name, value in asdict(recovery).items()}
+        return {**recover_depends(self.engine, self.settings.release, scope=self._scope)}
 
     def _fence(self, number: int | None) -> Fence | None:
         return None if number is None else Fence(self.leader_keys.fence, number)

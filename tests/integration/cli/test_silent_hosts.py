@@ -14,7 +14,7 @@ from opencue_sched.celery import app
 from opencue_sched.cli import deferred
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.reaper import reap
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store.insight import judge
 from tests.farm import Farm, JobIds, LayerSpec
@@ -77,7 +77,7 @@ def worker(engine: Engine, environment: pytest.MonkeyPatch) -> list[str]:
     def send_task(name: str, **_: Any) -> None:
         sent.append(name)
         with RqdChannels(Rqd(addresses=NOWHERE, timeout=1.0)) as channels:
-            Reaper(Releaser(engine, Release()), killer=RqdKiller(channels)).run_once()
+            reap(Releaser(engine, Release()), RqdKiller(channels))
 
     environment.setattr(app, "send_task", send_task)
     return sent

@@ -81,7 +81,7 @@ class Jobs:
         ]
 
     def finish(self, job: Submitted, layer: str, numbers: Sequence[int] = (1, 2, 3)) -> None:
-        Releaser(self.engine).complete(self.start(job, layer, numbers))
+        Releaser(self.engine).end(self.start(job, layer, numbers))
 
     def lock_waiters(self) -> int:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -256,7 +256,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
     # given the frames of a job, running, and somebody whose job waits for them frame by frame
     first = jobs.submit("first", {"name": "sim"})
     reports = jobs.start(first, "sim", [1, 2, 3])
-    ends = threading.Thread(target=lambda: Releaser(jobs.engine).complete(reports))
+    ends = threading.Thread(target=lambda: Releaser(jobs.engine).end(reports))
     looks: list[str] = []
 
     def end_frames_once_seen_running(conn: object, cursor: object, statement: str, *_: object) -> None:

@@ -11,7 +11,7 @@ from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
+from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release, Rqd, Settings
 
 from .passes import Passes, passes
@@ -42,8 +42,7 @@ def runs_out_of_memory(here: Passes, number: int) -> None:
         proc, frame, host = connection.execute(sql, {"number": number}).one()
     changes = HostChanges(here.client, here.settings.coordination.namespace)
     releaser = Releaser(here.engine, Release(), here.runner.ledger, changes)
-    (ended,) = releaser.complete([CompletedFrame(proc, frame, host, exit_status=33)])
-    assert isinstance(ended, RunOutcome)
+    (ended,) = releaser.end([CompletedFrame(proc, frame, host, exit_status=33)])
     assert ended.verdict is RunVerdict.APPLIED
 
 

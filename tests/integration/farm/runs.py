@@ -130,9 +130,9 @@ def complete_frame(
     engine: Engine, report: CompletedFrame, ledger: Any = None, changes: Any = None, **settings: Any
 ) -> RunOutcome:
     """Apply one report; raises what the database refused it with."""
-    (answer,) = Releaser(engine, Release(**settings), ledger, changes).complete([report])
-    if not isinstance(answer, RunOutcome):
-        raise answer
+    (answer,) = Releaser(engine, Release(**settings), ledger, changes).end([report])
+    if answer.error is not None:
+        raise answer.error
     return answer
 
 

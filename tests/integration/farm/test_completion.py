@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
+from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.counted import Counted
@@ -88,10 +88,9 @@ def test_a_failing_redis_does_not_undo_a_completion(engine: Engine, view: FarmVi
     counts = Counted()
 
     # when a frame completes
-    (outcome,) = Releaser(engine, ledger=Broken(), count=counts).complete([run.report()])
+    (outcome,) = Releaser(engine, ledger=Broken(), count=counts).end([run.report()])
 
     # then it is completed all the same, and it is known that the ledger was not told
-    assert isinstance(outcome, RunOutcome)
     assert outcome.verdict is RunVerdict.APPLIED
     assert view.procs() == []
     assert counts["ledger_release_failed"] == 1
@@ -105,7 +104,7 @@ def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) 
         view.run_sql(ago, s=seconds, f=frame)
 
     # when three succeed and one fails, the last one alone
-    Releaser(engine).complete(
+    Releaser(engine).end(
         [
             run.report(0, max_rss_kb=700_000),
             run.report(1, max_rss_kb=100),
@@ -217,7 +216,7 @@ def test_a_duplicate_report_changes_nothing(engine: Engine, view: FarmView, ledg
 
     # when the same report arrives again, alone and twice in one transaction
     again = complete_frame(engine, run.report(), ledger=ledger)
-    both = Releaser(engine, ledger=ledger).complete([run.report(), run.report(exit_status=1)])
+    both = Releaser(engine, ledger=ledger).end([run.report(), run.report(exit_status=1)])
 
     # then nothing changes
     assert [outcome.verdict for outcome in (again, *both)] == [RunVerdict.STALE] * 3
@@ -228,7 +227,7 @@ def test_a_duplicate_report_changes_nothing(engine: Engine, view: FarmView, ledg
 
 def test_two_reports_of_one_run_in_one_transaction_count_once(engine: Engine, view: FarmView) -> None:
     run = start(view)
-    outcomes = Releaser(engine).complete([run.report(), run.report(exit_status=1)])
+    outcomes = Releaser(engine).end([run.report(), run.report(exit_status=1)])
     assert [outcome.verdict for outcome in outcomes] == [RunVerdict.APPLIED, RunVerdict.STALE]
     assert view.frame(run.frames[0]).str_state == "SUCCEEDED"
     view.assert_consistent()
@@ -333,12 +332,11 @@ def test_a_report_the_database_refuses_does_not_take_the_others_with_it(engine: 
     view.run_sql("CREATE TRIGGER refuse BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse()")
 
     # when both complete together
-    refused, applied = Releaser(engine).complete([run.report(0), run.report(1)])
+    refused, applied = Releaser(engine).end([run.report(0), run.report(1)])
 
     # then one is refused and says so, the other is applied
-    assert isinstance(refused, Exception)
-    assert "bad row" in str(refused)
-    assert applied.verdict is RunVerdict.APPLIED  # type: ignore[union-attr]
+    assert (refused.verdict, "bad row" in str(refused.error)) == (RunVerdict.REFUSED, True)
+    assert applied.verdict is RunVerdict.APPLIED
     assert view.states(run.frames) == ["RUNNING", "SUCCEEDED"]
     view.assert_consistent()
 
@@ -406,7 +404,7 @@ def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, v
 def test_a_memory_failure_never_lowers_the_memory_of_a_layer(engine: Engine, view: FarmView) -> None:
     # nor does a success that is reported with it
     run = start(view, LayerSpec(frames=2, memory_gb=8), running=2, memory_gb=2)
-    Releaser(engine, Release(frame_memory=False)).complete(
+    Releaser(engine, Release(frame_memory=False)).end(
         [run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)]
     )
     assert view.one("SELECT * FROM layer").int_mem_min == 8 * 1048576
@@ -482,10 +480,10 @@ def test_the_number_of_statements_does_not_grow_with_the_batch(engine: Engine, v
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
 
     # when one completes, then all the others together
-    Releaser(engine).complete([run.report(0)])
+    Releaser(engine).end([run.report(0)])
     alone = len(statements)
     statements.clear()
-    Releaser(engine).complete([run.report(index) for index in range(1, 30)])
+    Releaser(engine).end([run.report(index) for index in range(1, 30)])
 
     # then both take the same few statements
     assert len(statements) == alone <= 25

@@ -82,7 +82,7 @@ def test_overlapping_batches_in_any_order_do_not_deadlock(view: FarmView, engine
         return [
             outcome.verdict  # type: ignore[union-attr]
             for start_at in range(0, len(order), size)
-            for outcome in Releaser(engine).complete(order[start_at : start_at + size])
+            for outcome in Releaser(engine).end(order[start_at : start_at + size])
         ]
 
     with capture_logs() as logs:
@@ -150,7 +150,7 @@ def test_completions_and_bookings_of_one_job_do_not_deadlock(view: FarmView, eng
         return sum(
             outcome.verdict is RunVerdict.APPLIED  # type: ignore[union-attr]
             for start_at in range(0, len(part), 5)
-            for outcome in Releaser(engine).complete(part[start_at : start_at + 5])
+            for outcome in Releaser(engine).end(part[start_at : start_at + 5])
         )
 
     with capture_logs() as logs:

@@ -77,8 +77,8 @@ def test_the_third_frame_that_needed_more_raises_the_layer(engine: Engine, view:
 
 def test_three_in_one_transaction_raise_the_layer_too(engine: Engine, view: FarmView) -> None:
     run = start(view, LayerSpec(frames=4, memory_gb=2), running=4)
-    answers = Releaser(engine).complete([run.report(index, **OUT_OF_MEMORY) for index in range(3)])
-    assert {getattr(answer, "verdict", answer) for answer in answers} == {RunVerdict.APPLIED}
+    answers = Releaser(engine).end([run.report(index, **OUT_OF_MEMORY) for index in range(3)])
+    assert {answer.verdict for answer in answers} == {RunVerdict.APPLIED}
     assert layer_memory(view) == 4 * GB
 
 
@@ -122,7 +122,7 @@ def test_what_frames_asked_for_is_forgotten_with_their_job(engine: Engine, view:
         job = farm.job([LayerSpec(frames=2, memory_gb=2)], show=run.job.show, name="other")
         procs = farm.run(job.frames[:1], run.host, cores=2, memory_gb=2)
     other = Running(job, run.host, job.frames[:1], tuple(procs))
-    Releaser(engine).complete([run.report(0, **OUT_OF_MEMORY), other.report(0, **OUT_OF_MEMORY)])
+    Releaser(engine).end([run.report(0, **OUT_OF_MEMORY), other.report(0, **OUT_OF_MEMORY)])
 
     # when the job finishes
     run_again(view, run, 0, 4)

@@ -52,7 +52,7 @@ class Desk:
         self.reports = HostReports(
             Releaser(
                 engine,
-                Release(lost_completion_grace=30),
+                Release(),
                 ledger=self.ledger,
                 changes=self.changes,
                 count=self.counts,
@@ -423,78 +423,6 @@ def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> 
     report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
     desk.reports.status(report)
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
-
-
-def test_a_completion_that_never_came_is_found_by_two_reports(view: FarmView, desk: Desk) -> None:
-    # given a frame that started a minute ago, and an RQD that no longer runs it
-    run = start(view)
-    age_procs(view)
-
-    # when two reports do not name it
-    desk.reports.status(empty_report(run))
-    assert desk.killer.stopped == []
-    assert view.states(run.frames) == ["RUNNING"]
-    desk.reports.status(empty_report(run))
-
-    # then RQD was asked to make sure, the frame waits again and everything is given back
-    assert desk.killer.stopped == [(run.host.name, run.frames[0])]
-    frame = view.frame(run.frames[0])
-    assert (frame.str_state, frame.int_exit_status) == ("WAITING", 301)
-    assert view.procs() == []
-    assert desk.ledger.released == list(run.procs)
-    assert desk.counts["lost_completion"] == 1
-    view.assert_consistent()
-
-
-def test_nothing_is_lost_too_early(view: FarmView, desk: Desk) -> None:
-    run = start(view)
-    # within the grace after its start, at once and when no report has named it for a while
-    for _ in range(3):
-        desk.reports.status(empty_report(run))
-    age_procs(view, 20)
-    for _ in range(3):
-        desk.reports.status(empty_report(run))
-    # named by every second report
-    age_procs(view)
-    desk.reports.status(empty_report(run))
-    desk.reports.status(running_report(run))
-    age_procs(view)
-    desk.reports.status(empty_report(run))
-    # while RQD is still setting a frame up
-    setting_up = empty_report(run)
-    setting_up.core_info.booked_cores = 200
-    for _ in range(3):
-        desk.reports.status(setting_up)
-    # by reports that waited too long
-    for _ in range(3):
-        desk.reports.status(empty_report(run), age=10.0)
-    # when Cuebot dispatched it onto an artist's own machine: then it is Cuebot's to say
-    view.run_sql("UPDATE proc SET b_local = true")
-    for _ in range(3):
-        desk.reports.status(empty_report(run))
-    assert view.states(run.frames) == ["RUNNING"]
-    assert desk.killer.stopped == []
-
-
-def test_a_lost_run_is_not_cleared_before_its_end_is_confirmed(view: FarmView, desk: Desk) -> None:
-    run = start(view)
-    age_procs(view)
-    desk.killer.fate = Fate.UNCONFIRMED
-    for _ in range(3):
-        desk.reports.status(empty_report(run))
-    assert view.states(run.frames) == ["RUNNING"]
-    desk.killer.fate = Fate.NOT_RUNNING
-    desk.reports.status(empty_report(run))
-    assert view.states(run.frames) == ["WAITING"]
-
-
-def test_a_checkpointing_frame_that_was_lost_waits_and_does_not_checkpoint(view: FarmView, desk: Desk) -> None:
-    run = start(view)
-    view.run_sql("UPDATE frame SET str_checkpoint_state = 'ENABLED'")
-    age_procs(view)
-    for _ in range(2):
-        desk.reports.status(empty_report(run))
-    assert view.states(run.frames) == ["WAITING"]
 
 
 def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:

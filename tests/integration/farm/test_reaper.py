@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm import reaper as module
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.reaper import ReaperReport, reap
 from opencue_sched.settings import Release
 from opencue_sched.store import procs
 from opencue_sched.store.procs import UpkeepScope
@@ -23,12 +26,13 @@ from tests.integration.farm.runs import (
 )
 
 BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
+Reap = Callable[[], ReaperReport]
 
 
 @pytest.fixture
-def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reaper:
-    """A reaper for which a host that has not reported for a second is silent (the test server is as young)."""
-    return Reaper(Releaser(engine, Release(host_down_after=0.5), ledger=ledger, changes=changes), killer=killer)
+def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reap:
+    """A reap for which a host that has not reported for a second is silent (the test server is as young)."""
+    return partial(reap, Releaser(engine, Release(host_down_after=0.5), ledger=ledger, changes=changes), killer)
 
 
 def silence(view: FarmView, run: Running, seconds: int) -> None:
@@ -46,7 +50,7 @@ def keep_reporting(view: FarmView) -> None:
 
 
 def test_a_silent_host_goes_down_and_its_frames_wait_again(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller, ledger: RecordedLedger
+    view: FarmView, reaper: Reap, killer: ScriptedKiller, ledger: RecordedLedger
 ) -> None:
     # given a host that cannot be reached and has not reported for a while
     run = start(view, LayerSpec(frames=3), running=2)
@@ -54,7 +58,7 @@ def test_a_silent_host_goes_down_and_its_frames_wait_again(
     killer.fate = Fate.UNREACHABLE
 
     # when the reaper passes
-    report = reaper.run_once()
+    report = reaper()
 
     # then the host is DOWN, its RQD was looked for once, and the frames wait with 399
     assert report.hosts_down == (run.host.id,)
@@ -82,13 +86,13 @@ def test_when_most_hosts_are_silent_it_waits_longer(
         for name in ("a", "b"):
             farm.host(name=name)
     changes = RecordedChanges()
-    reaper = Reaper(Releaser(engine, Release(host_down_after=300), changes=changes), killer=killer)
+    reaper = partial(reap, Releaser(engine, Release(host_down_after=300), changes=changes), killer)
 
     # then five minutes of silence are not enough for any of them, but fifteen are
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '310 seconds'")
-    assert reaper.run_once().hosts_down == ()
+    assert reaper().hosts_down == ()
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '910 seconds'")
-    down = reaper.run_once().hosts_down
+    down = reaper().hosts_down
     assert len(down) == 3
     assert set(changes.published) == set(down), "also of hosts that ran nothing, the caches are told"
     assert view.states(run.frames) == ["WAITING"]
@@ -107,7 +111,7 @@ def test_one_silent_host_of_many_goes_down_at_once(engine: Engine, view: FarmVie
         " WHERE pk_host = (SELECT pk_host FROM host WHERE str_name = 'a')"
     )
     view.run_sql("UPDATE proc SET b_local = true")
-    report = Reaper(Releaser(engine, Release(host_down_after=0.5)), killer=killer).run_once()
+    report = reap(Releaser(engine, Release(host_down_after=0.5)), killer)
     assert report.hosts_down == (run.host.id,)
     assert view.procs() == list(run.procs)
 
@@ -119,27 +123,28 @@ def test_nothing_goes_down_right_after_postgresql_was_away(
     run = start(view)
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '100 days'")
     settings = Release(host_down_after=99 * 24 * 3600)
-    assert Reaper(Releaser(engine, settings), killer=killer).run_once().hosts_down == ()
+    assert reap(Releaser(engine, settings), killer).hosts_down == ()
     assert view.states(run.frames) == ["RUNNING"]
 
 
 def test_a_silent_proc_is_ended_only_once_its_process_is_confirmed_dead(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+    view: FarmView, reaper: Reap, killer: ScriptedKiller
 ) -> None:
-    # given a proc no report has named for six minutes, on a host that reports
+    # given a proc no report has named for six minutes, on a host that reports, and a frame that makes checkpoints
     run = start(view)
     keep_reporting(view)
+    view.run_sql("UPDATE frame SET str_checkpoint_state = 'ENABLED'")
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
 
     # when its RQD does not confirm, nothing changes
     for fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
         killer.fate = fate
-        assert reaper.run_once().deferred == 1
+        assert reaper().deferred == 1
         assert view.states(run.frames) == ["RUNNING"]
 
-    # when it does, the frame waits again with 301
+    # when it does, the frame waits again with 301, and for no copy of a checkpoint
     killer.fate = Fate.NOT_RUNNING
-    assert reaper.run_once().frames_waiting == 1
+    assert reaper().frames_waiting == 1
     assert view.frame(run.frames[0]).int_exit_status == 301
     view.assert_consistent()
 
@@ -156,7 +161,7 @@ def test_procs_of_a_host_that_nobody_heard_are_not_killed(
     killer.fate = fate
 
     # when the reaper passes before the host is DOWN
-    Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
+    reap(Releaser(engine, Release(host_down_after=1e6)), killer)
 
     # then nothing is killed; a host that can never be marked DOWN is asked, and only what it does not run is ended
     assert killer.stopped == []
@@ -165,23 +170,23 @@ def test_procs_of_a_host_that_nobody_heard_are_not_killed(
     view.assert_consistent()
 
 
-def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: Reaper, killer: ScriptedKiller) -> None:
+def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: Reap, killer: ScriptedKiller) -> None:
     run = start(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '700 s', ts_dispatched = now() - interval '700 s'")
     view.run_sql("UPDATE host_stat SET ts_booted = now() - interval '10 s', ts_ping = now() + interval '1 hour'")
     killer.fate = Fate.UNREACHABLE
-    assert reaper.run_once().frames_waiting == 1
+    assert reaper().frames_waiting == 1
     assert view.states(run.frames) == ["WAITING"]
 
 
 def test_after_twenty_minutes_without_an_answer_a_person_must_decide(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+    view: FarmView, reaper: Reap, killer: ScriptedKiller
 ) -> None:
     run = start(view)
     keep_reporting(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '1300 seconds'")
     killer.fate = Fate.UNCONFIRMED
-    assert reaper.run_once().frames_dead == 1
+    assert reaper().frames_dead == 1
     assert view.states(run.frames) == ["DEAD"]
     assert view.procs() == []
     view.assert_consistent()
@@ -193,11 +198,11 @@ def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine:
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
 
     class Late(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
+        def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return Fate.NOT_RUNNING
 
-    report = Reaper(Releaser(engine, Release()), killer=Late()).run_once()
+    report = reap(Releaser(engine, Release()), Late())
     assert report.procs_released == 0
     assert view.states(run.frames) == ["RUNNING"]
 
@@ -212,19 +217,19 @@ def test_procs_of_a_finished_job_are_ended_though_they_report_to_the_last(view: 
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return Fate.NOT_RUNNING
 
-    assert Reaper(Releaser(engine, Release()), killer=Lively()).run_once().procs_released == 1
+    assert reap(Releaser(engine, Release()), Lively()).procs_released == 1
     assert view.states(run.frames) == ["WAITING"]
     view.assert_consistent()
 
 
-def test_a_proc_without_a_frame_is_released_after_a_minute(view: FarmView, reaper: Reaper) -> None:
+def test_a_proc_without_a_frame_is_released_after_a_minute(view: FarmView, reaper: Reap) -> None:
     run = start(view)
     keep_reporting(view)
     view.run_sql("UPDATE proc SET pk_frame = NULL")
     view.run_sql("UPDATE frame SET str_state = 'EATEN' WHERE pk_frame = :f", f=run.frames[0])
-    assert reaper.run_once().procs_released == 0
+    assert reaper().procs_released == 0
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '61 seconds'")
-    assert reaper.run_once().procs_released == 1
+    assert reaper().procs_released == 1
     assert view.states(run.frames) == ["EATEN"]
     view.assert_consistent()
 
@@ -239,9 +244,7 @@ def test_a_proc_without_a_frame_is_released_after_a_minute(view: FarmView, reape
         (Fate.NOT_RUNNING, 200, "RUNNING"),
     ],
 )
-def test_orphan_frames(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller, fate: Fate, age: int, state: str
-) -> None:
+def test_orphan_frames(view: FarmView, reaper: Reap, killer: ScriptedKiller, fate: Fate, age: int, state: str) -> None:
     # given a frame that has been RUNNING without a proc for some time
     run = start(view)
     view.run_sql("DELETE FROM proc")
@@ -249,12 +252,12 @@ def test_orphan_frames(
     view.run_sql("UPDATE frame SET ts_updated = now() - :s * interval '1 s' WHERE str_state = 'RUNNING'", s=age)
     keep_reporting(view)
     killer.fate = fate
-    reaper.run_once()
+    reaper()
     assert view.states(run.frames) == [state]
 
 
 def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+    view: FarmView, reaper: Reap, killer: ScriptedKiller
 ) -> None:
     run = start(view)
     view.run_sql("DELETE FROM proc")
@@ -262,49 +265,45 @@ def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
         "UPDATE frame SET str_host = 'removed', ts_updated = now() - interval '400 s' WHERE str_state = 'RUNNING'"
     )
     killer.fate = Fate.UNREACHABLE
-    reaper.run_once()
+    reaper()
     assert view.states(run.frames) == ["WAITING"]
 
 
 @pytest.mark.parametrize(
-    ("named", "dispatched", "scope", "managed", "judged"),
+    ("named", "scope", "managed", "judged"),
     [
-        (40, 100, BESIDE_A_CUEBOT, True, True),
-        pytest.param(25, 100, BESIDE_A_CUEBOT, True, False, id="perhaps only one report has not named it"),
-        pytest.param(40, 20, BESIDE_A_CUEBOT, True, False, id="its launch may be under way"),
-        pytest.param(40, 100, BESIDE_A_CUEBOT, False, False, id="its show is Cuebot's"),
-        pytest.param(40, 100, UpkeepScope(), True, False, id="the report service looks after it"),
+        (40, BESIDE_A_CUEBOT, True, True),
+        pytest.param(25, BESIDE_A_CUEBOT, True, False, id="perhaps only one report has not named it"),
+        pytest.param(40, BESIDE_A_CUEBOT, False, False, id="its show is Cuebot's"),
+        pytest.param(40, UpkeepScope(), False, True, id="there is no Cuebot"),
+        pytest.param(25, UpkeepScope(), True, False, id="its launch may be under way"),
     ],
 )
-def test_beside_a_cuebot_rqd_is_asked_about_a_proc_that_two_reports_have_not_named(
+def test_rqd_is_asked_about_a_proc_that_two_reports_have_not_named(
     engine: Engine,
     view: FarmView,
     killer: ScriptedKiller,
     ledger: RecordedLedger,
     named: int,
-    dispatched: int,
     scope: UpkeepScope,
     managed: bool,
     judged: bool,
 ) -> None:
-    # given a proc that the last of its host's reports do not name: its completion went to a Cuebot that was killed
+    # given a proc that the last of its host's reports do not name: its completion was never sent, or went to a Cuebot
+    # that was killed
     run = start(view)
     view.run_sql("UPDATE show SET b_scheduler_managed = :m", m=managed)
-    view.run_sql(
-        "UPDATE proc SET ts_ping = now() - :n * interval '1 s', ts_dispatched = now() - :d * interval '1 s'",
-        n=named,
-        d=dispatched,
-    )
+    view.run_sql("UPDATE proc SET ts_ping = now() - :n * interval '1 s'", n=named)
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 s'")
 
     # when its RQD says that it does not run the frame
-    Reaper(Releaser(engine, Release(), ledger=ledger), killer=killer, scope=scope).run_once()
+    reap(Releaser(engine, Release(), ledger=ledger), killer, scope=scope)
 
     # then the run is over, long before it counts as an orphan, and nothing was killed
     assert killer.looked_for == (list(run.frames) if judged else [])
     assert killer.stopped == []
     assert view.states(run.frames) == ["WAITING" if judged else "RUNNING"]
-    assert ledger.released == (list(run.procs) if judged else [])
+    assert ledger.released == (list(run.procs) if judged and managed else [])
     view.assert_consistent()
 
 
@@ -316,7 +315,7 @@ def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '290 s', ts_dispatched = now() - interval '1 day'")
     view.run_sql("UPDATE host_stat SET ts_ping = now()")
     killer.fate = fate
-    report = Reaper(Releaser(engine, Release()), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
+    report = reap(Releaser(engine, Release()), killer, scope=BESIDE_A_CUEBOT)
     assert (report.procs_released, report.deferred) == (0, fate is not Fate.RUNNING)
     assert (len(killer.looked_for), killer.stopped) == (1, [])
     assert view.states(run.frames) == ["RUNNING"]
@@ -341,7 +340,7 @@ def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many
     killer.fate = Fate.UNREACHABLE
 
     # when they are reaped
-    report = Reaper(Releaser(engine, Release()), killer=killer).run_once()
+    report = reap(Releaser(engine, Release()), killer)
 
     # then all frames wait, and no host cost more than one short look
     assert (report.frames_waiting, report.deferred) == (12, 0)
@@ -358,7 +357,7 @@ def test_a_host_that_comes_back_while_it_is_looked_for_in_vain_keeps_its_frames(
             view.run_sql("UPDATE host_stat SET str_state = 'UP'")
             return False
 
-    report = Reaper(Releaser(engine, Release()), killer=Back()).run_once()
+    report = reap(Releaser(engine, Release()), Back())
     assert (report.procs_released, report.deferred) == (0, 1)
     assert len(view.procs()) == 1
 
@@ -368,7 +367,7 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
 ) -> None:
     on_hosts(view, "DOWN", hosts=1, frames=2)
     killer.fate = Fate.UNCONFIRMED
-    report = Reaper(Releaser(engine, Release()), killer=killer).run_once()
+    report = reap(Releaser(engine, Release()), killer)
     assert (report.procs_released, report.deferred) == (0, 2)
     assert len(killer.stopped) == 2
 
@@ -377,8 +376,9 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
     engine: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
     on_hosts(view, "UP", hosts=2, frames=3)
+    view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     killer.fate = Fate.UNREACHABLE
-    report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
+    report = reap(Releaser(engine, Release(host_down_after=1e6)), killer)
     assert (report.procs_released, report.deferred) == (0, 6)
     assert killer.probed == []
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
@@ -390,16 +390,17 @@ def test_what_is_too_much_for_one_reap_is_for_the_next(
     monkeypatch.setattr(module, "MOST_RUNS", 2)
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    reaping = Reaper(Releaser(engine, Release()), killer=killer)
-    assert [reaping.run_once().procs_released for _ in range(4)] == [2, 2, 1, 0]
+    reaping = partial(reap, Releaser(engine, Release()), killer)
+    assert [reaping().procs_released for _ in range(4)] == [2, 2, 1, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
 
 
 def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     on_hosts(view, "UP", hosts=1, frames=5)
+    view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     killer.fate = Fate.UNCONFIRMED
-    report = Reaper(Releaser(engine, Release(host_down_after=1e6)), killer=killer).run_once()
+    report = reap(Releaser(engine, Release(host_down_after=1e6)), killer)
     assert report.deferred == 5
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
 
@@ -409,6 +410,7 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, mo
     """A frame nobody asked about is left alone, and so is one that no proc owns."""
     # given five frames whose kills take 15 seconds each, and an orphan frame on another host, one day old
     on_hosts(view, "UP", hosts=1, frames=5)
+    view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     with view.farm() as farm:
         orphan = farm.job([LayerSpec(frames=1)], name="orphan").frames[0]
     view.run_sql(
@@ -428,12 +430,12 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, mo
     if why == "its time is over":
         monkeypatch.setattr(module, "REAP_SECONDS", 40.0)
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
-        reaping = Reaper(Releaser(engine, release), killer=killer)
+        reaping = partial(reap, Releaser(engine, release), killer)
     else:
-        reaping = Reaper(Releaser(engine, release), killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
+        reaping = partial(reap, Releaser(engine, release), killer, stopping=lambda: 40.0 < now[0] < 50.0)
 
     # when that is after 40 seconds, then it begins three kills
-    report = reaping.run_once()
+    report = reaping()
     assert len(killer.stopped) == 3
     assert report.procs_released == 3
     assert report.deferred == 3
@@ -441,6 +443,6 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, mo
 
     # and the next reap, of a process that goes on, does the rest
     now[0] += 10.0
-    assert reaping.run_once().deferred == 0
+    assert reaping().deferred == 0
     assert len(killer.stopped) == 6
     view.assert_consistent()

@@ -25,7 +25,7 @@ from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.reaper import reap
 from opencue_sched.farm.service import ReportService
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
@@ -159,29 +159,10 @@ def test_a_job_renders_to_its_end(site: Site) -> None:
     site.view.assert_consistent()
 
 
-def test_a_completion_that_is_never_sent_is_found(site: Site) -> None:
-    # given an RQD whose completions get lost
-    site.rqds.behave(completions_lost=True)
-    job = site.job(2)
-    site.launch(job, job.frames, "sim1")
-    site.report("sim1")
-    site.rqds.finish("sim1", job.frames[0])
-    site.view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '10 s'")
-    site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '10 s', ts_dispatched = now() - interval '10 s'")
-
-    # when two more reports come
-    site.report("sim1")
-    site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '10 s' WHERE pk_frame = :f", f=job.frames[0])
-    site.report("sim1")
-
-    # then that frame waits again and the other runs on
-    eventually(lambda: site.view.states(job.frames) == ["WAITING", "RUNNING"])
-    eventually(lambda: len(site.booked()) == 1)
-    assert len(site.rqds.running()) == 1
-    site.view.assert_consistent()
-
-
-def test_completions_that_went_to_a_killed_cuebot_free_the_cores(site: Site, engine: Engine) -> None:
+@pytest.mark.parametrize("beside_cuebot", [False, True])
+def test_completions_that_never_came_or_went_to_a_killed_cuebot_free_the_cores(
+    site: Site, engine: Engine, beside_cuebot: bool
+) -> None:
     # given three frames of which two have ended while nobody heard it, and a host that has reported twice since
     site.rqds.behave(completions_lost=True)
     job = site.job(3)
@@ -191,9 +172,9 @@ def test_completions_that_went_to_a_killed_cuebot_free_the_cores(site: Site, eng
     eventually(lambda: len(site.rqds.running()) == 1)
     site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '40 s', ts_dispatched = now() - interval '60 s'")
 
-    # when a worker beside the Cuebot reaps
-    killer, scope = RqdKiller(site.channels), UpkeepScope(beside_cuebot=True)
-    report = Reaper(Releaser(engine, Release(), ledger=site.ledger), killer=killer, scope=scope).run_once()
+    # when a worker reaps
+    killer, scope = RqdKiller(site.channels), UpkeepScope(beside_cuebot=beside_cuebot)
+    report = reap(Releaser(engine, Release(), ledger=site.ledger), killer, scope=scope)
 
     # then those two wait again, and the one that runs does so undisturbed
     assert (report.frames_waiting, report.deferred) == (2, 0)
@@ -223,8 +204,7 @@ def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, s
     release = settings.release.model_copy(update={"host_down_after": 1.0})
 
     # when the reaper passes
-    reaper = Reaper(Releaser(engine, release, ledger=site.ledger, changes=site.changes), killer=site.killer)
-    report = reaper.run_once()
+    report = reap(Releaser(engine, release, ledger=site.ledger, changes=site.changes), site.killer)
 
     # then its frames wait for another one
     assert report.hosts_down == (site.hosts["sim1"].id,)

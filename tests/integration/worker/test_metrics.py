@@ -512,9 +512,7 @@ def _completion(engine: Engine, runtime: Runtime) -> None:
         query = "SELECT pk_proc, pk_frame, str_name FROM proc JOIN host USING (pk_host) LIMIT 1"
         proc, frame, host = connection.execute(text(query)).one()
     with increments("scheduler_release_events_total", event="completion_applied") as grown:
-        Releaser(engine, ledger=runtime.ledger, count=metrics.record_event).complete(
-            [CompletedFrame(proc, frame, host, 0)]
-        )
+        Releaser(engine, ledger=runtime.ledger, count=metrics.record_event).end([CompletedFrame(proc, frame, host, 0)])
     assert grown == [1]
 
 

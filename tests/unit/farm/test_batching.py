@@ -94,7 +94,7 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
 
     monkeypatch.setattr(completion, "end_runs", end_runs)
     counts = Counted()
-    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).complete, count=counts)
+    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).end, count=counts)
     done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
     batcher.start()
     assert done[0].result(10).proc_id == "a"

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.farm import completion
-from opencue_sched.farm.completion import RUNS_PER_TRANSACTION, Releaser
+from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
 from opencue_sched.farm.model import LostRun, RunOutcome, RunsEnded, RunVerdict
 
 EndRuns = Callable[..., RunsEnded]
@@ -37,10 +37,10 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(len(requests))
         return ended(requests)
 
-    names = [str(number) for number in range(2 * RUNS_PER_TRANSACTION + 1)]
-    outcomes = releaser(monkeypatch, end_runs).end_lost(runs(*names))
+    names = [str(number) for number in range(2 * MOST_TOGETHER + 1)]
+    outcomes = releaser(monkeypatch, end_runs).end(runs(*names))
     assert [outcome.proc_id for outcome in outcomes] == names
-    assert sizes == [50, 50, 1]
+    assert sizes == [64, 64, 1]
 
 
 def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +50,9 @@ def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: py
         return ended(requests)
 
     with capture_logs() as said:
-        outcomes = releaser(monkeypatch, end_runs).end_lost(runs("a", "bad", "b"))
-    assert [outcome.proc_id for outcome in outcomes] == ["a", "b"]
+        outcomes = releaser(monkeypatch, end_runs).end(runs("a", "bad", "b"))
+    verdicts = [(outcome.proc_id, outcome.verdict) for outcome in outcomes]
+    assert verdicts == [("a", RunVerdict.APPLIED), ("bad", RunVerdict.REFUSED), ("b", RunVerdict.APPLIED)]
     refused = [(line["proc"], line["frame"]) for line in said if line["event"] == "lost_run_refused"]
     assert refused == [("bad", "frame-bad")]
 
@@ -64,5 +65,5 @@ def test_a_database_that_is_away_is_not_asked_run_by_run(monkeypatch: pytest.Mon
         raise OperationalError("select", {}, Exception("server closed the connection"))
 
     with pytest.raises(OperationalError):
-        releaser(monkeypatch, end_runs).end_lost(runs("a", "b", "c"))
+        releaser(monkeypatch, end_runs).end(runs("a", "b", "c"))
     assert asked == [3]
