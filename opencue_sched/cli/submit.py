@@ -36,8 +36,9 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
         raise click.UsageError("what is not submitted cannot be waited for")
     try:
         spec = read_job_file(file, default_user=current_user())
+        spec = spec.model_copy(update={"paused": spec.paused or paused})
         with farm() as (engine, _), working(f"submitting {spec.name}"):
-            submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run, unserved=unserved)
+            submitted = submit_job(engine, spec, get_settings(), dry_run=dry_run, unserved=unserved)
     except InvalidFile as error:
         problems = [f"{getattr(file, 'name', '<stdin>')}: {problem}" for problem in error.problems]
         refusal = f"not submitted: {counted(len(problems), 'problem')}"

@@ -26,9 +26,6 @@ from opencue_sched.store.submit import open_jobs
 KB_PER_GB = 1024 * 1024
 _ROWS_PER_STATEMENT = 20_000
 
-_ACTIVATE_FRAMES = text(
-    "UPDATE frame SET str_state = 'WAITING', ts_updated = now() WHERE pk_job = ANY(:jobs) AND str_state = 'SETUP'"
-)
 _JOB_RESOURCES = text(
     """
     UPDATE job_resource SET int_min_cores = wanted.min_cores, int_max_cores = wanted.max_cores,
@@ -300,7 +297,6 @@ class Farm:
         if not jobs:
             return
         ids = [job.id for job in jobs]
-        self.connection.execute(_ACTIVATE_FRAMES, {"jobs": ids})
         open_jobs(self.connection, ids)
 
     # Dependencies, as Cuebot stores them: call before or after the activation of the dependent job

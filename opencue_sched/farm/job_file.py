@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -82,6 +82,15 @@ def _once(words: list[str]) -> list[str]:
     return list(dict.fromkeys(words))
 
 
+def _stored(join: Callable[[list[str]], str], most: int) -> AfterValidator:
+    def check(words: list[str]) -> list[str]:
+        if (needed := len(join(words))) > most:
+            raise ValueError(f"need {needed} characters; {most} is the most OpenCue stores")
+        return words
+
+    return AfterValidator(check)
+
+
 def _centicores(value: Any) -> int:
     """Cores, as a number that may have a fraction, in centicores."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -151,6 +160,7 @@ _JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME
 # With the number before it, it makes the name of a frame, which may have 256 characters.
 _LayerName = Annotated[str, Field(max_length=244), _AS_TEXT, _NAME]
 _Tag = Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]
+_Tags = Annotated[list[_Tag], Field(min_length=1), _WORDS, _ONCE, _stored(join_tags, farm.LAYER_TAGS_WIDTH)]
 _Limit = Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]
 _Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
@@ -248,8 +258,8 @@ class LayerSpec(_Keys):
     memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=farm.MOST_KB)] = 4 * 1024**2
     gpus: _Count = 0
     gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=farm.MOST_KB)] = 0
-    tags: Annotated[list[_Tag], Field(min_length=1), _WORDS, _ONCE] = ["general"]
-    services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE] = ["default"]
+    tags: _Tags = ["general"]
+    services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE, _stored(",".join, 128)] = ["default"]
     limits: Annotated[list[_Limit], _WORDS, _ONCE] = []
     timeout: _Count = 0
     timeout_llu: _Count = 0
@@ -357,24 +367,9 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
     if len(spec.full_name) > farm.JOB_NAME_WIDTH:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
     for position, layer in enumerate(spec.layers):
-        for problem in _layer_problems(layer):
-            yield f"layers[{position}].{problem}"
-    yield from _depend_problems(spec)
-
-
-def _layer_problems(layer: LayerSpec) -> Iterator[str]:
-    if 0 < layer.max_cores < layer.cores:
-        yield "max_cores: is less than cores"
-    for key, joined, most in (
-        ("tags", join_tags(layer.tags), farm.LAYER_TAGS_WIDTH),
-        ("services", ",".join(layer.services), 128),
-    ):
-        if len(joined) > most:
-            yield f"{key}: need {len(joined)} characters; {most} is the most OpenCue stores"
-
-
-def _depend_problems(spec: JobSpec) -> Iterator[str]:
-    """Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end."""
+        if 0 < layer.max_cores < layer.cores:
+            yield f"layers[{position}].max_cores: is less than cores"
+    # Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end.
     by_name = {layer.name: layer for layer in spec.layers}
     edges: list[tuple[str, str, tuple[tuple[int, int], ...] | None]] = []
     for path, layer, depend in depends_of(spec):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
 from opencue_sched.store.jobs import LayerView, layers_of
+from opencue_sched.store.release import read_frames
 from opencue_sched.text_file import InvalidFile
 
 log = structlog.get_logger(__name__)
@@ -69,7 +70,6 @@ def submit_job(
     spec: JobSpec,
     settings: Settings,
     *,
-    paused: bool = False,
     dry_run: bool = False,
     unserved: Callable[[Connection, str, Settings], list[str]] = lambda *_: [],
 ) -> Submitted:
@@ -81,8 +81,7 @@ def submit_job(
     with engine.connect() as connection:
         with connection.begin() as transaction:
             submit.allow_time(connection, STATEMENT_SECONDS)
-            place = _find_place(connection, spec)
-            submitted = _submit(connection, spec, place, settings, paused=paused, dry_run=dry_run)
+            submitted = _submit(connection, spec, settings, dry_run=dry_run)
             if dry_run:
                 notes = unserved(connection, submitted.job_id, settings)
                 transaction.rollback()
@@ -93,40 +92,33 @@ def submit_job(
     return replace(submitted, notes=(*submitted.notes, *notes))
 
 
-def _submit(
-    connection: Connection, spec: JobSpec, place: _Place, settings: Settings, *, paused: bool, dry_run: bool
-) -> Submitted:
+def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_run: bool) -> Submitted:
+    place = _find_place(connection, spec)
     show = place.show
-    job = _job_row(spec, place, settings, paused=paused)
+    job = _job_row(spec, place, settings)
     _refuse_impossible(spec, job)
-    if not submit.insert_job(connection, job):
+    depends = _Depends(job["job"], spec)
+    _add_depends(connection, depends, place.external, settings)
+    layers: list[dict[str, Any]] = []
+    frames: list[tuple[str, str, str, int, int, int, int]] = []
+    for order, (layer, new) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
+        layers.append(_layer_row(layer, new.layer, order))
+        frames += [
+            (frame, new.layer, frame_name(number, layer.name), number, position, order, depends.waits_for[frame])
+            for position, (number, frame) in enumerate(new.frames.items())
+        ]
+    if not submit.insert_job(connection, job, layers, frames, depends.rows):
         name = spec.full_name
         raise InvalidFile(f"name: a job called {name!r} is already pending; kill it first or choose another")
-    job_id = job["job"]
-    layers = {
-        layer.name: _NewLayer(_new_id(), layer, {number: _new_id() for number in layer.frames.numbers})
-        for layer in spec.layers
-    }
-    in_order = list(enumerate(layers.values(), start=1))
-    submit.insert_layers(connection, job_id, [_layer_row(layer, order) for order, layer in in_order])
-    frames = [
-        (frame, layer.id, frame_name(number, layer.spec.name), number, position, order)
-        for order, layer in in_order
-        for position, (number, frame) in enumerate(layer.frames.items())
-    ]
-    submit.insert_frames(connection, job_id, frames)
-    depends = _add_depends(connection, spec, job_id, layers, place.external, settings)
-    submit.insert_depends(connection, job_id, depends.rows)
-    submit.activate(connection, job_id, depends.waits_for)
     notes = depends.met
     if not show.managed:
         command = f"opencue-sched show managed {show.name} on"
         notes = [f"show {show.name} is not managed by this scheduler; `{command}` hands it over", *notes]
-    if show.paused and not (paused or spec.paused):
+    if show.paused and not spec.paused:
         notes = [f"show {show.name} is paused, so the job is", *notes]
     return Submitted(
         dry_run=dry_run,
-        job_id=job_id,
+        job_id=job["job"],
         name=spec.full_name,
         show=show.name,
         folder=place.folder.name,
@@ -137,12 +129,9 @@ def _submit(
         log_dir=job["log_dir"],
         layers=tuple(
             SubmittedLayer(
-                layer.id,
-                layer.spec.name,
-                len(layer.frames),
-                sum(depends.waits_for[frame] == 0 for frame in layer.frames.values()),
+                new.layer, name, len(new.frames), sum(not depends.waits_for[it] for it in new.frames.values())
             )
-            for layer in layers.values()
+            for name, new in depends.layers.items()
         ),
         notes=tuple(notes),
     )
@@ -155,7 +144,7 @@ def _new_id() -> str:
 # The rows of the job and its layers, as store.submit names their columns.
 
 
-def _job_row(spec: JobSpec, place: _Place, settings: Settings, *, paused: bool) -> dict[str, Any]:
+def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]:
     folder, show, job_id = place.folder, place.show, _new_id()
     return spec.model_dump(exclude={"layers", "depends", "env"}) | {
         "job": job_id,
@@ -167,7 +156,7 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings, *, paused: bool) 
         "dept_id": place.dept_id,
         "full_name": spec.full_name,
         "log_dir": spec.log_dir or _log_dir(spec, show.name, job_id, settings),
-        "paused": paused or spec.paused or show.paused,
+        "paused": spec.paused or show.paused,
         "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.job_min_cores, show.default_min_cores)),
         "max_cores": _first(spec.max_cores, folder.job_max_cores, show.default_max_cores),
         # The schema's default of show.int_default_min_gpus is 100, meant as centicores; no job asks for 100 GPUs.
@@ -205,10 +194,9 @@ def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:
         raise InvalidFile(*problems)
 
 
-def _layer_row(layer: _NewLayer, order: int) -> dict[str, Any]:
-    spec = layer.spec
+def _layer_row(spec: LayerSpec, layer_id: str, order: int) -> dict[str, Any]:
     return spec.model_dump(exclude={"depends"}) | {
-        "id": layer.id,
+        "id": layer_id,
         "dispatch_order": order,
         "threads": spec.threads,
         "tags": join_tags(spec.tags),
@@ -229,7 +217,7 @@ class _On:
     """
 
     job: str
-    layer: str | None = None
+    layer: str = ""
     range: ChunkedRange | None = None
     frames: Mapping[int, str] = field(default_factory=dict)
 
@@ -309,7 +297,7 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
         and depend.layer in layers[jobs[name].id]
     ]
     frames: dict[str, dict[int, str]] = defaultdict(dict)
-    for row in submit.frames_of(connection, numbered):
+    for row in read_frames(connection, layer_ids=numbered):
         frames[row.layer_id][row.number] = row.id
     external: list[_Edge] = []
     for path, layer, depend, name in wanted:
@@ -353,45 +341,25 @@ def _on_layer(
 # What a new job waits for, as rows of ``depend`` and as the number of things each of its frames waits for.
 #
 # As in Cuebot, a dependency frame by frame is a composite row with one FRAME_ON_FRAME row below it for each pair, and
-# one that is met already goes in inactive. Two fields of a job file may ask for the same pair of frames; it goes in
-# once.
+# one that is met already goes in inactive. What two fields of a job file ask for goes in twice, and is met at once.
 
 
-@dataclass(frozen=True, slots=True)
-class _NewLayer:
-    """A layer of the new job with the ids of its frames by number."""
-
-    id: str
-    spec: LayerSpec
-    frames: Mapping[int, str]
-
-
-def _add_depends(
-    connection: Connection,
-    spec: JobSpec,
-    job_id: str,
-    layers: Mapping[str, _NewLayer],
-    external: Sequence[_Edge],
-    settings: Settings,
-) -> _Depends:
+def _add_depends(connection: Connection, depends: _Depends, external: Sequence[_Edge], settings: Settings) -> None:
     """Raises InvalidFile for what would never be met."""
     over, begun = _hold_still(connection, external, settings) if external else (set(), set())
     internal: list[_Edge] = [
-        (path, layer, depend, _On(job_id, other.id, other.spec.frames, other.frames))
-        for path, layer, depend in depends_of(spec)
-        if depend.job is None and (other := layers.get(depend.layer or "")) is not None
+        (path, layer, depend, depends.layers[depend.layer])
+        for path, layer, depend in depends_of(depends.spec)
+        if depend.job is None and depend.layer is not None
     ]
-    depends = _Depends(job_id, layers, over, begun)
     problems = []
-    # A layer asked for both as a whole and by any frame: the whole counts, and comes first.
-    for path, layer, depend, on in sorted([*internal, *external], key=lambda it: it[2].any_frame):
-        if depends.add(None if layer is None else layers[layer.name], depend, on):
+    for path, layer, depend, on in [*internal, *external]:
+        if depends.add(layer, depend, on, begun if depend.any_frame else over):
             depends.met.append(f"{path}: what it waits for is over already")
         elif on.job in over:
             problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
     if problems:
         raise InvalidFile(*problems)
-    return depends
 
 
 def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Settings) -> tuple[set[str], set[str]]:
@@ -406,80 +374,76 @@ def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Set
         for layer in layers_of(connection, *states)
     }
     over |= {layer for layer, (frames, total) in ended.items() if 0 < frames == total}
-    waited_for = submit.frames_of(connection, {on.layer for *_, on in external if on.layer and on.frames})
+    waited_for = read_frames(connection, layer_ids={on.layer for *_, on in external if on.frames})
     over |= {frame.id for frame in waited_for if frame.state in done}
     return over, {layer for layer, (frames, _) in ended.items() if frames}
 
 
 class _Depends:
-    """Collects the rows of one job. ``waits_for``: active dependencies by frame id; ``met``: notes on what is met."""
+    """Collects the rows of one job. ``layers``: the job's own, by name, as what others of it wait for; ``waits_for``:
+    active dependencies by frame id; ``met``: notes on what is met."""
 
-    def __init__(self, job_id: str, layers: Mapping[str, _NewLayer], over: set[str], begun: set[str]) -> None:
+    def __init__(self, job_id: str, spec: JobSpec) -> None:
+        self.spec = spec
+        self.layers = {
+            layer.name: _On(job_id, _new_id(), layer.frames, {number: _new_id() for number in layer.frames.numbers})
+            for layer in spec.layers
+        }
         self.rows: list[dict[str, Any]] = []
-        self.waits_for = {frame: 0 for layer in layers.values() for frame in layer.frames.values()}
+        self.waits_for: Counter[str] = Counter()
         self.met: list[str] = []
         self._job_id = job_id
-        self._layers = layers
-        self._over = over
-        self._begun = begun
-        self._known: set[tuple[object, ...]] = set()
 
-    def add(self, layer: _NewLayer | None, depend: JobDepend, on: _On) -> bool:
-        """Frames of the layer, or of the whole job, wait. Whether that is met already."""
-        if not depend.kind.composite or layer is None or on.range is None:
-            return self._add_whole(depend.kind, layer, depend, on)
-        pairs = frame_pairs(depend.kind, layer.spec.frames, on.range)
-        if pairs is None:
+    def add(self, layer: LayerSpec | None, depend: JobDepend, on: _On, over: Collection[str]) -> bool:
+        """Frames of the layer, or of the whole job, wait. Whether that is met already, by what is ``over``."""
+        kind, pairs = depend.kind, None
+        if kind.composite and layer is not None and on.range is not None:
+            pairs = frame_pairs(kind, layer.frames, on.range)
             # One chunk of several frames on either side makes it a dependency of layer on layer, as in Cuebot.
-            return self._add_whole(DependType.LAYER_ON_LAYER, layer, depend, on)
-        found = [(layer.frames[er], on.frames[number]) for er, number in pairs if number in on.frames]
-        still_open = [pair for pair in found if pair[1] not in self._over]
-        parent = self._row(depend.kind, (layer.id, None), (on.job, on.layer, None), active=bool(still_open))
+            kind = DependType.LAYER_ON_LAYER if pairs is None else kind
+        waiting = self.layers if layer is None else {layer.name: self.layers[layer.name]}
+        er_layer = None if layer is None else waiting[layer.name].layer
+        if pairs is None or layer is None:
+            frame = None if depend.frame is None else on.frames[depend.frame]
+            met = (frame or on.layer or on.job) in over
+            self._row(kind, er_layer, None, on, frame, active=not met, any_frame=depend.any_frame)
+            if not met:
+                self.waits_for.update(it for one in waiting.values() for it in one.frames.values())
+            return met
+        er_frames = waiting[layer.name].frames
+        found = [(er_frames[er], on.frames[number]) for er, number in pairs if number in on.frames]
+        still_open = [(er, frame) for er, frame in found if frame not in over]
+        parent = self._row(kind, er_layer, None, on, None, active=bool(still_open))
         for er, frame in found:
-            active = frame not in self._over
-            sides = (layer.id, er), (on.job, on.layer, frame)
-            if self._row(DependType.FRAME_ON_FRAME, *sides, active=active, parent=parent) and active:
-                self.waits_for[er] += 1
+            self._row(DependType.FRAME_ON_FRAME, er_layer, er, on, frame, active=frame not in over, parent=parent)
+        self.waits_for.update(er for er, _ in still_open)
         return not still_open
-
-    def _add_whole(self, kind: DependType, layer: _NewLayer | None, depend: JobDepend, on: _On) -> bool:
-        """All frames of the layer, or of the job, wait for one thing."""
-        frame = None if depend.frame is None else on.frames[depend.frame]
-        met = (frame or on.layer or on.job) in (self._begun if depend.any_frame else self._over)
-        er = (None if layer is None else layer.id, None)
-        if self._row(kind, er, (on.job, on.layer, frame), any_frame=depend.any_frame, active=not met) and not met:
-            for one in self._layers.values() if layer is None else (layer,):
-                for waiting in one.frames.values():
-                    self.waits_for[waiting] += 1
-        return met
 
     def _row(
         self,
         kind: DependType,
-        er: tuple[str | None, str | None],
-        on: tuple[str, str | None, str | None],
+        er_layer: str | None,
+        er_frame: str | None,
+        on: _On,
+        on_frame: str | None,
         *,
         active: bool,
         any_frame: bool = False,
         parent: str | None = None,
-    ) -> str | None:
-        """Id of the new row, of a layer and frame that wait for a job, layer and frame; None when there is one for the
-        same pair already."""
-        if (kind, er, on) in self._known:
-            return None
-        self._known.add((kind, er, on))
+    ) -> str:
+        """Id of the new row."""
         depend_id = _new_id()
         self.rows.append(
             {
                 "id": depend_id,
                 "parent": parent,
                 "type": kind.value,
-                "er_layer": er[0],
-                "er_frame": er[1],
-                "on_job": on[0],
-                "on_layer": on[1],
-                "on_frame": on[2],
-                "target": "INTERNAL" if on[0] == self._job_id else "EXTERNAL",
+                "er_layer": er_layer,
+                "er_frame": er_frame,
+                "on_job": on.job,
+                "on_layer": on.layer or None,
+                "on_frame": on_frame,
+                "target": "INTERNAL" if on.job == self._job_id else "EXTERNAL",
                 "any_frame": any_frame,
                 "active": active,
                 "composite": kind.composite,

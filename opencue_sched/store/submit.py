@@ -1,8 +1,8 @@
 """Putting a job in: its rows, and the activation that makes its frames bookable.
 
 Every statement is set-based, so their number does not depend on the job's layers, frames or dependencies. The triggers
-of the schema make the counter rows of the job and its layers; frames come in as SETUP, uncounted, and the activation
-writes the first counts, as Cuebot does.
+of the schema make the counter rows of the job and its layers; frames come in as SETUP, uncounted, and the first counts
+are written once they are activated, as Cuebot does.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ _INSERT_LAYER_LIMITS = text(
 _INSERT_FRAMES = text(
     """
     INSERT INTO frame (pk_frame, pk_layer, pk_job, str_name, str_state, int_number, int_dispatch_order,
-                       int_layer_order, ts_updated, ts_llu)
-    SELECT id, layer, :job, name, 'SETUP', number, dispatch_order, layer_order, current_timestamp, current_timestamp
+                       int_layer_order, int_depend_count, ts_updated, ts_llu)
+    SELECT id, layer, :job, name, 'SETUP', number, dispatch_order, layer_order, waits_for, current_timestamp,
+           current_timestamp
       FROM unnest(CAST(:ids AS varchar[]), CAST(:layers AS varchar[]), CAST(:names AS varchar[]),
-                  CAST(:numbers AS bigint[]), CAST(:dispatch_orders AS bigint[]), CAST(:layer_orders AS int[]))
-           AS row(id, layer, name, number, dispatch_order, layer_order)
+                  CAST(:numbers AS bigint[]), CAST(:dispatch_orders AS bigint[]), CAST(:layer_orders AS int[]),
+                  CAST(:waits_for AS bigint[]))
+           AS row(id, layer, name, number, dispatch_order, layer_order, waits_for)
     """
 )
 _INSERT_DEPENDS = text(
@@ -94,17 +96,16 @@ _INSERT_DEPENDS = text(
     """
 )
 
-# A frame with dependencies ends up in DEPEND: the schema's trigger sees to it.
-_ACTIVATE_FRAMES = text(
-    """
-    UPDATE frame SET str_state = 'WAITING', ts_updated = current_timestamp, int_depend_count = start.waits_for
-      FROM unnest(CAST(:frames AS varchar[]), CAST(:waits_for AS bigint[])) AS start(frame, waits_for)
-     WHERE frame.pk_frame = start.frame AND frame.str_state = 'SETUP'
-    """
-)
-# Frames of a layer, layers of a job, frames of a job, jobs of a show are counted, in this order. show_stats comes last:
-# one row a show is the hottest of all.
+# Frames are activated; then frames of a layer, layers of a job, frames of a job, jobs of a show are counted, in this
+# order. show_stats comes last: one row a show is the hottest of all.
 _OPEN_JOBS = (
+    # A frame with dependencies ends up in DEPEND: the schema's trigger sees to it.
+    text(
+        """
+        UPDATE frame SET str_state = 'WAITING', ts_updated = current_timestamp
+         WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state = 'SETUP'
+        """
+    ),
     text(
         """
         UPDATE layer_stat SET int_total_count = counted.total, int_waiting_count = counted.waiting,
@@ -149,53 +150,42 @@ def allow_time(connection: Connection, seconds: float) -> None:
     connection.execute(_TIMEOUT, {"milliseconds": str(int(seconds * 1000))})
 
 
-def insert_job(connection: Connection, job: Mapping[str, Any]) -> bool:
-    """Insert the job in STARTUP, with its resources and environment (JSON); the keys are the names in the statements
-    above, cores in centicores. False when a live job has its name."""
+def insert_job(
+    connection: Connection,
+    job: Mapping[str, Any],
+    layers: Sequence[Mapping[str, Any]],
+    frames: Sequence[tuple[str, str, str, int, int, int, int]],
+    depends: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Put a job in and make its frames bookable. False when a live job has its name.
+
+    The keys of the job, its layers and what they depend on are the names in the statements above: cores in centicores,
+    memory in KB, the job's environment as JSON, limits by name. A frame has an id, its layer's id, a name, a number,
+    the orders of dispatch of the frame and of its layer, and the number of its active dependencies.
+    """
     if connection.execute(_INSERT_JOB, job).one_or_none() is None:
         return False
     connection.execute(_JOB_RESOURCE, job)
     connection.execute(INSERT_POINT, {"dept": job["dept_id"], "show": job["show_id"]})
     connection.execute(_INSERT_JOB_ENV, job)
+    rows = {"job": job["job"], "rows": json.dumps(layers)}
+    for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, _INSERT_LAYER_LIMITS):
+        connection.execute(statement, rows)
+    names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders", "waits_for")
+    columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
+    connection.execute(_INSERT_FRAMES, {"job": job["job"], **columns})
+    connection.execute(_INSERT_DEPENDS, {"job": job["job"], "rows": json.dumps(depends)})
+    open_jobs(connection, [job["job"]])
     return True
 
 
-def insert_layers(connection: Connection, job_id: str, layers: Sequence[Mapping[str, Any]]) -> None:
-    """Insert layers with their environments and limits (by name); the keys are the names in the statements above. Cores
-    in centicores, memory in KB."""
-    parameters = {"job": job_id, "rows": json.dumps(layers)}
-    for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, _INSERT_LAYER_LIMITS):
-        connection.execute(statement, parameters)
-
-
-def insert_frames(connection: Connection, job_id: str, frames: Sequence[tuple[str, str, str, int, int, int]]) -> None:
-    """Insert frames in SETUP: id, layer's id, name, number, and orders of dispatch of the frame and of its layer."""
-    names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders")
-    columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
-    connection.execute(_INSERT_FRAMES, {"job": job_id, **columns})
-
-
-def insert_depends(connection: Connection, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert what the job, its layers and its frames wait for; what does not apply to a type is left out."""
-    connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(rows)})
-
-
-def activate(connection: Connection, job_id: str, waits_for: Mapping[str, int]) -> None:
-    """Make the job bookable: frames WAITING, or DEPEND where they wait for something; the first counts; PENDING.
-
-    ``waits_for`` is the number of active dependencies of each frame, by its id.
-    """
-    connection.execute(_ACTIVATE_FRAMES, {"frames": list(waits_for), "waits_for": list(waits_for.values())})
-    open_jobs(connection, [job_id])
-
-
 def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
-    """Write the first counts of new jobs, whose frames are in, and make them PENDING."""
+    """Make new jobs bookable, whose frames are in: frames WAITING, or DEPEND, the first counts, and PENDING."""
     for statement in _OPEN_JOBS:
         connection.execute(statement, {"jobs": list(job_ids)})
 
 
-# What a job that is put in refers to: facilities, departments, limits, and frames of jobs it waits for.
+# What a job that is put in refers to: facilities, departments, limits, and jobs it waits for.
 
 _NAMES = text(
     """
@@ -207,13 +197,6 @@ _NAMES = text(
 # What ends a frame locks its job_stat row, so after this lock no frame of the jobs ends until we commit.
 _LOCK_JOBS = text("SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR SHARE")
 _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
-_FRAMES = text(
-    """
-    SELECT pk_frame AS id, pk_layer AS layer_id, int_number AS number, str_state AS state
-      FROM frame WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
-     ORDER BY pk_layer, int_dispatch_order
-    """
-)
 
 
 def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
@@ -222,11 +205,6 @@ def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
     for row in connection.execute(_NAMES):
         found[row.kind].append(row)
     return found
-
-
-def frames_of(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """All frames of these layers, in dispatch order."""
-    return connection.execute(_FRAMES, {"layers": list(layer_ids)}).all()
 
 
 def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str]:
