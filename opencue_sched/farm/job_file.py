@@ -78,10 +78,6 @@ def _words(value: Any) -> Any:
     return [word for word in words if not isinstance(word, str) or word.strip()]
 
 
-def _once(words: list[str]) -> list[str]:
-    return list(dict.fromkeys(words))
-
-
 def _stored(join: Callable[[list[str]], str], most: int) -> AfterValidator:
     def check(words: list[str]) -> list[str]:
         if (needed := len(join(words))) > most:
@@ -142,10 +138,6 @@ def _variable(name: str) -> str:
     return name
 
 
-def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 def _absolute(path: str) -> str:
     if not _ABSOLUTE_PATH.match(path):
         raise ValueError(f"{path!r} is not an absolute path; RQD writes there from any directory")
@@ -155,7 +147,7 @@ def _absolute(path: str) -> str:
 _AS_TEXT = BeforeValidator(_text)
 _NAME = AfterValidator(_name)
 _WORDS = BeforeValidator(_words)
-_ONCE = AfterValidator(_once)
+_ONCE = AfterValidator(lambda words: list(dict.fromkeys(words)))
 _JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
 # With the number before it, it makes the name of a frame, which may have 256 characters.
 _LayerName = Annotated[str, Field(max_length=244), _AS_TEXT, _NAME]
@@ -167,7 +159,8 @@ _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
 _RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=2048)
 _Variable = Annotated[str, _RAW, AfterValidator(_variable)]
-_Environment = dict[_Variable, Annotated[str, _RAW, BeforeValidator(_number_as_text)]]
+_NUMBER_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+_Environment = dict[_Variable, Annotated[str, _RAW, _NUMBER_AS_TEXT]]
 
 
 class _Keys(BaseModel):

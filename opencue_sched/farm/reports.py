@@ -71,6 +71,7 @@ _RANGES = {
 }
 """The least and the most that a host's report may say."""
 _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory")
+_VIRTUAL_MEMORY = ("vsize", "max_vsize", "used_swap_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,23 +243,12 @@ def unowned(run: Run, proc_id: str, host_id: str) -> tuple[str, float]:
 def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
     """What `reports.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown. Negative
     numbers, which RQD reports while it cannot tell, become zero."""
-    numbers = {
-        "rss_kb": reported.rss,
-        "max_rss_kb": reported.max_rss,
-        "pss_kb": reported.pss,
-        "max_pss_kb": reported.max_pss,
-        "virtual_kb": reported.vsize,
-        "max_virtual_kb": reported.max_vsize,
-        "gpu_memory_kb": reported.used_gpu_memory,
-        "max_gpu_memory_kb": reported.max_used_gpu_memory,
-        "swap_kb": reported.used_swap_memory,
-    }
     return {
-        "proc_id": reported.resource_id,
+        "resource_id": reported.resource_id,
         "frame_id": reported.frame_id,
         "layer_id": run.layer_id,
         "job_id": run.job_id,
-        **{name: max(0, value) for name, value in numbers.items()},
+        **{name: max(0, getattr(reported, name)) for name in (*_FRAME_MEMORY, *_VIRTUAL_MEMORY)},
         "llu_time": max(0, min(reported.llu_time, _LATEST_EPOCH)),
     }
 
@@ -343,7 +333,8 @@ class HostReports:
         if lock != row.lock_state:
             changed |= bool(set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY"))
         if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
-            changed |= reports.resize_host(connection, row.id, host.size)
+            reports.resize_host(connection, row.id, host.size)
+            changed = True
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]

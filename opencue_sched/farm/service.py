@@ -143,8 +143,7 @@ _DATABASE_AWAY_SECONDS = 0.5
 class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
     """A gRPC server for the three calls of RQD with everything behind it.
 
-    ``count`` is called for every event (completion_applied, report_refused, process_killed, ...), which the worker turns
-    into metrics.
+    ``count`` is called for every event (completion_applied, report_refused, ...), which the worker turns into metrics.
     """
 
     def __init__(

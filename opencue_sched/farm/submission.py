@@ -33,9 +33,6 @@ from opencue_sched.text_file import InvalidFile
 
 log = structlog.get_logger(__name__)
 
-STATEMENT_SECONDS = 600.0
-"""Time one statement may take: the frames of the largest job in one."""
-
 
 @dataclass(frozen=True, slots=True)
 class SubmittedLayer:
@@ -80,7 +77,7 @@ def submit_job(
     """
     with engine.connect() as connection:
         with connection.begin() as transaction:
-            submit.allow_time(connection, STATEMENT_SECONDS)
+            submit.allow_time(connection)
             submitted = _submit(connection, spec, settings, dry_run=dry_run)
             if dry_run:
                 notes = unserved(connection, submitted.job_id, settings)

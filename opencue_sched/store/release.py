@@ -13,7 +13,8 @@ from opencue_sched.domain.farm import INT_MAX, MEMORY_FLOOR_KB, ExitStatus, Fram
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
-# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
+# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. A run that ends
+# with 299 (cleared) counts none, and the history trigger forgets it.
 # With checkpointing on, RUNNING to WAITING would become CHECKPOINT, for a copy nobody makes: it is off from then on.
 _STOP_FRAMES = text(
     """
@@ -24,10 +25,10 @@ _STOP_FRAMES = text(
            str_checkpoint_state = 'DISABLED',
            int_version = coalesce(frame.int_version, 0) + 1,
            int_total_past_core_time = least(:most, frame.int_total_past_core_time
-             + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_cores / 100), 0)),
+             + coalesce(round(stop.counted * extract(epoch FROM stop.at - ts_started) * frame.int_cores / 100), 0)),
            int_total_past_gpu_time = least(:most, frame.int_total_past_gpu_time
-             + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_gpus), 0))
-      FROM (SELECT *, current_timestamp + interval '1 second' AS at
+             + coalesce(round(stop.counted * extract(epoch FROM stop.at - ts_started) * frame.int_gpus), 0))
+      FROM (SELECT *, current_timestamp + interval '1 second' AS at, CAST(exit_status <> 299 AS int) AS counted
               FROM json_to_recordset(CAST(:rows AS json))
                      AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint)) stop
      WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
@@ -242,40 +243,21 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
         connection.execute(_LOWER_LAYER_MEMORY, {"rows": rows, "margin": MEMORY_FLOOR_KB})
 
 
-# Undoing a committed booking whose frame certainly does not run (facts C, "Compensation").
-
-# The version is the one *after* the start: with the one before, the frame would stay RUNNING for ever. Exit status 299
-# makes the history trigger forget the run. A frame that has a proc again is somebody else's. Checkpointing is switched
-# off as by any end of a run.
-_CLEAR_FRAMES = text(
-    """
-    UPDATE frame f
-    SET str_state = 'WAITING', int_exit_status = :exit_status, ts_stopped = current_timestamp,
-        ts_updated = current_timestamp, int_version = COALESCE(f.int_version, 0) + 1,
-        str_checkpoint_state = 'DISABLED'
-    FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS started(pk_frame, version)
-    WHERE f.pk_frame = started.pk_frame AND f.str_state = 'RUNNING'
-      AND f.int_version IS NOT DISTINCT FROM started.version
-      AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
-    """
-)
-
-
 def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
-    """Delete the procs, give the hosts back what they hold now, set the frames WAITING with exit status 299.
+    """Undo committed bookings whose frames certainly do not run (facts C, "Compensation"): delete the procs, give the
+    hosts back what they hold now, set the frames WAITING with exit status 299.
 
-    Each proc's frame has int_version as its booking left it. Idempotent: what somebody else released, or an
-    earlier call undid, is left as it is. Ids of the procs that this call deleted. Seven statements whatever the number
-    of bookings.
+    Each proc's frame has int_version as its booking left it: with the version before, it would stay RUNNING for ever.
+    Idempotent: what somebody else released or booked again, or an earlier call undid, is left as it is. Ids of the
+    procs that this call deleted. The same statements whatever the number of bookings.
     """
-    ids, frames = [proc.proc_id for proc in procs], [proc.frame.id for proc in procs]
+    ids = [proc.proc_id for proc in procs]
     # In the order of every transaction that ends runs: frames, procs, hosts, counters of layers, of jobs.
-    lock_runs(connection, ids, frames)
+    lock_runs(connection, ids, [proc.frame.id for proc in procs])
     lock_hosts(connection, {proc.host.id for proc in procs})
     lock_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
     deleted = delete_procs(connection, ids)
     restore_hosts(connection, deleted)
-    versions = [proc.frame.version for proc in procs]
-    parameters = {"frames": frames, "versions": versions, "exit_status": int(ExitStatus.FRAME_CLEARED)}
-    connection.execute(_CLEAR_FRAMES, parameters)
+    waiting, cleared = FrameState.WAITING, ExitStatus.FRAME_CLEARED
+    stop_frames(connection, [FrameStop(it.frame.id, it.frame.version, waiting, cleared) for it in procs])
     return frozenset(proc.id for proc in deleted)

@@ -75,10 +75,6 @@ _RESIZE_HOST = text(
        SET b_nimby = :nimby, int_procs = :procs, int_cores = :centicores, int_mem = :memory_kb, int_gpus = :gpus,
            int_gpu_mem = :gpu_memory_kb
      WHERE pk_host = :host AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host)
-       AND (b_nimby, int_procs, int_cores, int_mem, int_gpus, int_gpu_mem) IS DISTINCT FROM
-           (:nimby, :procs, CAST(:centicores AS bigint), CAST(:memory_kb AS bigint), CAST(:gpus AS bigint),
-            CAST(:gpu_memory_kb AS bigint))
-    RETURNING pk_host
     """
 )
 _RECONCILE_HOST = text(
@@ -168,13 +164,12 @@ def update_status(connection: Connection, host_id: str, status: Mapping[str, Any
     connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **status})
 
 
-def resize_host(connection: Connection, host_id: str, size: HostSize) -> bool:
-    """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc.
-    Returns whether anything changed."""
+def resize_host(connection: Connection, host_id: str, size: HostSize) -> None:
+    """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc."""
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
-    resized = connection.execute(_RESIZE_HOST, {"host": host_id, **asdict(size)}).first() is not None
-    return reconcile_host(connection, host_id) or resized
+    connection.execute(_RESIZE_HOST, {"host": host_id, **asdict(size)})
+    reconcile_host(connection, host_id)
 
 
 def reconcile_host(connection: Connection, host_id: str) -> bool:
@@ -203,26 +198,27 @@ def mark_full_temp(connection: Connection, host_id: str, message: str | None) ->
 # Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
 # skipped (SKIP LOCKED) and written by the next report. Only growing a reservation waits, for its host.
 
+# The columns are RQD's, see RunningFrameInfo.
 _RUNS = """
     run AS (
         SELECT * FROM json_to_recordset(CAST(:rows AS json))
-               AS row(proc_id varchar, frame_id varchar, layer_id varchar, job_id varchar, rss_kb bigint,
-                      max_rss_kb bigint, pss_kb bigint, max_pss_kb bigint, virtual_kb bigint, max_virtual_kb bigint,
-                      gpu_memory_kb bigint, max_gpu_memory_kb bigint, swap_kb bigint, llu_time bigint))
+               AS row(resource_id varchar, frame_id varchar, layer_id varchar, job_id varchar, rss bigint,
+                      max_rss bigint, pss bigint, max_pss bigint, vsize bigint, max_vsize bigint,
+                      used_gpu_memory bigint, max_used_gpu_memory bigint, used_swap_memory bigint, llu_time bigint))
 """
 _UPDATE_PROCS = text(
     f"""
     WITH {_RUNS},
     locked AS (
-        SELECT proc.pk_proc FROM proc WHERE pk_proc IN (SELECT proc_id FROM run)
+        SELECT proc.pk_proc FROM proc WHERE pk_proc IN (SELECT resource_id FROM run)
          ORDER BY pk_proc FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE proc
-       SET ts_ping = current_timestamp, int_mem_used = run.rss_kb, int_mem_max_used = run.max_rss_kb,
-           int_pss_used = run.pss_kb, int_pss_max_used = run.max_pss_kb, int_virt_used = run.virtual_kb,
-           int_virt_max_used = run.max_virtual_kb, int_gpu_mem_used = run.gpu_memory_kb,
-           int_gpu_mem_max_used = run.max_gpu_memory_kb, int_swap_used = least(run.swap_kb, 2147483647)
-      FROM run JOIN locked ON locked.pk_proc = run.proc_id
-     WHERE proc.pk_proc = run.proc_id AND proc.pk_frame = run.frame_id
+       SET ts_ping = current_timestamp, int_mem_used = run.rss, int_mem_max_used = run.max_rss,
+           int_pss_used = run.pss, int_pss_max_used = run.max_pss, int_virt_used = run.vsize,
+           int_virt_max_used = run.max_vsize, int_gpu_mem_used = run.used_gpu_memory,
+           int_gpu_mem_max_used = run.max_used_gpu_memory, int_swap_used = least(run.used_swap_memory, 2147483647)
+      FROM run JOIN locked ON locked.pk_proc = run.resource_id
+     WHERE proc.pk_proc = run.resource_id AND proc.pk_frame = run.frame_id
     """  # noqa: S608
 )
 _UPDATE_FRAMES = text(
@@ -232,9 +228,9 @@ _UPDATE_FRAMES = text(
         SELECT frame.pk_frame FROM frame WHERE pk_frame IN (SELECT frame_id FROM run) AND str_state = 'RUNNING'
          ORDER BY pk_frame FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE frame
-       SET ts_updated = current_timestamp, int_mem_used = run.rss_kb, int_mem_max_used = run.max_rss_kb,
-           int_pss_used = run.pss_kb, int_pss_max_used = run.max_pss_kb, int_gpu_mem_used = run.gpu_memory_kb,
-           int_gpu_mem_max_used = run.max_gpu_memory_kb,
+       SET ts_updated = current_timestamp, int_mem_used = run.rss, int_mem_max_used = run.max_rss,
+           int_pss_used = run.pss, int_pss_max_used = run.max_pss, int_gpu_mem_used = run.used_gpu_memory,
+           int_gpu_mem_max_used = run.max_used_gpu_memory,
            ts_llu = CASE WHEN run.llu_time > 0 THEN to_timestamp(run.llu_time) ELSE frame.ts_llu END
       FROM run JOIN locked ON locked.pk_frame = run.frame_id
      WHERE frame.pk_frame = run.frame_id
@@ -246,7 +242,7 @@ def _raise_peaks(table: str) -> TextClause:
     return text(
         f"""
         WITH {_RUNS},
-        peak AS (SELECT {table}_id AS id, max(max_rss_kb) AS rss, max(max_pss_kb) AS pss FROM run GROUP BY 1),
+        peak AS (SELECT {table}_id AS id, max(max_rss) AS rss, max(max_pss) AS pss FROM run GROUP BY 1),
         locked AS (
             SELECT mem.pk_{table} AS id, peak.rss, peak.pss FROM {table}_mem mem JOIN peak ON peak.id = mem.pk_{table}
              WHERE mem.int_max_rss < peak.rss OR mem.int_max_pss < peak.pss
@@ -285,7 +281,7 @@ def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, fr
     rows = json.dumps(runs)
     for statement in _UPDATE_RUNS:
         connection.execute(statement, {"rows": rows})
-    peaks = {run["frame_id"]: run["max_rss_kb"] for run in runs}
+    peaks = {run["frame_id"]: run["max_rss"] for run in runs}
     frame_memory.note_peaks(connection, peaks, frames_to_raise=frames_to_raise)
 
 
