@@ -91,9 +91,9 @@ class ReportedHost:
     @property
     def temp_full(self) -> bool:
         """Whether too little of the temporary directory is free. Unknown sizes and Windows are never full."""
-        if self.status["temp_total"] <= 0 or self.status["os"].lower() == "windows":
+        if self.status["total_mcp"] <= 0 or self.status["os"].lower() == "windows":
             return False
-        return bool(self.status["temp_free"] / self.status["temp_total"] < LEAST_FREE_TEMP)
+        return bool(self.status["free_mcp"] / self.status["total_mcp"] < LEAST_FREE_TEMP)
 
 
 def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
@@ -141,17 +141,11 @@ def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     if memory_kb <= 0:
         raise InvalidInput(f"{where}: total_mem {host.total_mem} KB leaves nothing to book after what the system keeps")
     size = HostSize(host.num_procs, centicores, memory_kb, host.num_gpus, host.total_gpu_mem, host.nimby_enabled)
-    status = {
-        "memory_total": host.total_mem,
-        "memory_free": min(host.free_mem, host.total_mem),
-        "swap_total": host.total_swap,
-        "swap_free": host.free_swap,
-        "temp_total": host.total_mcp,
-        "temp_free": host.free_mcp,
-        "gpu_memory_total": host.total_gpu_mem,
-        "gpu_memory_free": max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
+    status = {name: getattr(host, name) for name in _RANGES} | {
+        "free_mem": min(host.free_mem, host.total_mem),
+        "free_gpu_mem": max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
         "load": max(0, host.load),
-        "booted_at": max(0, min(host.boot_time, _LATEST_EPOCH)),
+        "boot_time": max(0, min(host.boot_time, _LATEST_EPOCH)),
         "os": os_name[:LONGEST_OS],
     }
     state = HardwareState(host_pb2.HardwareState.Name(host.state)) if 0 <= host.state <= 4 else HardwareState.UP
@@ -350,7 +344,7 @@ class HostReports:
         if not set_state(connection, row.id, old=[HardwareState(row.state)], new=state):
             return False
         if state is HardwareState.REPAIR and host.temp_full:
-            free_mb, total_mb = host.status["temp_free"] // 1024, host.status["temp_total"] // 1024
+            free_mb, total_mb = host.status["free_mcp"] // 1024, host.status["total_mcp"] // 1024
             reports.mark_full_temp(
                 connection, row.id, f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
             )

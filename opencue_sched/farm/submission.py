@@ -12,7 +12,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import Connection, Engine, Row
@@ -104,7 +104,7 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
             (frame, new.layer, frame_name(number, layer.name), number, position, order, depends.waits_for[frame])
             for position, (number, frame) in enumerate(new.frames.items())
         ]
-    if not submit.insert_job(connection, job, layers, frames, depends.rows):
+    if not submit.insert_job(connection, job, layers, frames, [row._asdict() for row in depends.rows]):
         name = spec.full_name
         raise InvalidFile(f"name: a job called {name!r} is already pending; kill it first or choose another")
     notes = depends.met
@@ -214,7 +214,7 @@ class _On:
     """
 
     job: str
-    layer: str = ""
+    layer: str | None = None
     range: ChunkedRange | None = None
     frames: Mapping[int, str] = field(default_factory=dict)
 
@@ -371,9 +371,24 @@ def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Set
         for layer in layers_of(connection, *states)
     }
     over |= {layer for layer, (frames, total) in ended.items() if 0 < frames == total}
-    waited_for = read_frames(connection, layer_ids={on.layer for *_, on in external if on.frames})
+    waited_for = read_frames(connection, layer_ids={on.layer for *_, on in external if on.layer and on.frames})
     over |= {frame.id for frame in waited_for if frame.state in done}
     return over, {layer for layer, (frames, _) in ended.items() if frames}
+
+
+class _Row(NamedTuple):
+    """A row of ``depend``: a job, layer or frame that waits for another one."""
+
+    id: str
+    type: DependType
+    er_layer: str | None
+    er_frame: str | None
+    on_job: str
+    on_layer: str | None
+    on_frame: str | None
+    active: bool
+    any_frame: bool = False
+    parent: str | None = None
 
 
 class _Depends:
@@ -386,64 +401,35 @@ class _Depends:
             layer.name: _On(job_id, _new_id(), layer.frames, {number: _new_id() for number in layer.frames.numbers})
             for layer in spec.layers
         }
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[_Row] = []
         self.waits_for: Counter[str] = Counter()
         self.met: list[str] = []
-        self._job_id = job_id
 
     def add(self, layer: LayerSpec | None, depend: JobDepend, on: _On, over: Collection[str]) -> bool:
         """Frames of the layer, or of the whole job, wait. Whether that is met already, by what is ``over``."""
         kind, pairs = depend.kind, None
+        waiting = self.layers.values() if layer is None else [self.layers[layer.name]]
+        er = None if layer is None else self.layers[layer.name].layer
         if kind.composite and layer is not None and on.range is not None:
             pairs = frame_pairs(kind, layer.frames, on.range)
             # One chunk of several frames on either side makes it a dependency of layer on layer, as in Cuebot.
             kind = DependType.LAYER_ON_LAYER if pairs is None else kind
-        waiting = self.layers if layer is None else {layer.name: self.layers[layer.name]}
-        er_layer = None if layer is None else waiting[layer.name].layer
-        if pairs is None or layer is None:
+        if pairs is None:
             frame = None if depend.frame is None else on.frames[depend.frame]
             met = (frame or on.layer or on.job) in over
-            self._row(kind, er_layer, None, on, frame, active=not met, any_frame=depend.any_frame)
+            self.rows.append(_Row(_new_id(), kind, er, None, on.job, on.layer, frame, not met, depend.any_frame))
             if not met:
-                self.waits_for.update(it for one in waiting.values() for it in one.frames.values())
+                self.waits_for.update(it for one in waiting for it in one.frames.values())
             return met
-        er_frames = waiting[layer.name].frames
-        found = [(er_frames[er], on.frames[number]) for er, number in pairs if number in on.frames]
-        still_open = [(er, frame) for er, frame in found if frame not in over]
-        parent = self._row(kind, er_layer, None, on, None, active=bool(still_open))
-        for er, frame in found:
-            self._row(DependType.FRAME_ON_FRAME, er_layer, er, on, frame, active=frame not in over, parent=parent)
-        self.waits_for.update(er for er, _ in still_open)
+        (own,) = waiting
+        found = [(own.frames[number], on.frames[needed]) for number, needed in pairs if needed in on.frames]
+        still_open = [(er_frame, frame) for er_frame, frame in found if frame not in over]
+        parent = _Row(_new_id(), kind, er, None, on.job, on.layer, None, bool(still_open))
+        self.rows.append(parent)
+        for er_frame, frame in found:
+            sides = er, er_frame, on.job, on.layer, frame
+            self.rows.append(
+                _Row(_new_id(), DependType.FRAME_ON_FRAME, *sides, active=frame not in over, parent=parent.id)
+            )
+        self.waits_for.update(er_frame for er_frame, _ in still_open)
         return not still_open
-
-    def _row(
-        self,
-        kind: DependType,
-        er_layer: str | None,
-        er_frame: str | None,
-        on: _On,
-        on_frame: str | None,
-        *,
-        active: bool,
-        any_frame: bool = False,
-        parent: str | None = None,
-    ) -> str:
-        """Id of the new row."""
-        depend_id = _new_id()
-        self.rows.append(
-            {
-                "id": depend_id,
-                "parent": parent,
-                "type": kind.value,
-                "er_layer": er_layer,
-                "er_frame": er_frame,
-                "on_job": on.job,
-                "on_layer": on.layer or None,
-                "on_frame": on_frame,
-                "target": "INTERNAL" if on.job == self._job_id else "EXTERNAL",
-                "any_frame": any_frame,
-                "active": active,
-                "composite": kind.composite,
-            }
-        )
-        return depend_id

@@ -61,10 +61,10 @@ _INSERT_HOST_STAT = text(
 _UPDATE_HOST_STAT = text(
     """
     UPDATE host_stat
-       SET int_mem_total = :memory_total, int_mem_free = :memory_free, int_swap_total = :swap_total,
-           int_swap_free = :swap_free, int_mcp_total = :temp_total, int_mcp_free = :temp_free,
-           int_gpu_mem_total = :gpu_memory_total, int_gpu_mem_free = :gpu_memory_free, int_load = :load,
-           ts_booted = to_timestamp(:booted_at), ts_ping = current_timestamp, str_os = :os
+       SET int_mem_total = :total_mem, int_mem_free = :free_mem, int_swap_total = :total_swap,
+           int_swap_free = :free_swap, int_mcp_total = :total_mcp, int_mcp_free = :free_mcp,
+           int_gpu_mem_total = :total_gpu_mem, int_gpu_mem_free = :free_gpu_mem, int_load = :load,
+           ts_booted = to_timestamp(:boot_time), ts_ping = current_timestamp, str_os = :os
      WHERE pk_host = :host
     """
 )
@@ -160,7 +160,7 @@ def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, siz
 
 def update_status(connection: Connection, host_id: str, status: Mapping[str, Any]) -> None:
     """Write host_stat; ts_ping becomes now. The keys are the names in the statement: KB, ``load`` is load average x
-    100, ``booted_at`` an epoch."""
+    100, ``boot_time`` an epoch."""
     connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **status})
 
 
