@@ -271,7 +271,7 @@ class Releaser:
 
     def _record(self, request: Request, outcome: RunOutcome) -> None:
         """Log what became of a run, and count it if its end was reported."""
-        fields = {"proc": request.proc_id, "frame": request.frame_id}
+        fields: dict[str, object] = {"proc": request.proc_id, "frame": request.frame_id}
         if isinstance(request, LostRun):
             kind, event, log = "lost_run", "lost_run_ended", _log.info
             fields["reason"] = request.reason
@@ -280,8 +280,8 @@ class Releaser:
             applied = outcome.state is not None
             kind, event = "completion", "frame_completed" if applied else "completion_ignored"
             log = _log.debug if applied else _log.info
-            ended = {"exit_status": request.exit_status, "exit_signal": request.exit_signal}
-            fields |= {"name": request.name, "host": request.host_name, **ended}
+            fields |= {"name": request.name, "host": request.host_name}
+            fields |= {"exit_status": request.exit_status, "exit_signal": request.exit_signal}
         if outcome.error is None:
             log(event, state=outcome.state, verdict=outcome.verdict.value, **fields)
         else:

@@ -359,8 +359,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         return
     if len(spec.full_name) > farm.JOB_NAME_WIDTH:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
-    for position, layer in enumerate(spec.layers):
-        if 0 < layer.max_cores < layer.cores:
+    for position, one in enumerate(spec.layers):
+        if 0 < one.max_cores < one.cores:
             yield f"layers[{position}].max_cores: is less than cores"
     # Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end.
     by_name = {layer.name: layer for layer in spec.layers}

@@ -159,7 +159,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         self._settings = settings.release
         self.count = count
         releaser = Releaser(engine, self._settings, ledger, changes, count)
-        self.completions = CompletionBatcher(releaser.complete, count=count)
+        self.completions = CompletionBatcher(releaser.end, count=count)
         self.inbox = HostInbox(self._serve)
         # Of its own, so that no report waits for an RQD that does not answer.
         self._kills = HostInbox(self._serve)

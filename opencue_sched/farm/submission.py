@@ -214,7 +214,7 @@ class _On:
     """
 
     job: str
-    layer: str | None = None
+    layer: str = ""
     range: ChunkedRange | None = None
     frames: Mapping[int, str] = field(default_factory=dict)
 
@@ -384,7 +384,7 @@ class _Row(NamedTuple):
     er_layer: str | None
     er_frame: str | None
     on_job: str
-    on_layer: str | None
+    on_layer: str
     on_frame: str | None
     active: bool
     any_frame: bool = False

@@ -85,7 +85,7 @@ _INSERT_DEPENDS = text(
     INSERT INTO depend (pk_depend, pk_parent, pk_job_depend_er, pk_layer_depend_er, pk_frame_depend_er,
                         pk_job_depend_on, pk_layer_depend_on, pk_frame_depend_on, str_type, str_target, b_any,
                         b_active, b_composite, str_signature, ts_satisfied)
-    SELECT id, parent, :job, er_layer, er_frame, on_job, on_layer, on_frame, type,
+    SELECT id, parent, :job, er_layer, er_frame, on_job, nullif(on_layer, ''), on_frame, type,
            CASE WHEN on_job = :job THEN 'INTERNAL' ELSE 'EXTERNAL' END, any_frame, active,
            type IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'), id, CASE WHEN NOT active THEN current_timestamp END
       FROM json_to_recordset(CAST(:rows AS json))

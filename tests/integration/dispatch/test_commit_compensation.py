@@ -114,6 +114,7 @@ def test_a_frame_that_somebody_else_runs_by_now_is_left_alone(engine: Engine, se
     frame = committed[0].frame.id
     with engine.begin() as connection:
         connection.execute(text("UPDATE proc SET pk_proc = 'somebody-else'"))
+        connection.execute(text("UPDATE frame SET int_version = int_version + 1 WHERE pk_frame = :f"), {"f": frame})
 
         removed = undo_bookings(connection, committed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -16,7 +16,7 @@ from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.farm import completion
 from opencue_sched.farm import service as service_module
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunsEnded
+from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
 from tests.counted import Counted
@@ -54,12 +54,12 @@ def test_the_policy_of_the_settings_is_that_of_completions(
 ) -> None:
     policies: list[bool] = []
 
-    def end_runs(releaser: Releaser, _reports: Any) -> RunsEnded:
+    def end_runs(releaser: Releaser, reports: Sequence[CompletedFrame]) -> RunsEnded:
         policies.append(releaser.settings.satisfy_only_on_frame_success)
-        return RunsEnded(())
+        return RunsEnded(tuple(RunOutcome(it.proc_id, it.frame_id, RunVerdict.STALE) for it in reports))
 
     monkeypatch.setattr(completion, "end_runs", end_runs)
-    service.completions._apply([])
+    service.completions._apply([CompletedFrame("p1", "f1", "node1", 0)])
     assert policies == [False]
 
 
