@@ -258,6 +258,9 @@ def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> froze
     lock_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
     deleted = delete_procs(connection, ids)
     restore_hosts(connection, deleted)
+    undone = frozenset(proc.id for proc in deleted)
+    # Whoever deleted the others has seen to their frames, which may have procs again.
+    frames = [proc.frame for proc in procs if proc.proc_id in undone]
     waiting, cleared = FrameState.WAITING, ExitStatus.FRAME_CLEARED
-    stop_frames(connection, [FrameStop(it.frame.id, it.frame.version, waiting, cleared) for it in procs])
-    return frozenset(proc.id for proc in deleted)
+    stop_frames(connection, [FrameStop(frame.id, frame.version, waiting, cleared) for frame in frames])
+    return undone
