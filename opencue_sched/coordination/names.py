@@ -235,10 +235,9 @@ def layers_booked(ns: str) -> str:
     return f"{ns}:layers:booked"
 
 
-def resync_counts(ns: str, facility: str | None = None) -> str:
-    """Hash of how many resyncs were begun in a facility scope, and which has ended well. With ``:lock`` the lease of
-    the process that reads everything again, when all have missed notifications."""
-    return f"{ns}:looks:{facility.lower() if facility else 'all'}"
+def resync_lease(ns: str, facility: str | None = None) -> str:
+    """Lease of the process of a facility scope that reads everything again, when all have missed notifications."""
+    return f"{ns}:looks:{facility.lower() if facility else 'all'}:lock"
 
 
 def host_changes(ns: str) -> str:

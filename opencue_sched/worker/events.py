@@ -1,8 +1,8 @@
 """What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. After a lost connection one worker reads everything again for all (Resync); what is lost otherwise is made up
-for by the recompute, the reseed and the sweep.
+another. After a lost connection one worker reads everything again for all; what is lost otherwise, while a store is in
+trouble, is made up for by the next recompute, reseed of caps and sweep.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import psycopg2
-import redis
 import structlog
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
 from pydantic import ConfigDict, TypeAdapter
@@ -30,11 +29,11 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import resync_counts
+from opencue_sched.coordination.names import resync_lease
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.gather import HostFeed
-from opencue_sched.errors import NotReady, SchedulerError
+from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.shows import shows_under
@@ -51,13 +50,13 @@ _LISTS = {
     HANDED_BACK_CHANNEL: ("shows",),
 }
 """The lists of ids in the payload of each channel. Notifications come with the commit of what they tell."""
-_PAYLOAD = TypeAdapter[dict[str, list[str]] | list[str]](
-    dict[str, list[str]] | list[str], config=ConfigDict(strict=True)
-)
-"""A payload is an object with these lists, or the only one itself."""
+_PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
 _POLL_SECONDS = 0.5
+SETTLE_SECONDS = 0.5
+RESYNC_SECONDS = 30.0
+"""A resync that takes longer is only joined by another."""
 
 
 class NotificationListener(PeriodicThread):
@@ -136,80 +135,19 @@ class NotificationListener(PeriodicThread):
             metrics.record_event("notification_malformed")
             log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
             return
-        lists = [content] if isinstance(content, list) else [content.get(name, []) for name in _LISTS[channel]]
-        self._call(channel, partial(self._handlers[channel], *lists))
+        self._call(channel, partial(self._handlers[channel], *(content.get(name, []) for name in _LISTS[channel])))
 
     def _call(self, name: str, handler: Callable[[], object]) -> None:
         try:
             handler()
+        except (SchedulerError, RedisError, SQLAlchemyError) as error:
+            metrics.record_event("notification_failed")
+            log.warning("notification_left_to_recompute", channel=name, error=str(error))
         except Exception:
             metrics.record_event("notification_failed")
             log.exception("notification_failed", channel=name)
         else:
             metrics.record_event(f"notification_{name}")
-
-
-SETTLE_SECONDS = 0.25
-"""The other listeners connect again about now; a resync that begins after that serves them too."""
-RESYNC_LIFE_SECONDS = 30.0
-"""After which a resync counts as given up. One that takes longer is only joined by another."""
-ASK_AGAIN_SECONDS = 0.25
-
-_BEGUN, _ENDED = "begun", "ended"
-"""Fields of the resyncs so far: the number of the one that began last, and that of one that ended well."""
-
-
-class Resync(PeriodicThread):
-    """Reads again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.
-
-    After a restart of PostgreSQL every worker has missed the same notifications. A resync serves all workers whose
-    listener was back before it began, so one process of a facility scope does it and the others wait for its end. If
-    it fails or dies, another one does it. Correctness does not depend on the election: two at once read the same twice.
-
-    ``read_all()`` reads everything again; it may raise, and is called again later.
-    """
-
-    def __init__(self, client: redis.Redis, counts: str, *, read_all: Callable[[], object]) -> None:
-        super().__init__(
-            "resync", self._resync, failed="resync_left_for_later", retry_seconds=0.5, longest_retry_seconds=10.0
-        )
-        self._client = client
-        self._counts = counts
-        self._read_all = read_all
-        self._asked = self._done = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is still to be read."""
-        return self._done < self._asked
-
-    def everything(self) -> None:
-        """Any notification may have been missed until now."""
-        self._asked += 1
-        self.wake()
-
-    def _resync(self) -> None:
-        """Read what is wanted by now; after an error, or when more is asked for meanwhile, it is still wanted."""
-        asked = self._asked
-        if self._done < asked:
-            self._await_resync()
-            self._done = asked
-
-    def _await_resync(self) -> None:
-        """Return when a resync that began after this call has ended well: another process's, or this one's."""
-        begun = int(self._client.hget(self._counts, _BEGUN) or 0)
-        pause = SETTLE_SECONDS
-        while not self.pause(pause):
-            pause = ASK_AGAIN_SECONDS
-            with exclusive(self._client, f"{self._counts}:lock", seconds=RESYNC_LIFE_SECONDS) as mine:
-                # After the lock was tried: its last holder counted its resync before it gave the lock back.
-                if int(self._client.hget(self._counts, _ENDED) or 0) > begun:
-                    return
-                if mine:
-                    number = self._client.hincrby(self._counts, _BEGUN, 1)
-                    self._read_all()
-                    self._client.hset(self._counts, _ENDED, number)
-                    return
 
 
 DEBOUNCE_SECONDS = 0.01
@@ -308,39 +246,29 @@ class Events:
         self._hosts = hosts
         self.waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
-        self._resync = Resync(
-            ledger.client,
-            resync_counts(settings.coordination.namespace, settings.scheduler.facility),
-            read_all=self._read_all,
-        )
+        self._resync_lease = resync_lease(settings.coordination.namespace, settings.scheduler.facility)
         handlers: dict[str, Callable[..., object]] = {
             RELEASE_CHANNEL: self._released,
             CAPS_CHANNEL: self._caps_changed,
             WORK_CHANNEL: self.waker.shows,
             HANDED_BACK_CHANNEL: self._handed_back,
         }
-        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything)
+        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync)
 
     def start(self) -> None:
         self.waker.start()
-        self._resync.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
-        self._resync.stop()
         self.waker.stop()
 
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
         """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self._hosts.note(hosts)
         self.waker.hosts(hosts)
-        if not self._by_id:
-            return
-        try:
+        if self._by_id:
             self._ledger.release(procs)
-        except (NotReady, RedisError) as error:
-            log.warning("release_left_to_recompute", procs=len(procs), error=str(error))
 
     def _caps_changed(self, vertices: Collection[str]) -> None:
         """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
@@ -350,29 +278,29 @@ class Events:
             kind, _, id_ = vertex.partition(":")
             ids[kind].append(id_)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
-        try:
-            load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
-            if ids["folder"] or ids["job"] or ids["limit"]:
-                with self._engine.connect() as connection:
-                    shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        except (NotReady, RedisError, SQLAlchemyError) as error:
-            log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
-            self._resync.everything()
-            return
+        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+        if ids["folder"] or ids["job"] or ids["limit"]:
+            with self._engine.connect() as connection:
+                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         self.waker.shows(shows)
 
-    def _handed_back(self, shows: Sequence[str]) -> None:
+    def _handed_back(self, _shows: Sequence[str]) -> None:
         """By whomever; our own command leaves little to do."""
-        try:
-            follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
-        except (NotReady, RedisError, SQLAlchemyError) as error:
-            log.warning("handed_back_left_to_recompute", shows=list(shows), error=str(error))
+        follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 
-    def _read_all(self) -> None:
-        """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""
-        age = self._settings.accounting.in_flight_age
-        metrics.record_recompute(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
-        with self._engine.begin() as connection:
-            shows = managed_show_ids(connection)
-        reseed_limits(self._engine, self._ledger, shows)
+    def _resync(self) -> None:
+        """Read what was released and which caps changed while nobody heard, as the next recompute and reseed would.
+
+        When PostgreSQL restarts, all workers miss the same. Who finds the lease taken leaves it to its holder: that one
+        listens already, so what it does not read any more it hears.
+        """
+        with exclusive(self._ledger.client, self._resync_lease, seconds=RESYNC_SECONDS) as mine:
+            # The other listeners connect again about now, and find the lease taken.
+            if not mine or self.listener.pause(SETTLE_SECONDS):
+                return
+            age = self._settings.accounting.in_flight_age
+            metrics.record_recompute(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
+            with self._engine.begin() as connection:
+                shows = managed_show_ids(connection)
+            reseed_limits(self._engine, self._ledger, shows)
         self.waker.shows(shows)

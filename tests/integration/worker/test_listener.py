@@ -93,12 +93,12 @@ def test_caps_and_work_are_heard(engine: Engine, view: FarmView, heard: Heard) -
     with view.farm() as farm:
         farm.job(show=run.job.show, name="new")
     eventually(lambda: run.job.show.id in heard.shows)
-    notify(engine, "opencue_sched_caps", json.dumps(["job:1"]))
-    notify(engine, "opencue_sched_work", json.dumps(["show-1"]))
+    notify(engine, "opencue_sched_caps", json.dumps({"vertices": ["job:1"]}))
+    notify(engine, "opencue_sched_work", json.dumps({"shows": ["show-1"]}))
     eventually(lambda: "job:1" in heard.caps and "show-1" in heard.shows)
 
 
-@pytest.mark.parametrize("payload", ["", "not json", "[1, 2]", '"text"', '{"procs": "p1"}', '{"procs": [1]}', "null"])
+@pytest.mark.parametrize("payload", ["", "not json", '["p1"]', '"text"', '{"procs": "p1"}', '{"procs": [1]}', "null"])
 def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     engine: Engine, listener: NotificationListener, heard: Heard, payload: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engin
         listener.start()
         files.callback(listener.stop)
         eventually_listen(engine)
-        notify(engine, "opencue_sched_work", '["show-1"]')
+        notify(engine, "opencue_sched_work", '{"shows": ["show-1"]}')
         eventually(lambda: heard.shows == ["show-1"])
 
 
@@ -139,8 +139,8 @@ def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
     listener.start()
     try:
         eventually_listen(engine)
-        notify(engine, "opencue_sched_work", '["bad"]')
-        notify(engine, "opencue_sched_work", '["good"]')
+        notify(engine, "opencue_sched_work", '{"shows": ["bad"]}')
+        notify(engine, "opencue_sched_work", '{"shows": ["good"]}')
         eventually(lambda: seen == [["bad"], ["good"]])
         assert counted("notification_failed") == 1
     finally:
@@ -161,7 +161,7 @@ def test_a_lost_connection_is_opened_again_and_said_so(
 
     # then it is back, told its owner that something may be missing, and hears again
     eventually(lambda: heard.reconnects == 1)
-    notify(engine, "opencue_sched_work", '["show-1"]')
+    notify(engine, "opencue_sched_work", '{"shows": ["show-1"]}')
     eventually(lambda: heard.shows == ["show-1"])
     assert counted("listener_lost") == 1
 
