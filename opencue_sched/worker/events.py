@@ -31,7 +31,6 @@ from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import resync_lease
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
@@ -163,7 +162,8 @@ class Waker(PeriodicThread):
     """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 
     ``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never.
-    What is told during a sweep goes into the next.
+    What is told during a sweep goes into the next. What a sweep that fails was told of is left to the periodic ones: no
+    cluster with work sleeps longer than half a minute.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Waker(PeriodicThread):
         super().__init__(
             "waker",
             self._wake,
-            failed="wake_up_left_for_later",
+            failed="wake_up_left_to_the_sweep",
             retry_seconds=0.25,
             longest_retry_seconds=2.0,
             debounce_seconds=DEBOUNCE_SECONDS,
@@ -215,14 +215,7 @@ class Waker(PeriodicThread):
             return self._collect_until - now
         if hosts:
             self._collect_until = now + COLLECT_SECONDS
-        try:
-            again = self._sweep(shows, hosts)
-        except (SQLAlchemyError, RedisError) as error:
-            # Kept, because a plain sweep does not wake clusters that are skipped; but not after an error that every
-            # try would meet again, for then no other cluster would be woken either.
-            if is_trouble(error):
-                self._keep(shows, hosts)
-            raise
+        again = self._sweep(shows, hosts)
         if again <= 0:
             return None
         self._keep((), hosts)

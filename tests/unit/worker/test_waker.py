@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 from opencue_sched.worker.events import COLLECT_SECONDS, Waker
@@ -42,33 +41,25 @@ def test_hosts_held_back_by_a_sweep_are_asked_for_again_without_another_event():
         waker.stop()
 
 
-@pytest.mark.parametrize("error", [RedisConnectionError("away"), ResponseError("WRONGTYPE")])
-def test_what_a_store_in_trouble_kept_from_being_swept_for_is_swept_for_later(error: Exception):
-    """Else what rests goes on resting: a plain sweep does not rouse it. What fails again is not tried for ever."""
-    asked: list[tuple[frozenset[str], frozenset[str]]] = []
+def test_a_sweep_that_fails_is_told_and_the_next_one_made():
+    asked: list[frozenset[str]] = []
 
-    def sweep(shows: frozenset[str], hosts: frozenset[str]) -> float:
-        asked.append((shows, hosts))
+    def sweep(shows: frozenset[str], _hosts: frozenset[str]) -> float:
+        asked.append(shows)
         if len(asked) == 1:
-            raise error
+            raise RedisConnectionError("away")
         return 0.0
 
     waker = Waker(sweep)
-    lost = (frozenset({"show"}), frozenset({"host"}))
     waker.shows(["show"])
-    waker.hosts(["host"])
     with capture_logs() as said:
         waker.start()
         try:
-            eventually(lambda: said and said[0]["event"] == "wake_up_left_for_later")
+            eventually(lambda: said and said[0]["event"] == "wake_up_left_to_the_sweep")
             waker.shows(["next"])
-            eventually(lambda: "next" in asked[-1][0])
+            eventually(lambda: asked == [{"show"}, {"next"}])
         finally:
             waker.stop()
-    kept = isinstance(error, RedisConnectionError)
-    assert asked[0] == lost
-    assert frozenset().union(*(shows for shows, _ in asked[1:])) == ({"show", "next"} if kept else {"next"})
-    assert frozenset().union(*(hosts for _, hosts in asked[1:])) == ({"host"} if kept else set())
 
 
 def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a_sweep():
