@@ -338,11 +338,6 @@ def open_job(client: redis.Redis, namespace: str, what: str, *, waits_seconds: f
     return job
 
 
-def is_waiting(client: redis.Redis, namespace: str, job: str) -> bool:
-    """Whether a job was opened and neither answered nor given up."""
-    return client.hget(job_hash(namespace, job), "status") == "dispatched"
-
-
 def answer_job(
     client: redis.Redis, namespace: str, job: str, output: Mapping[str, object], *, status: str = "done"
 ) -> bool:

@@ -16,17 +16,15 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
-from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances, is_waiting
+from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics
-from opencue_sched.worker.task import Messenger, Workload
+from opencue_sched.worker.task import Workload
 
 log = structlog.get_logger(__name__)
 
-ASK_AGAIN_SECONDS = 0.25
-"""A waiting caller's pass is asked for again after this time, while another worker holds the cluster."""
 FAILED = "failed"
 """Status of a pass that raised, in the reply to its caller and in its job hash."""
 
@@ -112,13 +110,6 @@ class Membership:
                 capabilities=sorted(self._queues()),
             )
         return REFRESH_SECONDS
-
-    def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
-        """Reply to the caller of a pass. While another worker holds the cluster, ask for the pass again."""
-        if summary.get("reason") == "held" and is_waiting(self._client, self.namespace, reply):
-            messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
-            return
-        answer_job(self._client, self.namespace, reply, summary)
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
         """Reply that a pass ended in an error. A caller whom no reply reaches runs into its time-out."""

@@ -40,6 +40,7 @@ from opencue_sched.coordination.postings import (
     with_messages,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
+from opencue_sched.coordination.queues import answer_job
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
@@ -242,7 +243,7 @@ class Runtime:
                 self.membership.answer_failed(reply, posting, error)
             raise
         if reply is not None:
-            self.membership.answer(reply, posting, summary, self.messenger)
+            answer_job(self.client, self.membership.namespace, reply, summary)
         return summary
 
     def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:

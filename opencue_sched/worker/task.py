@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import structlog
 from celery import Celery, Task
-from celery.utils.time import maybe_iso8601
 from celery.worker.consumer import Consumer
 from kombu import Queue
 from kombu.exceptions import OperationalError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import JobPriority
@@ -46,21 +45,12 @@ log = structlog.get_logger(__name__)
 _log = logging.getLogger(__name__)
 
 
-def _time(value: str) -> str:
-    """A time as Celery reads it. Raises ValueError."""
-    try:
-        maybe_iso8601(value)
-    except OverflowError as error:
-        raise ValueError("out of range") from error
-    return value
-
-
 class _Message(BaseModel):
     """What a message of ours consists of: the headers that Celery reads, those that a leader writes, and the payload
     of arguments, keywords and options.
 
     No callbacks, chain or chord, well formed or not: no task of ours has any, and Celery reads them in the thread that
-    runs the task, where a malformed one would keep the thread's slot.
+    runs the task, where a malformed one would keep the thread's slot. And no time before which it is not to be run.
     """
 
     model_config = ConfigDict(strict=True)
@@ -72,7 +62,7 @@ class _Message(BaseModel):
     argsrepr: str | None = None
     kwargsrepr: str | None = None
     origin: str | None = None
-    eta: Annotated[str, AfterValidator(_time)] | None = None
+    eta: None = None
     sent_at: float | None = None
     fence: int | None = None
     tick: int | None = None
@@ -276,19 +266,11 @@ class Messenger:
         """Hand a message that this process does not work on to the others; the worker that takes it answers."""
         self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
 
-    def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
+    def ask(self, posting: str, *, reply: str) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""
-        self._put(str(self._router.queue_of_all()), posting, reply=reply, countdown=delay_seconds)
+        self._put(str(self._router.queue_of_all()), posting, reply=reply)
 
-    def _put(
-        self,
-        queue: str,
-        posting: str,
-        *,
-        ticket: int | None = None,
-        reply: str | None = None,
-        countdown: float = 0.0,
-    ) -> None:
+    def _put(self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None) -> None:
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
         self._send(
             DISPATCH_TASK,
@@ -297,6 +279,5 @@ class Messenger:
             queue=Queue(queue),
             declare=[],
             priority=(POSTING_PRIORITY if reply is None else CLIENT_WAITS).queue_priority,
-            countdown=countdown or None,
             headers={"sent_at": round(time.time(), 3)},
         )

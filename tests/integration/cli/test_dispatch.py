@@ -40,8 +40,8 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
     """Lets what takes the message answer so."""
 
     def answers(**summary: object) -> None:
-        def ask(_: Messenger, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
-            assert (len(posting), delay_seconds) == (40, 0)
+        def ask(_: Messenger, posting: str, *, reply: str) -> None:
+            assert len(posting) == 40
             queues.answer_job(redis_client, "cue", reply, summary)
 
         monkeypatch.setattr(Messenger, "ask", ask)

@@ -252,7 +252,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
     runtime.membership.workload.become(WorkerState.PAUSED)
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
-    assert queues.is_waiting(redis_client, "cue", waiter)
+    assert redis_client.hget(job_hash("cue", waiter), "status") == "dispatched"
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
