@@ -19,8 +19,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from itertools import count
-from types import FrameType
 from typing import Any, NoReturn
 
 import structlog
@@ -141,7 +139,6 @@ class RuntimeStep(bootsteps.StartStopStep):
         from opencue_sched.dispatch.failures import is_trouble
         from opencue_sched.worker.runtime import stop_worker
 
-        end_at_a_second_sigterm()
         try:
             runtime().start(parent.hostname, parent.concurrency, sleep_unless_stopped)
         except SchedulerError as error:
@@ -162,7 +159,8 @@ class RuntimeStep(bootsteps.StartStopStep):
         from opencue_sched.worker.runtime import stop_worker
 
         if not stop_worker(partial(children_end, parent.pool) if self.prefork else None):
-            # Celery would wait for its threads or children without end. As safe as a second SIGTERM.
+            # Celery would wait for its threads or children without end. Claims and presence expire, PostgreSQL rolls
+            # back, and Redis bookings without a proc are reconciled.
             if self.prefork:
                 kill_children(parent.pool)
             logging.shutdown()
@@ -241,24 +239,6 @@ def begin_to_drain(**_: Any) -> None:
     """At the first signal to stop: take nothing new."""
     if _workload is not None:
         _workload.stop()
-
-
-def end_at_a_second_sigterm() -> None:
-    """Leave the first SIGTERM to Celery, which tells begin_to_drain; a second one ends the process at once.
-
-    That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
-    It never enters Celery's handler, which may be at work for the first one, with a lock that it would wait for.
-    """
-    drain: Any = signal.getsignal(signal.SIGTERM)
-    orders = count()
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        if next(orders):  # one step: no other signal comes within
-            os._exit(128 + signum)
-        drain(signum, frame)
-
-    if callable(drain):
-        signal.signal(signal.SIGTERM, handle)
 
 
 # The end of the children of Celery's prefork pool, which waits for what they have in hand without end.

@@ -313,22 +313,6 @@ def _cluster_key(site: Site) -> str:
     return cluster.key
 
 
-def test_a_second_sigterm_ends_at_once_and_is_still_safe(site):
-    plant(site, frames=3)
-    site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS"] = "3s"
-    worker = site.fleet.worker("w1", **PATIENT)
-    with _pass_under_way(site):
-        worker.send_signal(signal.SIGTERM)
-        eventually(lambda: "Warm shutdown" in site.fleet.log("w1").read_text(), 20, "the first signal")
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 128 + signal.SIGTERM
-        assert waiting_for_hosts(site), "its pass had not ended"
-    site.fleet.beat()
-    site.fleet.worker("w2")
-    eventually(lambda: booked(site) == 3, 60, "the work of the one that left")
-    eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
-
-
 def test_sigterm_waits_for_the_pass_in_hand_no_longer_than_the_grace(site):
     """Whatever stops it would kill it then, without its presence taken away."""
     plant(site, frames=3)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -72,39 +69,3 @@ def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -
     wiring.begin_to_drain()
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING
-
-
-_TOLD_TWICE = """
-import os, signal, sys, threading
-from celery.apps.worker import install_worker_term_handler
-from celery.signals import worker_shutting_down
-from opencue_sched.celery import end_at_a_second_sigterm
-
-def again(**_):
-    signal.raise_signal(signal.SIGTERM)
-
-class Lock:
-    lock = threading.Lock()
-    def __enter__(self):
-        self.lock.acquire()
-        again()
-    def __exit__(self, *_):
-        self.lock.release()
-
-worker_shutting_down.connect(again)
-if sys.argv[1] == "locked":
-    worker_shutting_down.lock = Lock()
-class Worker:
-    hostname = "w1@localhost"
-install_worker_term_handler(Worker)
-end_at_a_second_sigterm()
-signal.raise_signal(signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize("moment", ["told", "locked"])
-def test_a_second_sigterm_counts_while_the_first_is_being_handled(moment: str) -> None:
-    """Celery says "Warm shutdown", and has a lock of its own for a while, before it tells us of the first."""
-    command = [sys.executable, "-c", _TOLD_TWICE, moment]
-    ended = subprocess.run(command, timeout=60, check=False, capture_output=True)
-    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr.decode()
