@@ -12,8 +12,7 @@ import json
 import os
 import re
 import socket
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +30,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -536,57 +534,3 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
         and name.upper() != CONFIG_VARIABLE
         and name.upper().removeprefix(PREFIX).partition("__")[0].lower() not in Settings.model_fields
     )
-
-
-# The settings, as the table of the operator guide.
-#
-# ``python -m opencue_sched.settings docs/operator-guide.md`` writes it between the markers there.
-
-BEGIN = "<!-- settings: begin (generated, see opencue_sched/settings.py) -->"
-END = "<!-- settings: end -->"
-
-
-def table() -> str:
-    """One row a setting: its key in a file, its environment variable, its default and what it does."""
-    lines = ["| key | environment | default | meaning |", "|---|---|---|---|"]
-    for path, field in setting_fields():
-        key, variable = ".".join(path), "OPENCUE_SCHED_" + "__".join(path).upper()
-        lines.append(f"| `{key}` | `{variable}` | {_default(path, field)} | {field.description} |")
-    return "\n".join(lines)
-
-
-def setting_fields(
-    model: type[BaseModel] = Settings, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every setting, by the names from its section down."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from setting_fields(kind, (*path, name))
-        else:
-            yield (*path, name), field
-
-
-def _default(path: tuple[str, ...], field: FieldInfo) -> str:
-    if path == ("instance",):
-        return "host name and process id"
-    if path == ("log_root",):
-        return "/shots"
-    if path[:2] == ("queue", "stream"):
-        return "not set (the reference: 3)"
-    value: Any = field.get_default(call_default_factory=True, validated_data={})
-    if isinstance(value, SecretStr):
-        value = value.get_secret_value()
-    if value is None or value in ((), {}, ""):
-        return "-"
-    if isinstance(value, ByteSize):
-        return value.human_readable()
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
-
-
-if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    before, _, rest = document.read_text(encoding="utf-8").partition(BEGIN)
-    document.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

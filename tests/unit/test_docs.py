@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -13,19 +14,40 @@ import pytest
 
 from opencue_sched.cli import cli
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.settings import BEGIN, END, table
+from opencue_sched.settings import Settings
 from tests import metrics_table
+from tests.setting_fields import setting_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
 
 
-def test_the_settings_table_is_the_codes():
+def settings_table() -> list[tuple[str, str, str, str]]:
+    """Key, variable, default and meaning of each setting, as the operator guide has them."""
     guide = (ROOT / "docs" / "operator-guide.md").read_text()
-    assert guide.partition(BEGIN)[2].partition(END)[0].strip() == table(), (
-        "run: python -m opencue_sched.settings docs/operator-guide.md"
-    )
+    return re.findall(r"^\| `([\w.]+)` \| `(OPENCUE_SCHED_\w+)` \| (.*?) \| (.*) \|$", guide, re.M)
+
+
+def test_the_settings_table_is_the_codes():
+    assert [(key, variable, meaning) for key, variable, _, meaning in settings_table()] == [
+        (".".join(path), f"OPENCUE_SCHED_{'__'.join(path).upper()}", field.description)
+        for path, field in setting_fields()
+    ]
+
+
+def test_the_defaults_that_the_settings_table_tells_are_the_codes(monkeypatch):
+    """As values of their variables they change nothing."""
+    in_words = {"host name and process id", "not set (the reference: 3)"}
+    assert {default for _, _, default, _ in settings_table() if " " in default} == in_words
+    for key, variable, default, _ in settings_table():
+        unset = attrgetter(key)(Settings())
+        if default == "-":
+            assert not unset, key
+        elif default not in in_words:
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, default)
+                assert attrgetter(key)(Settings()) == unset, key
 
 
 def test_the_metrics_tables_are_the_codes():
@@ -43,7 +65,7 @@ def test_every_metric_that_a_document_names_exists():
 
 
 def test_every_setting_that_policies_name_exists():
-    keys = re.findall(r"^\| `([\w.]+)` \|", table(), re.M)
+    keys = [key for key, *_ in settings_table()]
     named = re.findall(r"`((?:queue|release)\.\w+)", (ROOT / "docs" / "policies.md").read_text())
     assert {"queue.shares", "release.frame_memory"} <= set(named)
     assert [name for name in named if not any(key == name or key.startswith(f"{name}.") for key in keys)] == []
