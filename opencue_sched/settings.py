@@ -33,10 +33,8 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER
@@ -126,9 +124,9 @@ FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
 """As its row has it; in lower case it is a group's name."""
 HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]
 """As Name, but of what may be a host's name, in which upper case means nothing."""
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
-LogRoots = Annotated[dict[str, str], NoDecode, BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Texts = Annotated[dict[str, str], BeforeValidator(json_value)]
+LogRoots = Annotated[dict[str, str], BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
 LogLevel = Annotated[str, StringConstraints(pattern="^(?i:debug|info|warning|error)$", to_lower=True)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
@@ -201,8 +199,8 @@ class Queue(_Section):
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
     selfish_services: Words = Field((), description="Services whose frames take all idle cores of a host.")
     host_booking_strategy: HostBookingStrategy = Field(default_factory=HostBookingStrategy)
-    host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(json_value)] = (
-        Field(default_factory=dict, description="Per-show override of host_booking_strategy, by show name.")
+    host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], BeforeValidator(json_value)] = Field(
+        default_factory=dict, description="Per-show override of host_booking_strategy, by show name."
     )
     shares: bool = Field(True, description="Shows that use least of their subscriptions' size go first.")
     priority_draw: float = Field(
@@ -366,6 +364,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="OPENCUE_SCHED_",
         env_nested_delimiter="__",
+        enable_decoding=False,  # our own types read lists and mappings, and what is wrong there is told as elsewhere
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,
@@ -472,12 +471,7 @@ def get_settings() -> Settings:
         section = name.upper().removeprefix(PREFIX).partition("__")[0].lower()
         if section in _REPLACED:
             raise WrongConfiguration(f"setting {name}: there is no such setting; {_REPLACED[section]}")
-    try:
-        return Settings()
-    except SettingsError as error:
-        field = re.search(r'field "(\w+)"', str(error))
-        section = f"OPENCUE_SCHED_{field.group(1).upper()}" if field else "OPENCUE_SCHED_..."
-        raise WrongConfiguration(f"{section} is not JSON; set its keys one by one, as {section}__KEY") from error
+    return Settings()
 
 
 # What is wrong with the settings, in words for the person who wrote them.
