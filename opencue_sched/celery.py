@@ -190,7 +190,6 @@ class PresenceStep(bootsteps.StartStopStep):
             PULSE.beat()
             try:
                 membership.heartbeat()
-                runtime().show_store()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]

@@ -104,6 +104,9 @@ class Runtime:
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
         self.leader_keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
+        self._counters = PeriodicThread(
+            "counters", self.keep_counters, failed="counters_not_filled", retry_seconds=REFRESH_SECONDS
+        )
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
         for give_back in (
@@ -112,6 +115,7 @@ class Runtime:
             self.channels.close,
             self.renewer.stop,
             self.due.stop,
+            self._counters.stop,
         ):
             self._closing.callback(give_back)
 
@@ -191,24 +195,6 @@ class Runtime:
         self._closing.callback(made.stop)
         return made
 
-    @cached_property
-    def _filling(self) -> PeriodicThread:
-        """Fills the counters whenever it is woken."""
-
-        def sleep(seconds: float) -> None:
-            if thread.pause(seconds):
-                raise SchedulerError("the process is ending")
-
-        thread = PeriodicThread(
-            "bootstrap",
-            lambda: self.bootstrap(sleep=sleep),
-            failed="background_work_failed",
-            retry_seconds=REFRESH_SECONDS,
-        )
-        thread.start()
-        self._closing.callback(thread.stop)
-        return thread
-
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
@@ -256,16 +242,10 @@ class Runtime:
         metrics.host_cache_size.set(len(self.hosts.cache))
         first, *others = answer
         if first.ended is PassEnd.NOT_READY:
-            self._bootstrap_in_background()
+            metrics.store_ready.set(0)
+            self._counters.start()
+            self._counters.wake()
         return first.summary() | ({"with": [it.summary() for it in others]} if others else {})
-
-    def show_store(self) -> None:
-        """Show whether the counters are open and the age of the last recompute; have them filled if they are not,
-        so that the first work after a quiet time does not wait for that. Raises RedisError."""
-        is_open, age = look_at_store(self.client)
-        metrics.record_store(is_open, age)
-        if not is_open:
-            self._bootstrap_in_background()
 
     def recompute(self, *, fence: int | None = None) -> dict[str, object]:
         """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""
@@ -280,7 +260,6 @@ class Runtime:
         self.imported.import_all()
         refresh_handed_back(self.engine, self.client)
         self.check_feed()
-        self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
 
     def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
@@ -334,6 +313,7 @@ class Runtime:
         self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
+        self._counters.start()
         self.events.start()
         self.due.watch()
         log.info(
@@ -357,9 +337,19 @@ class Runtime:
         )
         metrics.store_ready.set(1)
 
-    def _bootstrap_in_background(self) -> None:
-        metrics.store_ready.set(0)
-        self._filling.wake()
+    def keep_counters(self) -> float:
+        """Show whether the counters are open and the age of the last recompute; fill them if they are not, so that the
+        first work after a quiet time does not wait for that. Returns when to look again."""
+
+        def sleep(seconds: float) -> None:
+            if self._counters.pause(seconds):
+                raise SchedulerError("the process is ending")
+
+        is_open, age = look_at_store(self.client)
+        metrics.record_store(is_open, age)
+        if not is_open:
+            self.bootstrap(sleep=sleep)
+        return REFRESH_SECONDS
 
     def check_feed(self) -> None:
         """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +18,6 @@ from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.runtime import Runtime
-from tests.polling import eventually
 
 
 @pytest.fixture
@@ -37,13 +35,10 @@ def runtime(settings: Settings, engine: Engine) -> Iterator[Runtime]:
     app.close()
 
 
-def test_the_heartbeat_of_a_worker_has_a_lost_store_filled(runtime: Runtime, redis_client: redis.Redis):
-    runtime.show_store()
+def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(runtime: Runtime, redis_client: redis.Redis):
     redis_client.flushdb()
-    runtime.show_store()
-    assert metrics.store_ready._value.get() == 0
-    eventually(lambda: store_state(redis_client) is StoreState.OPEN, 20.0, "filled counters")
-    runtime.show_store()
+    runtime.keep_counters()
+    assert store_state(redis_client) is StoreState.OPEN
     assert metrics.store_ready._value.get() == 1
     assert redis_client.hlen(keys.LEDGER) == 1
 
@@ -52,30 +47,28 @@ def test_a_store_that_another_process_filled_is_shown_ready(
     runtime: Runtime, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker whose own attempt has failed once must not go on saying that nothing is booked."""
-    attempted = threading.Event()
 
     def fail(**_: object) -> None:
-        attempted.set()
         raise NotReady("PostgreSQL was away for a moment")
 
     # given a lost store that this worker could not fill
     redis_client.flushdb()
     with monkeypatch.context() as patched:
         patched.setattr(runtime, "bootstrap", fail)
-        runtime.show_store()
-        assert attempted.wait(20.0)
+        with pytest.raises(NotReady):
+            runtime.keep_counters()
     assert metrics.store_ready._value.get() == 0
 
     # when another one has filled it
     ensure_bootstrapped(runtime.engine, make_ledger(runtime.engine, redis_client, owner="another"), wait_age=0.1)
-    runtime.show_store()
+    runtime.keep_counters()
 
     # then this one shows it as it is
     assert metrics.store_ready._value.get() == 1
 
 
 def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Runtime, redis_client: redis.Redis):
-    runtime.show_store()
+    runtime.keep_counters()
     assert metrics.store_ready._value.get() == 1
     redis_client.set(keys.EPOCH, Epoch.filling("another").text)
     metrics.record_store(*look_at_store(redis_client))

@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.connection import Epoch, look_at_store
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.coordination import names
 from opencue_sched.coordination.names import presence_index
@@ -433,7 +433,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     short = Accounting(commit_deadline=0.075)
     runtime.settings = runtime.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
-    runtime._bootstrap_in_background()
+    metrics.record_store(*look_at_store(redis_client))
     walk.look()
     assert [name for name in walk.unmoved() if name not in OF_BEATS] == []
 

@@ -50,11 +50,10 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
 def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made before the event loop runs: what the timer of that tells of and survives ended the worker here."""
 
-    def show_store() -> None:
+    def heartbeat() -> None:
         raise ValueError("what somebody wrote there")
 
-    membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
-    mine = SimpleNamespace(membership=membership, show_store=show_store)
+    mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
     monkeypatch.setattr(wiring, "_workload", None)
     again: list[float] = []

@@ -122,7 +122,7 @@ def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     client = SimpleNamespace(ping=lambda: True)
-    made = SimpleNamespace(membership=membership, show_store=lambda: None, client=client)
+    made = SimpleNamespace(membership=membership, client=client)
     monkeypatch.setattr(runtime, "runtime", lambda: made)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
