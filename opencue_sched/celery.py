@@ -184,7 +184,6 @@ class PresenceStep(bootsteps.StartStopStep):
         _workload = membership.workload
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
-        PULSE.store_answers = self.store_answers
 
         def beat() -> None:
             PULSE.beat()
@@ -209,13 +208,6 @@ class PresenceStep(bootsteps.StartStopStep):
         PULSE.rest()
 
     shutdown = stop
-
-    def store_answers(self) -> bool:
-        """Whether Redis, from which the consumer reads, answers a new call."""
-        try:
-            return bool(runtime().client.ping())
-        except RedisError:
-            return False
 
     def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
         """Celery's ``stats`` has what its steps return here."""

@@ -9,7 +9,6 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
@@ -68,7 +67,7 @@ def test_one_whose_loop_comes_round_is_both(ask: Callable[[str], tuple[int, str]
 def test_one_whose_loop_is_stuck_is_neither(ask: Callable[[str], tuple[int, str]], pulse: Pulse, clock: Clock) -> None:
     pulse.beat()
     clock.now += STALLED_SECONDS + 1
-    assert ask("/livez") == ask("/readyz") == (503, "the loop has not come round for 61 s\n")
+    assert ask("/livez") == ask("/readyz") == (503, "the loop has not come round for 121 s\n")
 
 
 def test_one_that_waits_for_its_broker_is_alive(
@@ -77,16 +76,6 @@ def test_one_that_waits_for_its_broker_is_alive(
     pulse.beat()
     pulse.rest()
     clock.now += 3600
-    assert ask("/livez")[0] == 200
-    assert ask("/readyz")[0] == 503
-
-
-def test_one_that_is_stuck_in_a_call_to_a_store_that_hangs_is_alive(
-    ask: Callable[[str], tuple[int, str]], pulse: Pulse, clock: Clock
-) -> None:
-    pulse.store_answers = lambda: False
-    pulse.beat()
-    clock.now += STALLED_SECONDS + 1
     assert ask("/livez")[0] == 200
     assert ask("/readyz")[0] == 503
 
@@ -112,17 +101,12 @@ def test_the_port_of_the_metrics_answers_probes(served: str) -> None:
         assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
-def _hang() -> bool:
-    raise RedisTimeoutError("Timeout reading from socket")
-
-
 def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     # given a consumer with the step that refreshes the presence
     pulse = Pulse(clock)
     monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
-    client = SimpleNamespace(ping=lambda: True)
-    made = SimpleNamespace(membership=membership, client=client)
+    made = SimpleNamespace(membership=membership)
     monkeypatch.setattr(runtime, "runtime", lambda: made)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
@@ -134,8 +118,6 @@ def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.Monkey
     assert pulse.problem(ready=True) == ""
     clock.now += STALLED_SECONDS + 1
     assert pulse.problem(ready=False) != ""
-    client.ping = _hang
-    assert pulse.problem(ready=False) == ""
     timers[0]()
     assert pulse.problem(ready=True) == ""
     step.stop(parent)
