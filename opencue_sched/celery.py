@@ -53,8 +53,6 @@ from opencue_sched.worker.task import Workload, runtime
 
 log = structlog.get_logger(__name__)
 
-EX_TEMPFAIL = 75
-EX_CONFIG = 78
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
 # Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
 _workload: Workload | None = None
@@ -62,7 +60,7 @@ _workload: Workload | None = None
 
 def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
-    status = EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else EX_CONFIG
+    status = os.EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else os.EX_CONFIG
     reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
     for reason in reasons:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
@@ -136,7 +134,6 @@ class RuntimeStep(bootsteps.StartStopStep):
         self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
 
     def start(self, parent: Any) -> None:
-        from opencue_sched.dispatch.failures import is_trouble
         from opencue_sched.worker.runtime import stop_worker
 
         try:
@@ -144,8 +141,6 @@ class RuntimeStep(bootsteps.StartStopStep):
         except SchedulerError as error:
             _refuse(error)
         except (RedisError, SQLAlchemyError) as error:
-            if not is_trouble(error):
-                raise
             _refuse(StoreAway(describe_failure(error, get_settings())))
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
@@ -191,7 +186,7 @@ class PresenceStep(bootsteps.StartStopStep):
                 membership.heartbeat()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
-                state.should_stop = EX_CONFIG  # type: ignore[assignment]
+                state.should_stop = os.EX_CONFIG  # type: ignore[assignment]
             except RedisError as error:
                 log.warning("beat_of_the_worker_failed", error=str(error))
             except Exception:
