@@ -10,15 +10,10 @@ when a store does not answer and may yet.
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import os
-import signal
 import sys
-import threading
 import time
-from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn
 
 import structlog
@@ -27,7 +22,6 @@ from celery.signals import (
     beat_init,
     import_modules,
     setup_logging,
-    worker_process_init,
     worker_shutting_down,
 )
 from celery.worker import state
@@ -41,13 +35,12 @@ from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, describe_failure
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.worker.control import (
-    asks_for_prefork,
     fleet_figures,
     guard_flower,
     is_celery,
     is_flower,
 )
-from opencue_sched.worker.logs import configure_logging, follow_level_signals, install_level_signals
+from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import Workload, runtime
 
@@ -83,8 +76,6 @@ if is_celery(sys.argv):
 
 app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")
-if is_celery(sys.argv) and asks_for_prefork(sys.argv):
-    app.conf.worker_pool = "prefork"
 
 
 @import_modules.connect
@@ -112,7 +103,7 @@ def _collect_less_often() -> None:
     """Take what is loaded now, which stays, out of Python's searches for garbage, and search less often.
 
     A pass makes tens of thousands of objects and hardly a cycle among them: the default, a search for each 700 more,
-    was a fifth of a worker's processor time. Children share what no search touches.
+    was a fifth of a worker's processor time.
     """
     gc.freeze()
     gc.set_threshold(10_000)
@@ -124,18 +115,14 @@ class RuntimeStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **_: Any) -> None:
-        # Loaded before the pool starts, so that its children share it.
-        importlib.import_module("opencue_sched.worker.runtime")
-        _collect_less_often()
         if getattr(parent, "autoscale", None) and not hasattr(parent.pool_cls, "grow"):
             pool = parent.pool_cls.__module__.rpartition(".")[2]
-            reason = f"the {pool} pool has a fixed size; leave --autoscale out, or choose --pool prefork"
-            _refuse(InvalidInput(reason))
-        self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
+            _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
         from opencue_sched.worker.runtime import stop_worker
 
+        _collect_less_often()
         try:
             runtime().start(parent.hostname, parent.concurrency, sleep_unless_stopped)
         except SchedulerError as error:
@@ -146,18 +133,14 @@ class RuntimeStep(bootsteps.StartStopStep):
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             stop_worker()
             raise
-        install_level_signals((lambda: parent.pool.info["processes"]) if self.prefork else tuple)
-        if self.prefork and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            log.warning("metrics_of_children_not_shown", set="PROMETHEUS_MULTIPROC_DIR")
+        install_level_signals()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
         from opencue_sched.worker.runtime import stop_worker
 
-        if not stop_worker(partial(children_end, parent.pool) if self.prefork else None):
-            # Celery would wait for its threads or children without end. Claims and presence expire, PostgreSQL rolls
-            # back, and Redis bookings without a proc are reconciled.
-            if self.prefork:
-                kill_children(parent.pool)
+        if not stop_worker():
+            # Celery would wait for its threads without end. Claims and presence expire, PostgreSQL rolls back, and
+            # Redis bookings without a proc are reconciled.
             logging.shutdown()
             os._exit(os.EX_OK)
 
@@ -227,24 +210,6 @@ def begin_to_drain(**_: Any) -> None:
         _workload.stop()
 
 
-# The end of the children of Celery's prefork pool, which waits for what they have in hand without end.
-
-
-def children_end(pool: Any, seconds: float) -> bool:
-    """Have the children end when they have done what is in hand; whether all have within ``seconds``."""
-    stopping = threading.Thread(target=pool.stop, name="pool-stop", daemon=True)
-    stopping.start()
-    stopping.join(seconds)
-    return not stopping.is_alive()
-
-
-def kill_children(pool: Any) -> None:
-    """End them at once, whatever they are at."""
-    for pid in pool.info["processes"]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 @beat_init.connect
 def _beat_starts(**_: Any) -> None:
     """As a worker does. What a beat loses later, it waits for."""
@@ -252,15 +217,6 @@ def _beat_starts(**_: Any) -> None:
         check_for_beat(get_settings())
     except SchedulerError as error:
         _refuse(error)
-
-
-@worker_process_init.connect
-def _child_started(**_: Any) -> None:
-    """A prefork child: forget whatever the parent had open, and follow its log level."""
-    from opencue_sched.worker.runtime import forget_runtime
-
-    forget_runtime()
-    follow_level_signals()
 
 
 app.steps["worker"].add(RuntimeStep)

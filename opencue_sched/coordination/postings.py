@@ -465,8 +465,7 @@ class DueThread(PeriodicThread):
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
     strands a cluster, also while no beat leads. Once ``watch`` was called it looks every LOOK_SECONDS, or three times
     in the life of a claim (``claim_ttl``), and when the first claim ends that nobody prolongs. It also looks when a
-    short rest ends that this process began; the child of a prefork pool, whose parent watches, only then. ``send`` puts
-    a message for a posting on a dispatch queue.
+    short rest ends that this process began. ``send`` puts a message for a posting on a dispatch queue.
     """
 
     def __init__(self, postings: ClusterPostings, *, claim_ttl: float, send: Callable[[Enqueued], None]) -> None:

@@ -219,8 +219,8 @@ class PassRunner:
     gpu_waits: GpuWaits | None = None
     freed: Callable[[Collection[str]], None] = lambda _: None
     """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
-    committing: set[str] | None = field(default_factory=set)
-    """Layers in a commit during which the next pass may begin; None where another process plans the same hosts."""
+    committing: set[str] = field(default_factory=set)
+    """Layers in a commit during which the next pass may begin."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -337,7 +337,7 @@ class _Pass:
                     runner.permits.drop(self.asked_permits)
                 except RedisError as error:
                     log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
-                if self.ended and runner.committing is not None:
+                if self.ended:
                     runner.committing.difference_update(proc.layer.id for proc in self.procs)
                 if self.parts and runner.verdicts is not None:
                     runner.verdicts.record({it.cluster.key: (it.verdicts, it.skipped) for it in self.reports})
@@ -443,7 +443,7 @@ class _Pass:
         for part in planned:
             found = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
             # One by one, because the passes that commit change the set meanwhile.
-            layers = {it: frames for it, frames in found.items() if it not in (self.runner.committing or ())}
+            layers = {it: frames for it, frames in found.items() if it not in self.runner.committing}
             self.left_alone |= len(layers) < len(found)
             # One pass at a time has a cluster's claim: what a worker that died in this cluster had permits for is free.
             owner = f"{part.key}|{token}"
@@ -516,7 +516,7 @@ class _Pass:
             # is booked counts in the ledger, its hosts are taken in the cache, this process leaves its layers alone.
             # Should another process claim a cluster that soon, each loses what the other has.
             more = self.left_alone or any(part.plan.full for part in self.parts)
-            if accepted and more and runner.committing is not None:
+            if accepted and more:
                 runner.committing.update(proc.layer.id for proc in accepted)
                 self.ended = True
                 for report in self.reports:

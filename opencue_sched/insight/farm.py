@@ -351,8 +351,8 @@ def leader_view(
 def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """One entry per worker instance, with all its types.
 
-    Its work is what its presence lists, and what the board lists for its name: the board knows the children of a
-    prefork pool. To the board an owner is an instance's name, so it is not asked about one that two groups have.
+    Its work is what its presence lists, and what the board lists for its name: the board knows what has
+    begun since. To the board an owner is an instance's name, so it is not asked about one that two groups have.
     """
     by_instance: dict[tuple[str, str], list[Actor]] = {}
     for actor in members.alive:

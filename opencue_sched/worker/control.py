@@ -1,6 +1,6 @@
 """Our commands of Celery's remote control: ``celery -A opencue_sched control drain`` and so on.
 
-They run in the worker's main process. Pausing is done by not consuming, so it holds for every kind of pool.
+Pausing is done by not consuming, so it holds for every kind of pool.
 
 The fleets of different facilities may share a Redis: each hears remote control by an exchange of its own.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import re
 import signal
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -176,14 +175,6 @@ def is_celery(argv: Sequence[str]) -> bool:
 def is_flower(argv: Sequence[str]) -> bool:
     """Whether this is the process of ``celery ... flower``."""
     return is_celery(argv) and "flower" in argv[1:]
-
-
-def asks_for_prefork(argv: Sequence[str]) -> bool:
-    """Whether the command line asks for the prefork pool.
-
-    Celery takes ``--pool prefork`` for its default, and so for less than the pool of our configuration.
-    """
-    return re.search(r" (-P ?|--pool[ =])prefork( |$)", " ".join(argv)) is not None
 
 
 def guard_flower(options: Any) -> None:

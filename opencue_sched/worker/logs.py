@@ -1,19 +1,15 @@
 """Structured logs, and the signals that change their level on a running process.
 
 SIGUSR1 toggles info and debug without the SQL logger, SIGUSR2 with it (scheduler reference, "Enable Debug Logging").
-Celery has its own uses for SIGUSR1 (stack dumps in the parent, soft time limits in pool children), so the handlers are
-set in the parent only and call whatever handler was there before. Children are told by SIGUSR2, which is free there.
+Celery has a use of its own for SIGUSR1, a dump of the stacks, so the handlers call whatever handler was there before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -70,43 +66,18 @@ def _hush(hush: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING if hush else logging.NOTSET)
 
 
-_CHOICES = ("as_started", "info", "debug", "debug_with_sql")
-_chosen = mmap.mmap(-1, 1)
-"""The number of the choice that signals made, in memory that a worker shares with the children of its pool."""
-
-
-def _apply() -> str:
-    """Take over the choice; its name."""
-    choice = _CHOICES[_chosen[0]]
-    if choice != "as_started":
-        logging.getLogger().setLevel(logging.INFO if choice == "info" else logging.DEBUG)
-        _hush(choice == "info")
-        logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if choice == "debug_with_sql" else logging.WARNING)
-    return choice
-
-
-def install_level_signals(children: Callable[[], Sequence[int]] = tuple) -> None:
-    """SIGUSR1 and SIGUSR2 toggle the level here and in ``children``, then the handler that was there before runs."""
-    owner = os.getpid()
-    for number, debug in ((signal.SIGUSR1, "debug"), (signal.SIGUSR2, "debug_with_sql")):
+def install_level_signals() -> None:
+    """SIGUSR1 and SIGUSR2 toggle the level, then the handler that was there before runs."""
+    for number, of_sql in ((signal.SIGUSR1, logging.WARNING), (signal.SIGUSR2, logging.INFO)):
         before = signal.getsignal(number)
 
-        def handle(signum: int, frame: FrameType | None, *, debug: str = debug, before: Any = before) -> None:
-            if os.getpid() != owner:  # a child that was forked a moment ago
-                _apply()
-                return
-            _chosen[0] = _CHOICES.index("info" if logging.getLogger().level == logging.DEBUG else debug)
-            structlog.get_logger(__name__).info("log_level_changed", to=_apply())
-            for pid in children():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)
+        def handle(signum: int, frame: FrameType | None, *, of_sql: int = of_sql, before: Any = before) -> None:
+            debug = logging.getLogger().level != logging.DEBUG
+            logging.getLogger().setLevel(logging.DEBUG if debug else logging.INFO)
+            logging.getLogger(SQL_LOGGER).setLevel(of_sql if debug else logging.WARNING)
+            _hush(not debug)
+            structlog.get_logger(__name__).info("log_level_changed", to="debug" if debug else "info")
             if callable(before):
                 before(signum, frame)
 
         signal.signal(number, handle)
-
-
-def follow_level_signals() -> None:
-    """In a child of the pool: take over the parent's level, now and at each SIGUSR2 from it. SIGUSR1 is Celery's."""
-    signal.signal(signal.SIGUSR2, lambda *_: _apply())
-    _apply()

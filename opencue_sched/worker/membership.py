@@ -120,14 +120,11 @@ class Membership:
         except RedisError as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 
-    def leave(self, wait: Callable[[float], bool] | None = None) -> bool:
-        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; returns whether all ended.
-
-        ``wait(seconds)`` waits for them instead, and returns the same, where tasks run outside this process.
-        """
+    def leave(self) -> bool:
+        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; whether all have ended."""
         self.workload.stop()
         with self.present():
-            idle = (wait or self.workload.wait_until_idle)(self._settings.coordination.drain_grace)
+            idle = self.workload.wait_until_idle(self._settings.coordination.drain_grace)
         if not idle:
             log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self.work()))
         if self.presence is not None:

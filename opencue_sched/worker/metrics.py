@@ -1,17 +1,15 @@
 """What a process shows of itself: Prometheus metrics, the scheduler reference's ``scheduler_*`` names and ours, and
 beside them the probes /livez and /readyz.
 
-Packages return reports; the tasks hand them to the ``record_*`` functions here. Works in one process per instance
-(threads pool) and in prefork (``PROMETHEUS_MULTIPROC_DIR``): every gauge says how processes combine.
+Packages return reports; the tasks hand them to the ``record_*`` functions here.
 """
 
 from __future__ import annotations
 
 import errno
 import math
-import os
 from collections.abc import Callable, Iterable
-from typing import Literal, cast
+from typing import cast
 from wsgiref.simple_server import WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -20,15 +18,12 @@ from prometheus_client import (
     GC_COLLECTOR,
     PLATFORM_COLLECTOR,
     PROCESS_COLLECTOR,
-    REGISTRY,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
     start_http_server,
 )
-from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.reconcile import RecomputeReport
@@ -41,8 +36,6 @@ from opencue_sched.errors import SchedulerError
 log = structlog.get_logger(__name__)
 
 PORTS_TRIED = 100
-LATEST: Literal["mostrecent"] = "mostrecent"
-"""Of the processes of a prefork worker, the one that set a gauge last is right: any may sweep or recompute."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
@@ -77,11 +70,11 @@ frames_per_pass = Histogram(
     buckets=(0, 1, 5, 10, 25, 50, 100, 250, 500, 1000),
 )
 pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
-clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode=LATEST)
-clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode=LATEST)
-clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode=LATEST)
+clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"])
+clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.")
+clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.")
 active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
-host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode=LATEST)
+host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.")
 host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
 host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
 recompute_duration = Histogram(
@@ -90,7 +83,6 @@ recompute_duration = Histogram(
 recompute_age = Gauge(
     "scheduler_recompute_age_seconds",
     "Seconds since the last recompute of all shows; not a number while none is known.",
-    multiprocess_mode=LATEST,
 )
 drift_found = Counter(
     "scheduler_drift_found_total", "Counters that a recompute corrected, because another program wrote there.", ["kind"]
@@ -98,22 +90,17 @@ drift_found = Counter(
 entries_healed = Counter(
     "scheduler_ledger_entries_healed_total", "Ledger entries that a recompute found unlike their procs.", ["cause"]
 )
-ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
-ledger_oldest_in_flight = Gauge(
-    "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
-)
+ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.")
+ledger_oldest_in_flight = Gauge("scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.")
 store_ready = Gauge(
     "scheduler_store_ready",
     "1 when the counters may be booked against, as this worker saw them last; not a number before it has.",
-    multiprocess_mode=LATEST,
 )
-if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-    for unknown_yet in (recompute_age, store_ready):
-        unknown_yet.set(math.nan)
+for unknown_yet in (recompute_age, store_ready):
+    unknown_yet.set(math.nan)
 publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
-    multiprocess_mode=LATEST,
 )
 release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
 
@@ -199,24 +186,6 @@ def record_event(event: str, amount: int = 1) -> None:
     release_events.labels(event).inc(amount)
 
 
-def worker_registry() -> CollectorRegistry:
-    """What a worker's /metrics shows: all its processes together, with a prefork pool, or this process."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return REGISTRY
-    combined = CollectorRegistry()
-    combined.register(_AllProcesses())
-    return combined
-
-
-class _AllProcesses(Collector):
-    """The files of this worker's processes. Every metric of this program is there; only those of a worker are shown."""
-
-    def collect(self) -> Iterable[Metric]:
-        ours = {metric.name for metric in REGISTRY.collect()}
-        together: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
-        return [metric for metric in together if metric.name in ours]
-
-
 # What a supervisor may ask of a worker, a beat or a report service: /livez and /readyz, beside its metrics.
 #
 # A process whose loop is stuck looks alive from outside: its port is open and its presence may be young. So the loop
@@ -253,7 +222,6 @@ class Pulse:
 
 
 PULSE = Pulse()
-"""This process's. A prefork child has none of its own: the parent's loop serves the probes."""
 
 
 def with_probes(serve: WSGIApplication, pulse: Pulse = PULSE) -> WSGIApplication:

@@ -1,4 +1,4 @@
-"""Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use, after any fork.
+"""Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use.
 
 The tasks in ``tasks/`` call the methods here; these use the other packages and record the metrics of their reports.
 """
@@ -14,6 +14,7 @@ from functools import cached_property
 
 import structlog
 from celery import Celery
+from prometheus_client import REGISTRY
 from sqlalchemy import event
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
@@ -169,7 +170,6 @@ class Runtime:
             at_caps=self.sweeper.at_caps,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
             freed=lambda hosts: self.events.waker.hosts(hosts),
-            committing=None if self.app.conf.worker_pool == "prefork" else set(),
         )
         return Dispatcher(
             self.settings,
@@ -304,7 +304,7 @@ class Runtime:
         """Everything that must hold before the first message. Raises SchedulerError saying what to do, and what
         ``sleep`` raises to end that."""
         queue = self.settings.queue
-        served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
+        served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
@@ -376,20 +376,14 @@ def runtime() -> Runtime:
         return _runtime
 
 
-def forget_runtime() -> None:
-    """Drop the parent's runtime after a fork, without closing what the parent still uses."""
-    global _runtime
-    _runtime = None
-
-
-def stop_worker(wait: Callable[[float], bool] | None = None) -> bool:
+def stop_worker() -> bool:
     """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended.
 
-    If it has not, nothing more is waited for. ``wait`` as for Membership.leave().
+    If it has not, nothing more is waited for.
     """
     if _runtime is None:
         return True
-    idle = _runtime.membership.leave(wait)
+    idle = _runtime.membership.leave()
     if idle:
         _runtime.close()
     return idle

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
@@ -570,38 +567,6 @@ def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
 def test_an_address_of_another_machine_is_a_clear_error():
     with pytest.raises(SchedulerError, match=r"cannot serve metrics on 192\.0\.2\.1:"):
         metrics.serve_metrics("192.0.2.1", free_port(), REGISTRY)
-
-
-def test_processes_of_a_prefork_worker_are_shown_together(tmp_path):
-    """In a process of its own: the client library decides at import whether it counts in files."""
-    script = """
-import os
-from opencue_sched.worker import fleet_metrics, metrics
-
-for jobs, ready in ((3, 0), (4, 1)):
-    child = os.fork()
-    if child == 0:
-        metrics.jobs_queried.inc(jobs)
-        metrics.store_ready.set(ready)
-        metrics.host_cache_size.set(5)
-        fleet_metrics.ticks_ahead.set(6)
-        os._exit(0)
-    os.waitpid(child, 0)
-for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
-    for metric in registry.collect():
-        for sample in metric.samples:
-            print(sample.name, sample.value)
-    print("and the beat")
-"""
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    shown, of_beat = (text.splitlines() for text in done.stdout.split("and the beat\n")[:2])
-    assert "scheduler_jobs_queried_total 7.0" in shown
-    assert "scheduler_store_ready 1.0" in shown
-    assert "scheduler_host_cache_size 5.0" in shown
-    # and only what workers feed, by these; a beat is one process, and shows its own
-    assert not {line.partition(" ")[0] for line in shown} & of_beats(leading=True)
-    assert {line.split()[0] for line in of_beat if line.startswith("scheduler_")} == of_beats(leading=False)
 
 
 def of_beats(*, leading: bool) -> set[str]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from opencue_sched.errors import InvalidInput
-from opencue_sched.worker.control import asks_for_prefork, guard_flower, is_flower
+from opencue_sched.worker.control import guard_flower, is_flower
 
 CELERY = "/venv/bin/celery"
 
@@ -25,23 +25,6 @@ CELERY = "/venv/bin/celery"
 )
 def test_only_celerys_flower_is_meant(argv, flower):
     assert is_flower(argv) is flower
-
-
-@pytest.mark.parametrize(
-    ("options", "prefork"),
-    [
-        ([], False),
-        (["-P", "prefork"], True),
-        (["-Pprefork"], True),
-        (["--pool", "prefork"], True),
-        (["--pool=prefork"], True),
-        (["-P", "solo"], False),
-        (["--pool=threads", "-n", "prefork"], False),
-        (["-P"], False),
-    ],
-)
-def test_prefork_is_chosen_when_it_is_asked_for(options, prefork):
-    assert asks_for_prefork([CELERY, "-A", "opencue_sched", "worker", *options]) is prefork
 
 
 def flower(**given):
