@@ -172,9 +172,6 @@ class PresenceStep(bootsteps.StartStopStep):
                 state.should_stop = os.EX_CONFIG  # type: ignore[assignment]
             except RedisError as error:
                 log.warning("beat_of_the_worker_failed", error=str(error))
-            except Exception:
-                # As the timer does with the others: the first one would end the worker, at each reconnection.
-                log.exception("beat_of_the_worker_failed")
 
         beat()
         self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)

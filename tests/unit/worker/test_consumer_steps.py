@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched import celery as wiring
 from opencue_sched.celery import RuntimeStep, sleep_unless_stopped
@@ -47,11 +48,11 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
     assert given_back == [True]
 
 
-def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made before the event loop runs: what the timer of that tells of and survives ended the worker here."""
+def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made before the event loop runs: an error would end the worker here."""
 
     def heartbeat() -> None:
-        raise ValueError("what somebody wrote there")
+        raise RedisConnectionError("away")
 
     mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
