@@ -20,10 +20,11 @@ from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
+from opencue_sched.coordination.names import QueueType, control_exchange
 from opencue_sched.coordination.presence import Actor, WorkerState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker.membership import type_of
 from opencue_sched.worker.task import runtime
 
 
@@ -43,11 +44,7 @@ def _instance_command(function: Callable[..., dict[str, object]]) -> Any:
 
 def _work_queues(state: Any, *types: QueueType) -> list[str]:
     """The work queues this worker was started with, of these types, in order."""
-    found = []
-    for queue in state.app.conf.task_queues:
-        with contextlib.suppress(InvalidInput):  # a queue of an older naming
-            found += [queue.name] if QueueName.parse(queue.name).type in types else []
-    return found
+    return [queue.name for queue in state.app.conf.task_queues if type_of(queue.name) in types]
 
 
 def _stop_consuming(state: Any, *types: QueueType) -> None:

@@ -29,16 +29,12 @@ FAILED = "failed"
 """Status of a pass that raised, in the reply to its caller and in its job hash."""
 
 
-def types_of(queues: Collection[str]) -> list[str]:
-    """The queue types of ``queues``. A queue of an older naming gets dispatch messages, see Messenger."""
-    types = set()
-    for name in queues:
-        try:
-            types.add(QueueName.parse(name).type)
-        except InvalidInput:
-            log.info("legacy_queue_consumed", queue=name)
-            types.add(QueueType.DISPATCH.value)
-    return sorted(types)
+def type_of(queue: str) -> str:
+    """The type of a queue. One of an older naming gets dispatch messages, see Messenger."""
+    try:
+        return QueueName.parse(queue).type
+    except InvalidInput:
+        return QueueType.DISPATCH.value
 
 
 class Membership:
@@ -66,7 +62,7 @@ class Membership:
         self.presence = Presence(
             self._client,
             self.namespace,
-            types=types_of(consumed),
+            types=sorted({type_of(queue) for queue in consumed}),
             group=self.group,
             instance=self._settings.instance,
             node=node,
