@@ -138,15 +138,11 @@ class _Section(BaseModel):
 
 
 class Logging(_Section):
-    """Logs."""
-
     level: LogLevel = Field("info", description="Log level: debug, info, warning or error.")
     path: Path | None = Field(None, description="File to append to as well, besides standard error.")
 
 
 class HostBookingStrategy(_Section):
-    """How hosts are chosen."""
-
     core_saturation: bool = Field(
         True, description="True: best fit on cores (fill hosts, keep big ones free). False: worst fit."
     )
@@ -159,16 +155,10 @@ class Stream(_Section):
     """The reference's stream buffers, which are Celery's job here."""
 
     cluster_buffer_size: int = Field(
-        3,
-        ge=1,
-        description="Celery's job, when set: clusters a worker works on at once, the default of `celery worker "
-        "--concurrency` in place of worker_threads.",
+        3, ge=1, description="Celery's job: default of `celery worker --concurrency`, in place of worker_threads."
     )
     job_buffer_size: int = Field(
-        3,
-        ge=1,
-        description="Celery's job, when set: messages a worker holds for each thread, `worker_prefetch_multiplier`; 1 "
-        "otherwise. (The jobs of a pass are planned together, so there is nothing else to buffer.)",
+        3, ge=1, description="Celery's job: messages a worker holds for each thread. Not set, it holds 1."
     )
 
     def given(self) -> dict[str, int]:
@@ -242,8 +232,6 @@ class Queue(_Section):
 
 
 class Database(_Section):
-    """PostgreSQL."""
-
     pool_size: int = Field(20, ge=1, description="Most connections of one process.")
     db_host: str = Field("localhost", description="PostgreSQL host, when database_url is not set.")
     db_port: int = Field(5432, description="PostgreSQL port, when database_url is not set.")
@@ -253,8 +241,6 @@ class Database(_Section):
 
 
 class Rqd(_Section):
-    """Render hosts."""
-
     grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
     dry_run_mode: bool = Field(False, description="Book, but do not talk to RQD.")
     addresses: Texts = Field(
@@ -264,8 +250,6 @@ class Rqd(_Section):
 
 
 class HostCacheSettings(_Section):
-    """What a worker remembers of the hosts."""
-
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
@@ -450,9 +434,8 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = read_yaml(read_text(file))
-    except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {said}"
+    except OSError as error:
+        reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {error.strerror}"
         raise WrongConfiguration(reason) from error
     except InvalidFile as error:
         raise WrongConfiguration(f"{path}: {'; '.join(error.problems)}") from error
