@@ -189,36 +189,33 @@ class Waker(PeriodicThread):
 
     def shows(self, ids: Collection[str]) -> None:
         """These shows have new work, or more headroom."""
-        self._keep(ids, ())
+        with self._lock:
+            self._shows.update(ids)
         self.wake()
 
     def hosts(self, ids: Collection[str]) -> None:
         """Something was given back on these hosts."""
-        self._keep((), ids)
+        with self._lock:
+            self._hosts.update(ids)
         self.wake()
 
-    def _keep(self, shows: Collection[str], hosts: Collection[str]) -> None:
-        with self._lock:
-            self._shows.update(shows)
-            self._hosts.update(hosts)
-
     def _wake(self) -> float | None:
+        now = self._clock()
         with self._lock:
             shows, hosts = frozenset(self._shows), frozenset(self._hosts)
+            if not shows and not hosts:
+                return None
+            if not shows and now < self._collect_until:
+                return self._collect_until - now
             self._shows.clear()
             self._hosts.clear()
-        if not shows and not hosts:
-            return None
-        now = self._clock()
-        if not shows and now < self._collect_until:
-            self._keep((), hosts)
-            return self._collect_until - now
         if hosts:
             self._collect_until = now + COLLECT_SECONDS
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None
-        self._keep((), hosts)
+        with self._lock:
+            self._hosts.update(hosts)
         return again
 
 
