@@ -42,13 +42,11 @@ from opencue_sched.worker.control import (
 )
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
-from opencue_sched.worker.task import Workload, runtime
+from opencue_sched.worker.task import runtime
 
 log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
-# Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
-_workload: Workload | None = None
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -99,16 +97,6 @@ def _logging(**_: Any) -> None:
         _refuse(error)
 
 
-def _collect_less_often() -> None:
-    """Take what is loaded now, which stays, out of Python's searches for garbage, and search less often.
-
-    A pass makes tens of thousands of objects and hardly a cycle among them: the default, a search for each 700 more,
-    was a fifth of a worker's processor time.
-    """
-    gc.freeze()
-    gc.set_threshold(10_000)
-
-
 class RuntimeStep(bootsteps.StartStopStep):
     """Check the stores, fill the counters, listen to the database; give everything back at the end."""
 
@@ -120,9 +108,14 @@ class RuntimeStep(bootsteps.StartStopStep):
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
-        from opencue_sched.worker.runtime import stop_worker
+        from opencue_sched.worker.runtime import begin_to_drain, stop_worker
 
-        _collect_less_often()
+        worker_shutting_down.connect(begin_to_drain)
+        # Take what is loaded now, which stays, out of Python's searches for garbage, and search less often: a pass
+        # makes tens of thousands of objects and hardly a cycle among them, and the default, a search for each 700 more,
+        # was a fifth of a worker's processor time.
+        gc.freeze()
+        gc.set_threshold(10_000)
         try:
             runtime().start(parent.hostname, parent.concurrency, sleep_unless_stopped)
         except SchedulerError as error:
@@ -157,9 +150,7 @@ class PresenceStep(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
-        global _workload
         membership = runtime().membership
-        _workload = membership.workload
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
 
@@ -201,12 +192,6 @@ def sleep_unless_stopped(seconds: float) -> None:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
 
 
-def begin_to_drain(**_: Any) -> None:
-    """At the first signal to stop: take nothing new."""
-    if _workload is not None:
-        _workload.stop()
-
-
 @beat_init.connect
 def _beat_starts(**_: Any) -> None:
     """As a worker does. What a beat loses later, it waits for."""
@@ -218,4 +203,3 @@ def _beat_starts(**_: Any) -> None:
 
 app.steps["worker"].add(RuntimeStep)
 app.steps["consumer"].add(PresenceStep)
-worker_shutting_down.connect(begin_to_drain)

@@ -77,20 +77,18 @@ class Runtime:
     """The collaborators of one process. Thread-safe: several tasks of a threads pool share it."""
 
     def __init__(self, settings: Settings, app: Celery) -> None:
+        namespace, facility = settings.coordination.namespace, settings.scheduler.facility
         self.settings = settings
         self.app = app
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
         event.listen(self.engine, "before_cursor_execute", lambda *_: metrics.sql_statements.inc())
         self.client = make_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
-        self.changes = HostChanges(self.client, settings.coordination.namespace)
+        self.changes = HostChanges(self.client, namespace)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
-            self.client,
-            cluster_board(settings.coordination.namespace, settings.scheduler.facility),
-            division=lambda: self.division(),
+            self.client, cluster_board(namespace, facility), division=lambda: self.division()
         )
-        self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self.renewer = ClaimRenewer(
             self.postings,
             ttl_seconds=CLAIM_SECONDS,
@@ -104,7 +102,8 @@ class Runtime:
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
-        self.leader_keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
+        self.sweeper = Sweeper(self.engine, settings, self.postings, division=self.division)
+        self.leader_keys = beat_keys(namespace, facility)
         self._counters = PeriodicThread(
             "counters", self.keep_counters, failed="counters_not_filled", retry_seconds=REFRESH_SECONDS
         )
@@ -142,10 +141,6 @@ class Runtime:
         return made
 
     @cached_property
-    def sweeper(self) -> Sweeper:
-        return Sweeper(self.engine, self.settings, self.postings, division=self.division)
-
-    @cached_property
     def imported(self) -> ImportedShows:
         return ImportedShows(
             self.engine,
@@ -165,7 +160,7 @@ class Runtime:
             channels=self.channels,
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
-            verdicts=self.verdicts,
+            verdicts=VerdictLog(self.client, self.settings.coordination.namespace),
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
@@ -304,7 +299,7 @@ class Runtime:
         """Everything that must hold before the first message. Raises SchedulerError saying what to do, and what
         ``sleep`` raises to end that."""
         queue = self.settings.queue
-        served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
+        metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
@@ -316,13 +311,7 @@ class Runtime:
         self._counters.start()
         self.events.start()
         self.due.watch()
-        log.info(
-            "worker_started",
-            worker=node,
-            instance=self.settings.instance,
-            metrics_port=None if served is None else served[1],
-            tasks=len([name for name in self.app.tasks if name.startswith("opencue_sched.")]),
-        )
+        log.info("worker_started", worker=node, instance=self.settings.instance)
 
     def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         """Fill the counters unless they are filled; blocks until this or another process has done it."""
@@ -374,6 +363,12 @@ def runtime() -> Runtime:
 
             _runtime = Runtime(get_settings(), app)
         return _runtime
+
+
+def begin_to_drain(**_: object) -> None:
+    """At a signal to stop: take nothing new. It must not wait for a lock, which the interrupted code may hold."""
+    if _runtime is not None:
+        _runtime.membership.workload.stop()
 
 
 def stop_worker() -> bool:

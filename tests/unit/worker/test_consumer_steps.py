@@ -56,7 +56,6 @@ def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPat
 
     mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
-    monkeypatch.setattr(wiring, "_workload", None)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
     wiring.PresenceStep(None).start(SimpleNamespace(timer=timer))
@@ -65,7 +64,7 @@ def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPat
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload()
-    monkeypatch.setattr(wiring, "_workload", workload)
-    wiring.begin_to_drain()
+    monkeypatch.setattr(runtime, "_runtime", SimpleNamespace(membership=SimpleNamespace(workload=workload)))
+    runtime.begin_to_drain()
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING
