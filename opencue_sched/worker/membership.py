@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import redis
 import structlog
-from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
@@ -108,13 +107,10 @@ class Membership:
         return REFRESH_SECONDS
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
-        """Reply that a pass ended in an error. A caller whom no reply reaches runs into its time-out."""
+        """Reply that a pass ended in an error. Raises RedisError; its caller runs into the time-out then."""
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         output = {"posting": posting, "ended": FAILED, "error": text}
-        try:
-            answer_job(self._client, self.namespace, reply, output, status=FAILED)
-        except RedisError as problem:
-            log.warning("waiter_not_told", posting=posting, error=str(problem))
+        answer_job(self._client, self.namespace, reply, output, status=FAILED)
 
     def leave(self) -> bool:
         """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; whether all have ended."""

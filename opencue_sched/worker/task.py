@@ -57,11 +57,8 @@ class _Message(BaseModel):
 
     task: str
     id: str
-    root_id: str | None = None
-    parent_id: str | None = None
     argsrepr: str | None = None
     kwargsrepr: str | None = None
-    origin: str | None = None
     eta: None = None
     sent_at: float | None = None
     fence: int | None = None
@@ -190,12 +187,9 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
         mine = runtime()
         with mine.membership.workload.task():
-            if stale := self._why_stale(mine):
-                fleet_metrics.messages_dropped.labels(stale).inc()
-                log.warning("periodic_message_dropped", task=self.name, reason=stale)
-                return {"dropped": stale}
             try:
-                return self._checked_run(*args, **kwargs)
+                if not (dropped := self._why_stale(mine)):
+                    return self._checked_run(*args, **kwargs)
             except ValidationError as error:
                 if error.title != self.run.__name__:
                     raise
@@ -204,10 +198,11 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
                 if isinstance(reply := kwargs.get("reply"), str):
                     mine.membership.answer_failed(reply, str(args[0] if args else ""), InvalidInput(reason))
                 return {"dropped": MALFORMED}
-            except FencedOff as error:
-                fleet_metrics.messages_dropped.labels(FENCED_OFF).inc()
-                log.warning("periodic_task_fenced_off", task=self.name, error=str(error))
-                return {"dropped": FENCED_OFF}
+            except FencedOff:
+                dropped = FENCED_OFF
+            fleet_metrics.messages_dropped.labels(dropped).inc()
+            log.warning("periodic_message_dropped", task=self.name, reason=dropped)
+            return {"dropped": dropped}
 
     @cached_property
     def _checked_run(self) -> Any:

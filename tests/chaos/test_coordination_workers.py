@@ -577,7 +577,7 @@ def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(sit
         connection.rollback()
     fenced_off = 'scheduler_messages_dropped_total{reason="fenced_off"} 1.0'
     eventually(lambda: fenced_off in _metrics(port), 30, fenced_off)
-    assert "periodic_task_fenced_off" in site.fleet.log("w1").read_text()
+    assert "periodic_message_dropped" in site.fleet.log("w1").read_text()
     assert "scheduler_recompute_cycle_duration_seconds_count 1.0" in _metrics(port)
 
 

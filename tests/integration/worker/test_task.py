@@ -11,7 +11,6 @@ import pytest
 from celery import Celery
 from prometheus_client import REGISTRY
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
@@ -28,7 +27,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.worker import membership
 from opencue_sched.worker.runtime import Runtime
 from opencue_sched.worker.task import CLIENT_WAITS, SchedulerTask
 from tests.brief_fleet import open_counters
@@ -233,17 +231,6 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
         answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
         assert answer["error"].startswith("InvalidInput: ")
-
-
-def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(posting, waiter, monkeypatch):
-    def away(*_: object, **__: object) -> bool:
-        raise RedisConnectionError("Redis is away")
-
-    monkeypatch.setattr(Dispatcher, "dispatch", break_off)
-    monkeypatch.setattr(membership, "answer_job", away)
-    with capture_logs() as said, pytest.raises(Dropped):
-        real_app.tasks[DISPATCH](posting, reply=waiter)
-    assert [line["log_level"] for line in said if line["event"] == "waiter_not_told"] == ["warning"]
 
 
 def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_client, posting, waiter, monkeypatch):
