@@ -101,13 +101,17 @@ class NotificationListener(PeriodicThread):
 
     def _connect(self) -> Any:
         """A connection of the driver's own that listens, made as the engine makes them."""
-        pooled = self._engine.raw_connection()
-        connection: Any = pooled.driver_connection
-        pooled.detach()  # the pool has room for another, and never closes this one
-        connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
-        with connection.cursor() as cursor:
-            cursor.execute("SET application_name = 'opencue-sched-listener'; SET statement_timeout = '5s'")
-            cursor.execute("; ".join(f"LISTEN {quote_ident(channel, cursor)}" for channel in self._handlers))
+        try:
+            pooled = self._engine.raw_connection()
+            connection: Any = pooled.driver_connection
+            pooled.detach()  # the pool has room for another, and never closes this one
+            connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+            with connection.cursor() as cursor:
+                cursor.execute("SET application_name = 'opencue-sched-listener'; SET statement_timeout = '5s'")
+                cursor.execute("; ".join(f"LISTEN {quote_ident(channel, cursor)}" for channel in self._handlers))
+        except (psycopg2.Error, SQLAlchemyError) as error:
+            metrics.record_event("listener_connect_failed")
+            raise SchedulerError(str(error).strip()) from error
         return connection
 
     def _hear(self, connection: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -166,30 +166,19 @@ def test_a_lost_connection_is_opened_again_and_said_so(
     assert counted("listener_lost") == 1
 
 
-def connects(engine: Engine) -> list[int]:
-    """Counts the tries to connect."""
-    tries: list[int] = []
-    event.listen(engine, "do_connect", lambda *_: tries.append(1))
-    return tries
-
-
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
-    nowhere = make_engine(
-        settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
-    )
-    tries = connects(nowhere)
-    listener = NotificationListener(nowhere, {WORK_CHANNEL: heard.shows.extend}, on_reconnect=heard.reconnect)
+    nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
+    handlers = {WORK_CHANNEL: heard.shows.extend}
+    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect)
     listener.start()
-    eventually(lambda: len(tries) >= 2)
+    eventually(lambda: counted("listener_connect_failed") >= 2)
     listener.stop()
     assert heard.reconnects == 0
 
 
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
-        engine = make_engine(elsewhere)
-        tries = connects(engine)
-        listener = NotificationListener(engine, {WORK_CHANNEL: lambda _: None})
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None})
         listener.start()
-        eventually(lambda: len(tries) >= 2)
+        eventually(lambda: counted("listener_connect_failed") >= 2)
         listener.stop()
