@@ -285,7 +285,6 @@ class _Pass:
     lost_layers: frozenset[str] = frozenset()
     gave_back: bool = False
     ended: bool = False
-    retries_skipped: bool = False
     left_alone: bool = False
     host_changes: int = 0
     bookings_read: str = ""
@@ -396,10 +395,8 @@ class _Pass:
 
         def skip(cluster: Cluster, headroom: Mapping[str, float]) -> SkippedLayers:
             self.progress()
-            skipped = runner.layers.skipped(cluster.key, headroom)
-            report_of[cluster.key].skipped = skipped.verdicts
-            self.retries_skipped |= skipped.retries
-            return skipped.layers
+            layers, report_of[cluster.key].skipped = runner.layers.skipped(cluster.key, headroom)
+            return layers
 
         with runner.engine.connect() as connection:
             snapshot, gathered = gather(
@@ -464,9 +461,6 @@ class _Pass:
         admissions = [*policy.admissions, reservations(snapshot.now)]
         if apart := runner.refusals.apart():
             admissions.append(kept_apart(apart))
-        # What is idle is not for whoever can use it while somebody else who could is skipped for a moment.
-        if self.retries_skipped:
-            admissions += policy.soft_admissions
         keys_planned = {part.key for part in planned}
         plans = plan_pass(
             replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster.key in keys_planned)),
@@ -479,8 +473,7 @@ class _Pass:
             part.plan = part.report.plan = plan
             self.part_of |= {proc.proc_id: part for proc in plan.procs}
             part.report.verdicts = (*part.report.verdicts, *plan.verdicts)
-            placed = {proc.layer.kind for proc in plan.procs}
-            runner.layers.found_no_host(part.key, plan.unschedulable, host_changes=self.host_changes, placed=placed)
+            runner.layers.found_no_host(part.key, plan.unschedulable, host_changes=self.host_changes)
 
     def _book_and_commit(self, procs: Sequence[PlannedProc]) -> tuple[Environments, CommitResult] | None:
         runner = self.runner
@@ -660,7 +653,7 @@ class _Pass:
                 and it.layer_id not in no_host
                 and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
             ]
-            report.go_on, report.look_again = runner.layers.end_pass(
+            report.go_on = runner.layers.end_pass(
                 part.key,
                 wakes=self.wakes.get(part.key, 0),
                 # A layer without a host may have wanted one that the plan had for frames which were refused or lost:
@@ -691,7 +684,7 @@ class _Pass:
         for report in asleep:
             soon = [starts.get(report.cluster.key)]
             if report.ended is not PassEnd.NO_JOBS:
-                soon += [report.look_again, back_in]
+                soon.append(back_in)
             report.look_again = min((max(SHORTEST_SLEEP_SECONDS, it) for it in soon if it is not None), default=None)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from opencue_sched.domain.cluster import LayerVerdict
 from opencue_sched.domain.farm import Host, ThreadMode
@@ -31,8 +31,6 @@ LONGEST_LOCKED_SECONDS = 1.0
 """Of a host whose row another transaction has locked, and had when it was looked at before. Mostly a completion or a
 report has it for a few milliseconds, so the next pass plans it again, and idle cores are lost in a longer cooldown; but
 looking again and again at one that stays locked costs a pass each."""
-RETRY_SECONDS = 0.05
-"""Of a kind of layers that a host was freed for and that found none, for the second time or more in a row."""
 _REMEMBERED = 10_000
 _REMEMBERED_CHANGES = 64
 
@@ -104,17 +102,15 @@ class Cooldowns(Generic[What]):
 
 # Layers that could not be placed are skipped by the passes that follow.
 #
-# A pass looks at a bounded number of jobs. Without skipping, those that cannot be placed would fill it for ever. Only
-# the second of these rules lets a host go to a job while one of a higher priority would have it. That jobs of low
-# priority have their turn while others take all that comes free is the draw's work (placement/policies/order.py).
+# A pass looks at a bounded number of jobs. Without skipping, those that cannot be placed would fill it for ever. That
+# jobs of low priority have their turn while others take all that comes free is the draw's work
+# (placement/policies/order.py).
 #
 # - A layer that found no host is skipped, and with it all others of its kind, which would find none either: on a full
 #   farm one look answers for thousands of jobs. The cooldown ends early when a host changes that, with as much idle as
 #   it has now, offers the tags, the OS and the need (all of its cores to frames that want all of them), or when an
 #   allocation has enough left under the show's burst that had too little at the last look. A layer that is changed to
 #   ask for something else is of another kind.
-# - A kind that was looked at again and again because hosts changed, and found none, is skipped for RETRY_SECONDS each
-#   time. Changes in these are remembered to their end.
 # - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, the ledger) are skipped
 #   by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is looked at
 #   twice. A layer that lost its frames to others is looked at once more before that.
@@ -167,38 +163,22 @@ class SkippedRow:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """What a pass over a cluster skips, and the last ``verdicts`` on those of it that were ever looked at.
-
-    ``retries``: some of it only for a moment, though a host may do for it now."""
-
-    layers: SkippedLayers
-    verdicts: Mapping[str, LayerVerdict]
-    retries: bool
-
-
-@dataclass(slots=True)
-class _Kind:
-    """A kind without a host. Its ``layers`` are those that were looked at. ``wake``: a host changed for it in the
-    cooldown that no change ends, which lasts until ``retry_at``."""
+class _Kind(NamedTuple):
+    """A kind without a host. Its ``layers`` are those that were looked at."""
 
     search: Search
     open_allocs: frozenset[str]
     until: float
-    retry_at: float
     layers: dict[str, LayerVerdict]
-    wake: bool = False
 
 
 @dataclass(slots=True)
 class _Cluster:
-    """Of one cluster: kinds without a host, and until when to remember that they had none; rows that no host can help,
-    with the end of their cooldown; until when a scan is believed to go on, and the wake-ups at its beginning; which
-    layers lost frames to others in the last pass."""
+    """Of one cluster: kinds without a host; rows that no host can help, with the end of their cooldown; until when a
+    scan is believed to go on, and the wake-ups at its beginning; which layers lost frames to others in the last
+    pass."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
-    hostless_until: dict[str, float] = field(default_factory=dict)
     rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
     scan_until: float = 0.0
     scan_began: int = 0
@@ -208,10 +188,10 @@ class _Cluster:
         """Forget what is over; whether nothing is left. During a scan no cooldown ends by time alone: however many jobs
         there are, the last one is looked at before the first is again."""
         scans = self.scan_until > now
-        self.kinds = {kind: it for kind, it in self.kinds.items() if it.until > now or (scans and not it.wake)}
-        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or scans}
-        self.hostless_until = {kind: until for kind, until in self.hostless_until.items() if until > now}
-        return not (self.kinds or self.hostless_until or self.rows or scans)
+        if not scans:
+            self.kinds = {kind: it for kind, it in self.kinds.items() if it.until > now}
+            self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now}
+        return not (self.kinds or self.rows or scans)
 
 
 class LayerCooldowns:
@@ -228,16 +208,8 @@ class LayerCooldowns:
         self.host_changes = 0
         """How often hosts changed: to be read before the hosts that layers are looked up among."""
 
-    def found_no_host(
-        self,
-        cluster: str,
-        blocked: Iterable[UnschedulableLayer],
-        *,
-        host_changes: int,
-        placed: Collection[str] = frozenset(),
-    ) -> None:
-        """Skip these layers, which found no host in this cluster just now; of these kinds (``placed``) frames were
-        placed.
+    def found_no_host(self, cluster: str, blocked: Iterable[UnschedulableLayer], *, host_changes: int) -> None:
+        """Skip these layers, which found no host in this cluster just now.
 
         ``host_changes`` was read before they were looked up. Those to which a host that changed since could make a
         difference are not skipped: another pass has taken note of that change, and none would end their cooldown.
@@ -251,24 +223,13 @@ class LayerCooldowns:
             forgotten = self.host_changes - host_changes > len(self._changes)
             missed = [news for number, news in self._changes if number > host_changes]
             here = self._clusters[cluster]
-            for kind in placed:
-                here.hostless_until.pop(kind, None)
             for kind, layers in by_kind.items():
-                # Only from the second look in a row on: a host that changes right after the first is had at once.
-                retry = RETRY_SECONDS if here.hostless_until.get(kind, 0.0) > now else 0.0
-                here.hostless_until[kind] = now + self._seconds
                 search = layers[0].search
-                wake = forgotten or any(news.may_do(search) for news in missed)
-                if wake and not retry:
+                if forgotten or any(news.may_do(search) for news in missed):
                     continue
-                here.kinds[kind] = _Kind(
-                    search,
-                    frozenset.intersection(*(it.open_allocs for it in layers)),
-                    now + (retry if wake else self._seconds),
-                    now + retry,
-                    {it.verdict.layer_id: it.verdict for it in layers},
-                    wake,
-                )
+                open_allocs = frozenset.intersection(*(it.open_allocs for it in layers))
+                looked_at = {it.verdict.layer_id: it.verdict for it in layers}
+                here.kinds[kind] = _Kind(search, open_allocs, now + self._seconds, looked_at)
 
     def skip_rows(self, cluster: str, rows: Iterable[SkippedRow]) -> None:
         """Skip these layers, which no host can help: their rows have to change."""
@@ -276,9 +237,9 @@ class LayerCooldowns:
         with self._lock:
             self._clusters[cluster].rows |= {row.verdict.layer_id: (until, row) for row in rows}
 
-    def skipped(self, cluster: str, headroom: Mapping[str, float]) -> Skipped:
-        """What a pass over the cluster skips now. ``headroom``: allocation id -> the cores that the show's subscription
-        has left under its burst."""
+    def skipped(self, cluster: str, headroom: Mapping[str, float]) -> tuple[SkippedLayers, dict[str, LayerVerdict]]:
+        """What a pass over the cluster skips now, and the last verdicts, by id, on the layers of it that were ever
+        looked at. ``headroom``: allocation id -> the cores that the show's subscription has left under its burst."""
         now = self._clock()
         with self._lock:
             here = self._clusters[cluster]
@@ -287,29 +248,21 @@ class LayerCooldowns:
                 kind: it for kind, it in here.kinds.items() if _open_allocs(it.search, headroom) <= it.open_allocs
             }
             rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
-            retries = any(it.wake for it in here.kinds.values())
             verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
             for it in here.kinds.values():
                 verdicts |= it.layers
-            layers = SkippedLayers({layer_id: row.version for layer_id, row in rows.items()}, list(here.kinds))
-            return Skipped(layers, verdicts, retries)
+            versions = {layer_id: row.version for layer_id, row in rows.items()}
+            return SkippedLayers(versions, list(here.kinds)), verdicts
 
     def hosts_changed(self, news: HostNews) -> None:
-        """End the cooldowns of all to which these hosts could make a difference, now or at their retry."""
+        """End the cooldowns of all to which these hosts could make a difference."""
         if not news:
             return
-        now = self._clock()
         with self._lock:
             self.host_changes += 1
             self._changes.append((self.host_changes, news))
             for here in self._clusters.values():
-                for kind, it in list(here.kinds.items()):
-                    if not news.may_do(it.search):
-                        continue
-                    if it.retry_at > now:
-                        it.until, it.wake = min(it.until, it.retry_at), True
-                    else:
-                        del here.kinds[kind]
+                here.kinds = {kind: it for kind, it in here.kinds.items() if not news.may_do(it.search)}
 
     def end_pass(
         self,
@@ -321,9 +274,8 @@ class LayerCooldowns:
         hostless: bool,
         got_nothing: Iterable[SkippedRow],
         lost: frozenset[str],
-    ) -> tuple[bool, float | None]:
-        """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``, and
-        after how many seconds the cluster has to be looked at again at the latest; None when nothing asks for it.
+    ) -> bool:
+        """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``.
 
         ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more to place than
         it looked at. Some layers were ``hostless``; those that ``got_nothing`` had another reason.
@@ -350,9 +302,7 @@ class LayerCooldowns:
                 # woken since the scan began, maybe for jobs that the scan had passed.
                 go_on = not booked and here.scan_until > now and here.scan_began != wakes
                 here.scan_until = 0.0
-            # No longer than to the end of a cooldown for which a host changed must the cluster sleep.
-            ends = [it.until for it in here.kinds.values() if it.wake]
-            return go_on, max(0.001, min(ends) - now) if ends else None
+            return go_on
 
     def _forget(self, now: float) -> None:
         """Once in ``seconds``, forget clusters of which nothing is left: they may be no more."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.clusters import load_clusters
-from opencue_sched.dispatch.cooldown import LayerCooldowns, Skipped
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.embedded.farm import Farm
@@ -77,28 +75,6 @@ class TestLayerShare:
             found.drain()
 
         assert running(engine) == {("alone", "h"): 16}
-
-    def test_a_layer_leaves_room_to_one_that_is_skipped_for_a_moment(
-        self, engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.farm(engine, {"name": "first", "frames": 16})
-
-        with site(engine, settings) as found:
-            # given some other layer that found no host twice, while a host that would do for it changed
-            look = found.runner.layers.skipped
-
-            def skipped(_: LayerCooldowns, cluster: str, headroom: Mapping[str, float]) -> Skipped:
-                return replace(look(cluster, headroom), retries=True)
-
-            monkeypatch.setattr(LayerCooldowns, "skipped", skipped)
-            found.drain()
-            assert running(engine) == {("first", "h"): 8}
-
-            # when it has been looked at
-            monkeypatch.undo()
-            found.drain()
-
-        assert running(engine) == {("first", "h"): 16}
 
 
 class TestLocality:

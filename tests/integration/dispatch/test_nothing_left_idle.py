@@ -13,7 +13,6 @@ from random import Random
 import pytest
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch import cooldown
 from opencue_sched.settings import Rqd, Settings
 
 from .farm_game import WINDOW, Game, a_game, covers, process
@@ -22,7 +21,7 @@ from .passes import Passes, passes
 ANEW = "OPENCUE_SCHED_TEST_GAMES" in os.environ
 GAMES = int(os.environ.get("OPENCUE_SCHED_TEST_GAMES", "4"))
 HOSTS_AT_FIRST, JOBS_AT_FIRST, ROUNDS = 3, 8, 8
-BETWEEN_ROUNDS_SECONDS = 2 * cooldown.RETRY_SECONDS
+BETWEEN_ROUNDS_SECONDS = 0.1
 
 
 @pytest.fixture

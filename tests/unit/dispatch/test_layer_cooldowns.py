@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.dispatch.cooldown import RETRY_SECONDS, HostNews, LayerCooldowns, SkippedRow
+from opencue_sched.dispatch.cooldown import HostNews, LayerCooldowns, SkippedRow
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.frames import Need, Search
@@ -33,7 +33,7 @@ def looked_at(layer: str = "layer") -> SkippedRow:
 
 def skipped(layers: LayerCooldowns, cluster: str = "cluster", **room: float) -> set[str]:
     """What is skipped when the show has cores left in the allocation of the hosts that were looked at, and in these."""
-    return set(layers.skipped(cluster, {"alloc": 100.0, **room}).verdicts)
+    return set(layers.skipped(cluster, {"alloc": 100.0, **room})[1])
 
 
 def host(**changed: object) -> Host:
@@ -58,24 +58,20 @@ def news(*hosts: Host) -> HostNews:
     return HostNews(hosts)
 
 
-def end_pass(layers: LayerCooldowns, cluster: str = "cluster", **said: Any) -> tuple[bool, float | None]:
-    """The end of a pass that looked at every job, unless told otherwise."""
+def end_pass(layers: LayerCooldowns, cluster: str = "cluster", **said: Any) -> bool:
+    """The end of a pass that looked at every job, unless told otherwise; whether the next one comes at once."""
     nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": [], "lost": frozenset()}
     return layers.end_pass(cluster, **{**nothing, **said})
 
 
 def scan_on(layers: LayerCooldowns, cluster: str, rows: list[SkippedRow], wakes: int) -> None:
     """A pass booked nothing and there are more jobs."""
-    assert end_pass(layers, cluster, wakes=wakes, more=True, got_nothing=rows)[0]
+    assert end_pass(layers, cluster, wakes=wakes, more=True, got_nothing=rows)
 
 
 def end_scan(layers: LayerCooldowns, cluster: str, wakes: int) -> bool:
     """A pass looked at the last job; whether the next one comes at once."""
-    return end_pass(layers, cluster, wakes=wakes)[0]
-
-
-def look_again(layers: LayerCooldowns, cluster: str = "cluster") -> float | None:
-    return end_pass(layers, cluster, booked=True)[1]
+    return end_pass(layers, cluster, wakes=wakes)
 
 
 class Clock:
@@ -152,7 +148,7 @@ def test_a_layer_is_woken_when_an_allocation_has_cores_for_it_that_had_none():
 def test_room_in_an_allocation_that_was_looked_at_is_no_news():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
-    assert layers.skipped("cluster", {"alloc": 0.0}).verdicts.keys() == {"layer"}
+    assert layers.skipped("cluster", {"alloc": 0.0})[1].keys() == {"layer"}
     assert skipped(layers) == {"layer"}
 
 
@@ -170,9 +166,9 @@ def test_what_is_skipped_is_told_by_its_kind_and_what_makes_no_sense_by_the_vers
         "cluster", [blocked("one", kind="k"), blocked("other", kind="k")], host_changes=layers.host_changes
     )
     layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
-    skips = layers.skipped("cluster", {})
-    assert skips.layers == SkippedLayers({"bad": "7"}, ["k"])
-    assert skips.verdicts.keys() == {"one", "other", "bad"}
+    skips, verdicts = layers.skipped("cluster", {})
+    assert skips == SkippedLayers({"bad": "7"}, ["k"])
+    assert verdicts.keys() == {"one", "other", "bad"}
 
 
 def test_a_cooldown_ends_after_its_time():
@@ -183,7 +179,7 @@ def test_a_cooldown_ends_after_its_time():
     assert skipped(layers) == {"layer"}
     clock.now = 20.0
     assert skipped(layers) == set()
-    assert layers.skipped("cluster", {}).layers == SkippedLayers({}, [])
+    assert layers.skipped("cluster", {})[0] == SkippedLayers({}, [])
 
 
 def test_a_layer_is_not_skipped_when_another_pass_took_note_of_a_host_for_it_meanwhile():
@@ -248,8 +244,7 @@ def test_in_a_scan_that_is_longer_than_a_cooldown_nothing_is_woken_but_by_news()
     layers = LayerCooldowns(20.0, clock)
     layers.found_no_host("cluster", [blocked("kept", cores=8)], host_changes=layers.host_changes)
     layers.skip_rows("cluster", [looked_at("bad")])
-    for _ in range(2):
-        layers.found_no_host("cluster", [blocked("called")], host_changes=layers.host_changes)
+    layers.found_no_host("cluster", [blocked("called")], host_changes=layers.host_changes)
     for clock.now in (15.0, 30.0, 45.0):
         scan_on(layers, "cluster", [looked_at("passed")], 0)
         assert skipped(layers) == {"kept", "called", "bad", "passed"}
@@ -266,61 +261,6 @@ def test_a_host_that_has_each_of_two_things_only_with_another_wakes_nobody_who_n
     assert skipped(layers) == {"layer"}
 
 
-def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news_are_remembered():
-    clock = Clock()
-    layers = LayerCooldowns(20.0, clock)
-    for _ in range(2):
-        layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
-        assert look_again(layers, "cluster") is None
-        layers.hosts_changed(news(host()))
-    assert skipped(layers) == {"layer"}
-    assert look_again(layers, "cluster") == RETRY_SECONDS
-    clock.now = RETRY_SECONDS
-    assert skipped(layers) == set()
-
-
-def test_only_what_waits_for_its_retry_might_take_a_host_at_once():
-    layers = LayerCooldowns(20.0, Clock())
-    for looks in range(2):
-        layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
-        assert not layers.skipped("cluster", {"alloc": 100.0}).retries, f"after {looks + 1} looks"
-        layers.hosts_changed(news(host()))
-    assert layers.skipped("cluster", {"alloc": 100.0}).retries
-
-
-def test_news_that_came_while_it_was_looked_at_in_vain_again_are_remembered_to_the_end_of_its_cooldown():
-    clock = Clock()
-    layers = LayerCooldowns(20.0, clock)
-    for _ in range(2):
-        before = layers.host_changes
-        layers.hosts_changed(news(host()))
-        layers.found_no_host("cluster", [blocked()], host_changes=before)
-    assert skipped(layers) == {"layer"}
-    clock.now = RETRY_SECONDS
-    assert skipped(layers) == set()
-
-
-def test_retries_are_of_one_length_and_none_follows_a_look_in_vain_after_a_placement_or_a_long_time():
-    clock = Clock()
-    layers = LayerCooldowns(20.0, clock)
-
-    def retries(looks: int) -> list[float | None]:
-        found = []
-        for _ in range(looks):
-            layers.found_no_host("cluster", [blocked(kind="k")], host_changes=layers.host_changes)
-            layers.hosts_changed(news(host()))
-            left = look_again(layers, "cluster")
-            found.append(left if left is None else round(left, 6))
-            clock.now += left or 0.0
-        return found
-
-    assert retries(4) == [None, *3 * [RETRY_SECONDS]]
-    layers.found_no_host("cluster", [], host_changes=layers.host_changes, placed={"k"})
-    assert retries(2) == [None, RETRY_SECONDS]
-    clock.now += 20.0
-    assert retries(2) == [None, RETRY_SECONDS]
-
-
 def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more_idle():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked(cores=1, part=(0, 0))], host_changes=layers.host_changes)
@@ -328,6 +268,15 @@ def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more
     assert skipped(layers) == {"layer"}
     layers.hosts_changed(news(host(id="large", idle_centicores=1500), host(total_centicores=400)))
     assert skipped(layers) == set()
+
+
+def test_news_end_a_cooldown_as_often_as_they_come():
+    layers = LayerCooldowns(20.0, Clock())
+    for _ in range(3):
+        layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+        assert skipped(layers) == {"layer"}
+        layers.hosts_changed(news(host()))
+        assert skipped(layers) == set()
 
 
 def test_nothing_is_kept_of_clusters_that_are_no_more():
@@ -349,5 +298,5 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
 )
 def test_a_scan_goes_on_from_a_pass_that_had_layers_without_a_host_and_booked_nothing(said, goes_on):
     layers = LayerCooldowns(60.0)
-    assert end_pass(layers, more=True, **said) == (goes_on, None)
-    assert not end_pass(layers, **said)[0], "it was the last job"
+    assert end_pass(layers, more=True, **said) == goes_on
+    assert not end_pass(layers, **said), "it was the last job"
