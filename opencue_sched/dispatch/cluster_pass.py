@@ -570,7 +570,7 @@ class _Pass:
 
     def _after_commit(self, result: CommitResult, since_gathered: float) -> None:
         """Count what the commit did, so many seconds after what waits was read; undo in Redis what PostgreSQL did not
-        take, and stop believing in the hosts and caps that were wrong."""
+        take, and stop believing in the hosts that were wrong."""
         runner = self.runner
         booked = [*result.committed, *(proc for proc, _ in result.unknown)]
         self.booked_layers = frozenset(proc.layer.id for proc in booked)
@@ -590,13 +590,6 @@ class _Pass:
         for host_id, error in {proc.host.id: error for proc, error in result.lost if error.retriable}.items():
             seconds = runner.locked.failed(host_id) if isinstance(error, HostLocked) else 0.0
             runner.hosts.cache.invalidate(host_id, cooldown_seconds=seconds, why=str(error))
-        if result.lowered and runner.ledger.load_caps is not None:
-            # A store that is away must not keep what is committed from its launch: until it is back no pass books, and
-            # the next commit finds the same.
-            try:
-                runner.ledger.load_caps(sorted(result.lowered))
-            except (NotReady, RedisError, SQLAlchemyError) as away:
-                log.warning("lowered_caps_left_to_reseed", vertices=len(result.lowered), error=str(away))
 
     def _count_losses(self, losses: Iterable[Lost]) -> None:
         for proc, error in losses:

@@ -105,16 +105,14 @@ class CommitResult:
     """How every proc of the plan ended.
 
     ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
-    stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL is lower than in
-    Redis; load them again. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so that a pause while it
-    was answered counts.
+    stay booked. ``quarantined``: job id -> why. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
+    that a pause while it was answered counts.
     """
 
     committed: list[PlannedProc] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     unknown: list[Lost] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
-    lowered: set[str] = field(default_factory=set)
     sent_at: float = 0.0
 
 
@@ -210,7 +208,7 @@ class _Commit:
         with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
             self._check_time(_STATEMENTS_BEFORE)
             with connection.begin() as transaction:
-                committed, lost, lowered = self._write(connection, procs)
+                committed, lost = self._write(connection, procs)
                 sent_at = self.clock()
                 try:
                     self._check_time()
@@ -227,11 +225,8 @@ class _Commit:
             self.result.sent_at = sent_at
         self.result.committed += committed
         self.result.lost += lost
-        self.result.lowered |= lowered
 
-    def _write(
-        self, connection: Connection, procs: Sequence[PlannedProc]
-    ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
+    def _write(self, connection: Connection, procs: Sequence[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
         """Lock, decide, write: the steps (a) to (d) of design 3.6."""
         # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
         self._check_time()
@@ -249,11 +244,11 @@ class _Commit:
         kept = [proc for proc in procs if proc.frame.id in frames]
         lost: list[Lost] = [(proc, FrameLost(changed)) for proc in procs if proc.frame.id not in frames]
         if not kept:
-            return [], lost, frozenset()
+            return [], lost
         # (b) Hosts, then caps, which stay as they are until COMMIT.
         hosts = self._lock_hosts(connection, {p.host.id for p in kept})
         self._check_time()
-        kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, by_vertex(kept)))
+        kept, without_cap = fit_caps(kept, self.caps, store.read_caps(connection, by_vertex(kept)))
         kept, without_host = fit_hosts(kept, hosts)
         lost += without_cap + without_host
         # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
@@ -272,7 +267,7 @@ class _Commit:
             committed, taken_over = self._start(
                 connection, [proc for proc in kept if {proc.layer.id, proc.job.id} <= free]
             )
-        return committed, lost + taken_over, lowered
+        return committed, lost + taken_over
 
     def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, Row[Any]]:
         """Those of the hosts that could be locked.
@@ -367,18 +362,16 @@ def by_vertex(procs: Iterable[PlannedProc]) -> dict[str, list[PlannedProc]]:
 
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, Row[Any]]
-) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
+) -> tuple[list[PlannedProc], list[Lost]]:
     """Drop what no longer fits a cap as it is ``now`` (by vertex, see ``store.read_caps``), and all under one that is
     being changed.
 
     Dropped from the end of the plan, and only as much as the counter was over the cap right after the booking, so that
     a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between the booking and
-    the reading of caps and counters, so a cap they agree on is compared too. Also returns the keys of vertices whose
-    cap Redis knows higher than it is: it should load those again. A vertex without an entry in ``booked_under`` is not
-    compared.
+    the reading of caps and counters, so a cap they agree on is compared too. A vertex without an entry in
+    ``booked_under`` is not compared.
     """
     errors: dict[str, BookingError] = {}
-    lowered = set()
     for vertex, members in by_vertex(procs).items():
         key, row = f"{_PREFIX}{vertex}", now.get(vertex)
         if row is not None and not row.steady:
@@ -386,12 +379,9 @@ def fit_caps(
                 errors[proc.proc_id] = CapChanging(f"another transaction is changing the cap of {key}")
         caps = booked_under.get(key)
         if caps is not None:
-            cap = _today(caps, row)
-            if any(left < booked for left, booked in zip(_left(cap), _left(caps), strict=True)):
-                lowered.add(key)
-            _drop(members, cap, errors)
+            _drop(members, _today(caps, row), errors)
     kept = [proc for proc in procs if proc.proc_id not in errors]
-    return kept, [(proc, errors[proc.proc_id]) for proc in procs if proc.proc_id in errors], frozenset(lowered)
+    return kept, [(proc, errors[proc.proc_id]) for proc in procs if proc.proc_id in errors]
 
 
 def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:

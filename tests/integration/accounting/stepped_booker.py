@@ -102,7 +102,7 @@ class Booker:
         self, connection: Connection, attempts: Sequence[Attempt], caps: Mapping[str, VertexCaps]
     ) -> Sequence[Attempt]:
         planned = [attempt.planned() for attempt in attempts]
-        kept, _, _ = fit_caps(planned, caps, read_caps(connection, by_vertex(planned)))
+        kept, _ = fit_caps(planned, caps, read_caps(connection, by_vertex(planned)))
         ids = {proc.proc_id for proc in kept}
         return [a for a in attempts if a.booking.proc_id in ids and self._insert(connection, a)]
 

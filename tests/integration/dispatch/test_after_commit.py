@@ -11,13 +11,11 @@ import pytest
 from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
-from opencue_sched.accounting import keys
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
-from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd
@@ -61,25 +59,6 @@ def run_pass(one, **changes):
 def states(engine):
     with engine.connect() as connection:
         return dict(connection.execute(text("SELECT str_state, count(*) FROM frame GROUP BY str_state")).all())
-
-
-def test_caps_that_cannot_be_loaded_again_keep_nothing_committed_from_its_launch(one, engine, farm, show):
-    show_ids, alloc = show
-    ledger = one.runner.ledger
-    ledger.load_caps([keys.subscription(show_ids.id, alloc.id), keys.folder(show_ids.folder_id)])
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE subscription SET int_burst = 400"))
-        job_ids = connection.execute(text("SELECT pk_job FROM job")).scalars().all()
-    ledger.load_caps([keys.job(job_id) for job_id in job_ids])
-
-    def away(_keys):
-        raise NotReady("Redis is away")
-
-    ledger.load_caps = away
-    report = run_pass(one)
-    assert (report.frames_booked, report.frames_launched) == (4, 4)
-    assert len(farm.runs()) == 4
-    assert states(engine) == {"RUNNING": 4, "WAITING": 2}
 
 
 def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, engine, farm, show):

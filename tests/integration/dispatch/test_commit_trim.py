@@ -199,7 +199,6 @@ def test_a_cap_lowered_since_the_booking_keeps_what_fits_below_it(
         assert all(isinstance(error, CapExceeded) and f"the cap of its {table} was" in str(error) for error in errors)
     else:
         assert all(isinstance(error, AllocationOverBurst) for error in errors)
-    assert len(result.lowered) == 1
     assert_consistent(engine)
 
 
@@ -226,7 +225,6 @@ def test_a_cap_that_redis_heard_of_right_after_the_booking_binds_too(engine: Eng
 
     assert len(result.committed) == 2
     assert reasons(result) == ["cap_exceeded"] * 2
-    assert result.lowered == frozenset(), "there is nothing to load again"
 
 
 def test_a_lowered_limit_counts_the_frames_of_unmanaged_shows(engine: Engine, settings: Settings) -> None:
@@ -237,7 +235,6 @@ def test_a_lowered_limit_counts_the_frames_of_unmanaged_shows(engine: Engine, se
     result = commit(engine, farm.procs, settings, farm.caps(frames=4, foreign=10))
 
     assert len(result.committed) == 2
-    assert result.lowered == {keys.limit(farm.limit)}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +256,6 @@ def test_a_cap_that_was_kept_or_raised_stops_nothing(engine: Engine, settings: S
     result = commit(engine, farm.procs, settings, farm.caps(cores=100, gpus=50, frames=100))
 
     assert len(result.committed) == 4
-    assert result.lowered == frozenset()
 
 
 def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Settings) -> None:
@@ -275,7 +271,6 @@ def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Se
     result = commit(engine, procs, settings, caps)
 
     assert sorted(c.job.id for c in result.committed) == sorted([jobs[0].id, jobs[1].id, jobs[1].id])
-    assert result.lowered == {key}
 
 
 CAP_CHANGES = [
@@ -300,7 +295,6 @@ def test_while_somebody_changes_a_cap_nothing_is_booked_under_it(
         result = commit(engine, farm.procs, settings, farm.caps())
         other.rollback()
     assert [type(error) for _, error in result.lost] == [CapChanging] * 4
-    assert result.lowered == frozenset(), "there is nothing to load yet"
     assert_consistent(engine)
     assert len(commit(engine, farm.procs, settings, farm.caps()).committed) == 4
 
