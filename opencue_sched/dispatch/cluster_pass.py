@@ -35,7 +35,6 @@ from opencue_sched.dispatch.cooldown import (
     LONGEST_LOCKED_SECONDS,
     Cooldowns,
     LayerCooldowns,
-    SkippedRow,
     cooldown_seconds,
 )
 from opencue_sched.dispatch.failures import describe, failure_reason, is_trouble
@@ -43,7 +42,7 @@ from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, HostFeed, g
 from opencue_sched.dispatch.launch import Refusals, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
+from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.domain.farm import PlannedProc, Snapshot
 from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import HostLocked, NotReady
@@ -184,8 +183,6 @@ class Dispatcher:
 
     def _fail(self, claim: Claim, reason: str) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
-        if self.runner.verdicts is not None:
-            self.runner.verdicts.record({claim.cluster.key: ((), {})})  # what its last good pass said holds no more
         try:
             seconds = cooldown_seconds(self.postings.failures(claim) + 1)
             reason = reason[:LONGEST_ERROR]
@@ -339,7 +336,7 @@ class _Pass:
                 if self.ended:
                     runner.committing.difference_update(proc.layer.id for proc in self.procs)
                 if self.parts and runner.verdicts is not None:
-                    runner.verdicts.record({it.cluster.key: (it.verdicts, it.skipped) for it in self.reports})
+                    runner.verdicts.record({it.cluster.key: it.verdicts for it in self.reports})
             if not self.ended:
                 self.end(self.reports)
             if launch is not None:
@@ -391,12 +388,10 @@ class _Pass:
         # Both are read before what waits: changes and bookings of others in the meantime are then seen as such.
         self.host_changes = runner.layers.host_changes
         self.bookings_read = runner.permits.log_end()
-        report_of = {report.cluster.key: report for report in self.reports}
 
         def skip(cluster: Cluster, headroom: Mapping[str, float]) -> SkippedLayers:
             self.progress()
-            layers, report_of[cluster.key].skipped = runner.layers.skipped(cluster.key, headroom)
-            return layers
+            return runner.layers.skipped(cluster.key, headroom)
 
         with runner.engine.connect() as connection:
             snapshot, gathered = gather(
@@ -415,7 +410,8 @@ class _Pass:
             self.parts.append(_Part(report, found))
             report.jobs = len(found.jobs)
             report.verdicts = found.bad_layers
-            runner.layers.skip_rows(found.cluster.key, _rows(found.bad_layers, found))
+            bad = {it.layer_id: found.versions[it.layer_id] for it in found.bad_layers}
+            runner.layers.skip_rows(report.cluster.key, bad)
         return snapshot
 
     def _may_be_planned(self, part: _Part) -> bool:
@@ -639,13 +635,13 @@ class _Pass:
             no_host = {it.verdict.layer_id for it in part.plan.unschedulable}
             # What was looked at and got nothing: not what a full plan had no place for.
             tried = self.refused_layers | self.lost_layers
-            got_nothing = [
-                it
+            got_nothing = {
+                it.layer_id: found.versions[it.layer_id]
                 for it in report.verdicts
                 if not it.frames
                 and it.layer_id not in no_host
                 and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
-            ]
+            }
             report.go_on = runner.layers.end_pass(
                 part.key,
                 wakes=self.wakes.get(part.key, 0),
@@ -654,7 +650,7 @@ class _Pass:
                 more=found.more or (bool(no_host) and self.gave_back),
                 booked=report.frames_booked > 0,
                 hostless=bool(no_host),
-                got_nothing=_rows(got_nothing, found),
+                got_nothing=got_nothing,
                 lost=self.lost_layers,
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
@@ -679,11 +675,6 @@ class _Pass:
             if report.ended is not PassEnd.NO_JOBS:
                 soon.append(back_in)
             report.look_again = min((max(SHORTEST_SLEEP_SECONDS, it) for it in soon if it is not None), default=None)
-
-
-def _rows(verdicts: Iterable[LayerVerdict], gathered: GatheredCluster) -> list[SkippedRow]:
-    """Layers to be skipped as long as their rows are what they were in this pass."""
-    return [SkippedRow(it, gathered.versions[it.layer_id]) for it in verdicts]
 
 
 def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float]:

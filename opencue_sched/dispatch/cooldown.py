@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
-from opencue_sched.domain.cluster import LayerVerdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.placement.planner import UnschedulableLayer
@@ -155,31 +154,22 @@ class HostNews:
         return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedRow:
-    """A layer to be skipped while its row has this ``version``; the ``verdict`` it had when it was looked at."""
-
-    verdict: LayerVerdict
-    version: str
-
-
 class _Kind(NamedTuple):
-    """A kind without a host. Its ``layers`` are those that were looked at."""
+    """A kind without a host, and the allocations with headroom for it that were looked at."""
 
     search: Search
     open_allocs: frozenset[str]
     until: float
-    layers: dict[str, LayerVerdict]
 
 
 @dataclass(slots=True)
 class _Cluster:
-    """Of one cluster: kinds without a host; rows that no host can help, with the end of their cooldown; until when a
-    scan is believed to go on, and the wake-ups at its beginning; which layers lost frames to others in the last
-    pass."""
+    """Of one cluster: kinds without a host; layers that no host can help, with the end of their cooldown and the
+    version of their row; until when a scan is believed to go on, and the wake-ups at its beginning; which layers lost
+    frames to others in the last pass."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
-    rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
+    rows: dict[str, tuple[float, str]] = field(default_factory=dict)
     scan_until: float = 0.0
     scan_began: int = 0
     lost: frozenset[str] = frozenset()
@@ -228,18 +218,17 @@ class LayerCooldowns:
                 if forgotten or any(news.may_do(search) for news in missed):
                     continue
                 open_allocs = frozenset.intersection(*(it.open_allocs for it in layers))
-                looked_at = {it.verdict.layer_id: it.verdict for it in layers}
-                here.kinds[kind] = _Kind(search, open_allocs, now + self._seconds, looked_at)
+                here.kinds[kind] = _Kind(search, open_allocs, now + self._seconds)
 
-    def skip_rows(self, cluster: str, rows: Iterable[SkippedRow]) -> None:
-        """Skip these layers, which no host can help: their rows have to change."""
+    def skip_rows(self, cluster: str, versions: Mapping[str, str]) -> None:
+        """Skip these layers (id -> version of its row), which no host can help: their rows have to change."""
         until = self._clock() + self._seconds
         with self._lock:
-            self._clusters[cluster].rows |= {row.verdict.layer_id: (until, row) for row in rows}
+            self._clusters[cluster].rows |= {layer_id: (until, version) for layer_id, version in versions.items()}
 
-    def skipped(self, cluster: str, headroom: Mapping[str, float]) -> tuple[SkippedLayers, dict[str, LayerVerdict]]:
-        """What a pass over the cluster skips now, and the last verdicts, by id, on the layers of it that were ever
-        looked at. ``headroom``: allocation id -> the cores that the show's subscription has left under its burst."""
+    def skipped(self, cluster: str, headroom: Mapping[str, float]) -> SkippedLayers:
+        """What a pass over the cluster skips now. ``headroom``: allocation id -> the cores that the show's subscription
+        has left under its burst."""
         now = self._clock()
         with self._lock:
             here = self._clusters[cluster]
@@ -247,12 +236,7 @@ class LayerCooldowns:
             here.kinds = {
                 kind: it for kind, it in here.kinds.items() if _open_allocs(it.search, headroom) <= it.open_allocs
             }
-            rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
-            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
-            for it in here.kinds.values():
-                verdicts |= it.layers
-            versions = {layer_id: row.version for layer_id, row in rows.items()}
-            return SkippedLayers(versions, list(here.kinds)), verdicts
+            return SkippedLayers({layer_id: version for layer_id, (_, version) in here.rows.items()}, list(here.kinds))
 
     def hosts_changed(self, news: HostNews) -> None:
         """End the cooldowns of all to which these hosts could make a difference."""
@@ -272,14 +256,14 @@ class LayerCooldowns:
         more: bool,
         booked: bool,
         hostless: bool,
-        got_nothing: Iterable[SkippedRow],
+        got_nothing: Mapping[str, str],
         lost: frozenset[str],
     ) -> bool:
         """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``.
 
         ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more to place than
-        it looked at. Some layers were ``hostless``; those that ``got_nothing`` had another reason.
-        Frames of the ``lost`` ones were planned, and lost to others.
+        it looked at. Some layers were ``hostless``; those that ``got_nothing`` (id -> version of its row) had another
+        reason. Frames of the ``lost`` ones were planned, and lost to others.
         """
         now = self._clock()
         with self._lock:
@@ -287,7 +271,7 @@ class LayerCooldowns:
             # Frames that were lost may be had a moment later, so their layers come first once more. Those that lose all
             # of them again are skipped like the others, or a window full of them would keep all behind it waiting.
             lost_once, here.lost = lost - here.lost, lost
-            rows = {row.verdict.layer_id: row for row in got_nothing if row.verdict.layer_id not in lost_once}
+            rows = {layer_id: (now, version) for layer_id, version in got_nothing.items() if layer_id not in lost_once}
             go_on = not booked and more and (hostless or bool(rows))
             if go_on:
                 # Layers without a host have a cooldown; the others are skipped as long as the scan lasts. Another
@@ -295,7 +279,7 @@ class LayerCooldowns:
                 if here.scan_until <= now:
                     here.forget(now)
                     here.scan_began = wakes
-                here.rows |= {layer_id: (now, row) for layer_id, row in rows.items()}
+                here.rows |= rows
                 here.scan_until = now + self._seconds
             else:
                 # The scan ends: the next pass begins with the highest priority again, and at once if the cluster was

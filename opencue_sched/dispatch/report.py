@@ -3,10 +3,9 @@ frames were, or were not, placed, for `explain` and the metrics.
 
 The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one
 for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
-job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each
-cluster's last pass left waiting is in one more hash, ``{namespace}:waiting``, of which the leading beat shows the sum:
-frames that several clusters reach are in it once for each. Beside the clusters it has a field for the frames that no
-pass looked at (`count_frames_not_looked_at`), and for all that wait, each once; one for each facility scope.
+job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames wait
+by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
+counted them last.
 """
 
 from __future__ import annotations
@@ -42,8 +41,11 @@ LONGEST_DETAIL = 500
 LONGEST_ERROR = 500
 """Characters of an error that an answer carries."""
 
+SAME_PASS_SECONDS = 120.0
+"""Verdicts of several clusters on one layer are compared when they are no further apart than this."""
+
 _SEPARATOR = "|"
-_BEHIND = "behind:"
+_SCOPE = "facility:"
 
 
 class PassEnd(StrEnum):
@@ -79,8 +81,6 @@ class PassReport:
     refusals: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
-    skipped: Mapping[str, LayerVerdict] = field(default_factory=dict)
-    """Layers that were not looked at because they could not be placed a moment ago, by id."""
     go_on: bool = False
     """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
@@ -121,20 +121,10 @@ class RecordedVerdict:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingFrames:
-    """``by_cluster``: what was left waiting, by verdict, of each cluster (by key, whatever shard), and under keys of
-    their own what no pass looked at. ``distinct``: all that wait, each once, as counted lately."""
-
-    by_cluster: Mapping[str, Mapping[str, int]]
-    distinct: int
-
-    def by_verdict(self) -> Counter[str]:
-        """Frames in all clusters, once for each that reaches them."""
-        frames = Counter[str]()
-        for left in self.by_cluster.values():
-            frames.update(left)
-        return frames
+def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
+    """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
+    recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
+    return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
 
 
 class VerdictLog:
@@ -146,35 +136,21 @@ class VerdictLog:
         self._clock = clock
         self._waiting_key = names.waiting_frames(namespace)
 
-    def record(self, clusters: Mapping[str, tuple[Sequence[LayerVerdict], Mapping[str, LayerVerdict]]]) -> None:
+    def record(self, clusters: Mapping[str, Sequence[LayerVerdict]]) -> None:
         """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
-        failure is logged.
-
-        Of each cluster: the verdicts, and the layers, by id, that were not looked at; their frames wait as they did
-        when they were.
-        """
+        failure is logged."""
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
-        waiting: dict[str, Counter[str]] = {}
-        for cluster_key, (verdicts, skipped) in clusters.items():
-            left = waiting[cluster_key] = Counter[str]()
-            for layer_id in skipped.keys() - {verdict.layer_id for verdict in verdicts}:
-                left[skipped[layer_id].verdict.value] += skipped[layer_id].waiting
+        for cluster_key, verdicts in clusters.items():
             for it in verdicts:
                 said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_DETAIL], at]
                 by_job[it.job_id][f"{it.layer_id}{_SEPARATOR}{cluster_key}"] = json.dumps(said)
-                left[it.verdict.value] += it.waiting
         try:
             with self._client.pipeline(transaction=False) as pipeline:
                 for job_id, fields in by_job.items():
                     key = names.verdicts(self._namespace, job_id)
                     pipeline.hset(key, mapping=fields)
                     pipeline.expire(key, KEPT_SECONDS)
-                for cluster_key, left in waiting.items():
-                    if +left:
-                        pipeline.hset(self._waiting_key, cluster_key, json.dumps({"at": at, "frames": +left}))
-                    else:
-                        pipeline.hdel(self._waiting_key, cluster_key)
                 pipeline.execute()
         except redis.RedisError as error:
             log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
@@ -188,30 +164,21 @@ class VerdictLog:
             found = zip(job_ids, pipeline.execute(), strict=True)
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
 
-    def record_not_looked_at(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
-        """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
-        entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
-        self._client.hset(self._waiting_key, _BEHIND + scope, json.dumps(entry))
+    def record_waiting(self, scope: str, frames: Mapping[str, int]) -> None:
+        """Keep how many frames of a facility scope wait, by verdict. Raises RedisError."""
+        self._client.hset(self._waiting_key, _SCOPE + scope, json.dumps([self._clock(), frames]))
 
-    def waiting(self, *, believed_seconds: float, forget: bool = False) -> WaitingFrames:
-        """Frames that the last passes left waiting, or did not look at, in all clusters of the namespace. Raises
-        RedisError.
-
-        A cluster without a pass for ``believed_seconds`` has no work any more; with ``forget`` its entry is deleted.
-        """
-        fields = cast("Mapping[str, str]", self._client.hgetall(self._waiting_key))
-        oldest = self._clock() - believed_seconds
-        believed: dict[str, dict[str, int]] = {}
-        distinct = 0
-        for key, text in fields.items():
-            left = _decoded_waiting(text)
-            if left is not None and left[0] >= oldest:
-                believed[key] = left[1]
-                distinct += left[2]
-        gone = fields.keys() - believed.keys()
-        if gone and forget:
-            self._client.hdel(self._waiting_key, *gone)
-        return WaitingFrames(_of_clusters(believed), distinct)
+    def waiting(self, *, believed_seconds: float) -> Counter[str]:
+        """The frames that waited when they were counted last, by verdict, in all facility scopes. Deletes counts older
+        than ``believed_seconds``. Raises RedisError."""
+        found, oldest = Counter[str](), self._clock() - believed_seconds
+        for name, text in cast("Mapping[str, str]", self._client.hgetall(self._waiting_key)).items():
+            at, frames = json.loads(text) if name.startswith(_SCOPE) else (0.0, {})
+            if at < oldest:
+                self._client.hdel(self._waiting_key, name)
+            else:
+                found.update(frames)
+        return found
 
 
 def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:
@@ -225,33 +192,6 @@ def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[Recorde
         except (ValueError, TypeError) as error:  # what another version of this program wrote
             log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
     return {layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()}
-
-
-def _of_clusters(by_posting: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """What clusters left waiting, of what their passes in each shard did. These speak of the same frames: as many wait
-    as in the shard with the most, each for the reason that says most of those the shards give."""
-    of_shards: defaultdict[str, list[Mapping[str, int]]] = defaultdict(list)
-    for key, frames in by_posting.items():
-        of_shards[key.partition("@")[0]].append(frames)
-    found: dict[str, dict[str, int]] = {}
-    for cluster, counts in of_shards.items():
-        left = max(sum(frames.values()) for frames in counts)
-        found[cluster] = {}
-        for verdict in Verdict:
-            if count := min(left, max(frames.get(verdict.value, 0) for frames in counts)):
-                found[cluster][verdict.value] = count
-                left -= count
-    return found
-
-
-def _decoded_waiting(text: str) -> tuple[float, dict[str, int], int] | None:
-    """When, frames by verdict, and all that wait, each once (0 of a cluster); None for what another version wrote."""
-    try:
-        data = json.loads(text)
-        frames = {Verdict(name).value: int(count) for name, count in data["frames"].items()}
-        return float(data["at"]), frames, int(data.get("distinct", 0))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 # What becomes of a plan's verdicts when not all of it is booked.
@@ -303,18 +243,13 @@ def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
     return Verdict(over), used
 
 
-# Frames that no pass has looked at, although they wait: others come before them, their job stands at a cap or is in
-# quarantine, or their cluster is cooled down.
-#
-# A pass looks at the first jobs that may book something. What it leaves waiting has a verdict; what it did not
-# look at is the difference to all there is, cluster by cluster. Both are from different moments, so the figure is for
-# people.
+# How many frames wait, and why: each once, by the verdict on its layer, or by what keeps passes from looking at it.
 
 _LASTING = (Verdict.QUARANTINED.value, Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
 """What else keeps frames waiting changes from one moment to the next."""
 
 
-def count_frames_not_looked_at(
+def count_waiting_frames(
     engine: Engine,
     settings: Settings,
     verdicts: VerdictLog,
@@ -324,57 +259,58 @@ def count_frames_not_looked_at(
     believed_seconds: float,
 ) -> None:
     """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters;
-    ``believed_seconds`` as of VerdictLog.waiting().
+    verdicts older than ``believed_seconds`` say nothing.
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
     """
     with engine.connect() as connection:
         clusters = load_clusters(connection, settings)
         work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    oldest = time.time() - believed_seconds
+    said = {
+        layer_id: best.verdict.verdict.value
+        for layers in verdicts.of_jobs(sorted({job_id for it in work for job_id in it.jobs})).values()
+        for layer_id, recorded in layers.items()
+        if (best := most_telling([it for it in recorded if it.at >= oldest])) is not None
+    }
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
     cooled_down = {key.partition("@")[0] for key in cooled_down}
-    judged = verdicts.waiting(believed_seconds=believed_seconds).by_cluster
-    behind = frames_not_looked_at(clusters, work, judged, ignored=ignored, cooled_down=cooled_down)
-    verdicts.record_not_looked_at(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
+    frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=cooled_down)
+    verdicts.record_waiting(settings.scheduler.facility or "", frames)
 
 
-def frames_not_looked_at(
+def waiting_by_verdict(
     clusters: Iterable[Cluster],
     work: Iterable[Row[Any]],
-    judged: Mapping[str, Mapping[str, int]],
+    said: Mapping[str, str],
     *,
     ignored: frozenset[str] = frozenset(),
     cooled_down: Collection[str] = (),
 ) -> dict[str, int]:
-    """Frames by verdict that are in ``work`` (fetch_waiting_work) and of which the last passes said nothing.
+    """The frames of ``work`` (fetch_waiting_work) by verdict; ``said``: the last one on a layer, by its id.
 
-    ``judged``: cluster key -> verdict -> frames left waiting. Like those, frames are counted once for each cluster that
-    reaches them: nine of a layer with the tags of two clusters are eighteen. Those that no cluster reaches, because no
-    host has such a tag, have no host; but not if their tags are ``ignored``, for another scheduler has them.
-    ``cooled_down``: keys of clusters that no pass looks at now.
+    Frames that no cluster reaches, because no host has such a tag, have no host; but they are not counted if their tags
+    are ``ignored``, for another scheduler has them. ``cooled_down``: keys of clusters that no pass looks at now.
     """
-    by_place: defaultdict[tuple[str, str], Counter[tuple[frozenset[str], str]]] = defaultdict(Counter)
-    for it in work:
-        why = it.why if it.why in _LASTING else Verdict.BEHIND.value
-        by_place[it.pk_facility, it.pk_show][frozenset(it.tags.split("|")), why] += it.frames
-    frames = Counter[str]()
     reached: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    looked_at: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for cluster in clusters:
-        reached[cluster.facility_id, cluster.show_id].update(cluster.tags)
-        tags = frozenset(cluster.tags)
-        there = Counter[str]()
-        for (its_tags, why), count in by_place[cluster.facility_id, cluster.show_id].items():
-            if not tags.isdisjoint(its_tags):
-                there[why] += count
-        seen = Counter[str]()
-        for verdict, count in judged.get(cluster.key, {}).items():
-            seen[verdict if verdict in _LASTING else Verdict.BEHIND.value] += count
-        left = there - seen
-        if cluster.key in cooled_down:
-            left[Verdict.COOLED_DOWN.value] = left.pop(Verdict.BEHIND.value, 0)
-        frames += left
-    for place, waiting in by_place.items():
-        nowhere = (it for it in waiting if it[0] - ignored and it[0].isdisjoint(reached[place]))
-        lost = sum(waiting[it] for it in nowhere)
-        frames += Counter({Verdict.NO_HOST.value: lost})
+        place = cluster.facility_id, cluster.show_id
+        reached[place].update(cluster.tags)
+        if cluster.key not in cooled_down:
+            looked_at[place].update(cluster.tags)
+    frames = Counter[str]()
+    for it in work:
+        place, tags = (it.pk_facility, it.pk_show), frozenset(it.tags.split("|"))
+        why = ""
+        if tags.isdisjoint(reached[place]):
+            if tags <= ignored:
+                continue
+            why = Verdict.NO_HOST.value
+        elif it.why in _LASTING:
+            why = it.why
+        elif tags.isdisjoint(looked_at[place]):
+            why = Verdict.COOLED_DOWN.value
+        for layer_id, waiting in zip(it.layers, it.waiting, strict=True):
+            frames[why or said.get(layer_id, Verdict.BEHIND.value)] += waiting
     return dict(frames)

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.names import cluster_board
 from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
-from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.cluster import LayerVerdict, Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import (
@@ -47,9 +47,6 @@ from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import list_folders, list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
-
-SAME_PASS_SECONDS = 120.0
-"""Verdicts of several clusters on one layer are compared when they are no further apart than this."""
 
 OLD_VERDICT_SECONDS = 600.0
 RECENT_VERDICT_SECONDS = 60.0
@@ -183,12 +180,6 @@ def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: flo
             if now - verdict.at > OLD_VERDICT_SECONDS:
                 deciding.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}", decides=False))
     return [*deciding, *(it for it in found if it not in deciding)]
-
-
-def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
-    """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
-    recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
-    return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
 
 
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:

@@ -23,7 +23,7 @@ from opencue_sched.coordination.names import LeaderKeys, beat_keys, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
-from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, duration_text
 from opencue_sched.insight.explain import (
@@ -32,7 +32,6 @@ from opencue_sched.insight.explain import (
     WaitReason,
     cluster_postings,
     listed,
-    most_telling,
     switch_reasons,
     verdict_text,
 )
@@ -130,8 +129,8 @@ class JobUse:
 class FarmView:
     """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
 
-    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` counts
-    frames once for each cluster that reaches them, as scheduler_waiting_frames does. ``fleet`` is as fleet_view has it.
+    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as
+    the leading beat counted last, like scheduler_waiting_frames. ``fleet`` is as fleet_view has it.
     """
 
     at: float
@@ -169,7 +168,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         waiting=sum(it.waiting for it in shows),
         dead=sum(it.dead for it in shows),
         bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
-        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings)).by_verdict()),
+        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings))),
         allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
         shows=tuple(shows[:MOST_SHOWS]),
         jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
@@ -179,8 +178,8 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
 
 
 def believed_seconds(settings: Settings) -> float:
-    """How long to believe what a pass left waiting: each cluster with work has a pass at least once in the longest
-    sleep of a cluster."""
+    """How long to believe a verdict: each cluster with work has a pass at least once in the longest sleep of a
+    cluster."""
     return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
 
 

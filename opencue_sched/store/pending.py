@@ -287,7 +287,8 @@ _WAITING_WORK = f"""
                     SELECT ll.pk_layer FROM layer_limit ll JOIN full_limits ON full_limits.id = ll.pk_limit_record
                 ) THEN 'over_limit'
                 ELSE 'behind' END AS why,
-           CAST(sum(ls.int_waiting_count) AS bigint) AS frames, array_agg(l.pk_layer) AS layers
+           CAST(sum(ls.int_waiting_count) AS bigint) AS frames, array_agg(l.pk_layer) AS layers,
+           array_agg(l.pk_job) AS jobs, array_agg(ls.int_waiting_count) AS waiting
     FROM layer_stat ls
     JOIN layer l ON l.pk_layer = ls.pk_layer
     JOIN job j ON j.pk_job = ls.pk_job
@@ -324,7 +325,7 @@ def fetch_waiting_work(
 ) -> Sequence[Row[Any]]:
     """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
     facility, show, OS, need (the columns of layer; ``tags`` without spaces, between bars; ``least_cores`` of one frame)
-    and ``why`` it waits the ``frames``, and the ids of their ``layers``.
+    and ``why`` it waits the ``frames``, and of their ``layers`` the ids, the ``jobs`` and how many are ``waiting``.
 
     ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
     too little headroom for one of them, else behind.

@@ -27,7 +27,7 @@ from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
-from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
+from opencue_sched.dispatch.report import VerdictLog, count_waiting_frames
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.insight.explain import cluster_postings
@@ -102,12 +102,8 @@ OF_USE = RecentFigures(
 )
 """Of hosts, shows and caps."""
 OF_WAITING = RecentFigures(
-    (
-        "waiting_frames",
-        "verdict",
-        "Frames that the last passes left waiting, or had no turn for, once for each cluster that reaches them.",
-    ),
-    ("waiting_frames_distinct", "", "Frames of the whole fleet that wait and may be booked, each once."),
+    ("waiting_frames", "verdict", "Frames of the whole fleet that wait and may be booked, by their layer's verdict."),
+    ("waiting_frames_distinct", "", "The sum of scheduler_waiting_frames."),
     ("host_report_age_seconds", "", "Seconds since the newest report of any host; not a number without a host."),
     ("oldest_hold_seconds", "", "Seconds that the longest drain for a wide frame has lasted, or 0."),
 )
@@ -269,7 +265,7 @@ class FleetCensus:
         """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
         cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         believed = believed_seconds(self._settings)
-        count_frames_not_looked_at(
+        count_waiting_frames(
             self._engine,
             self._settings,
             self._verdicts,
@@ -277,7 +273,7 @@ class FleetCensus:
             cooled_down=cooled_down,
             believed_seconds=believed,
         )
-        waiting = self._verdicts.waiting(believed_seconds=believed, forget=True)
+        waiting = self._verdicts.waiting(believed_seconds=believed)
         facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
         with self._engine.connect() as connection:
             groups = host_groups(connection, facility, staleness=staleness)
@@ -286,11 +282,10 @@ class FleetCensus:
         report_age = min((it.report_age for it in groups if it.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),
-            ("waiting_frames_distinct", (), waiting.distinct),
+            ("waiting_frames_distinct", (), waiting.total()),
             ("oldest_hold_seconds", (), draining[0].oldest_age if draining else 0.0),
         ]
-        by_verdict = waiting.by_verdict()
-        samples += [("waiting_frames", (it.value,), by_verdict[it.value]) for it in Verdict]
+        samples += [("waiting_frames", (it.value,), waiting[it.value]) for it in Verdict]
         OF_WAITING.update(samples)
         OF_USE.update(_samples(groups, draining, shows, caps))
 

@@ -292,9 +292,7 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
 ) -> None:
     detail = "a frame needs 16 cores, 1 GiB; no host of the 1 with its tags has that idle"
-    verdicts.record(
-        {"alloc-0123456789abcdef": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)], {})}
-    )
+    verdicts.record({"alloc-0123456789abcdef": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)]})
     out = cli("explain", NAME).out
     assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
     assert out.splitlines()[0].endswith("s ago)")
@@ -313,7 +311,7 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
         (500.0, Verdict.FLOWING, "hardware-1"),
     ):
         log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
-        log.record({cluster: ([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], {})})
+        log.record({cluster: [LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")]})
     said = re.match(r"render \(4 waiting\): over subscription: by alloc-1 \((\d+)s ago\)", cli("explain", NAME).out)
     assert said is not None
     assert int(said[1]) >= 30, "its own age, be it a little more on a slow machine"
@@ -329,7 +327,7 @@ def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     assert reasons(cli) == ["not_seen", "behind"]
     assert "20 jobs of its show with waiting frames come before it" in cli("explain", NAME, "--json").out
     log = VerdictLog(redis_client, "cue")
-    log.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], {})})
+    log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")]})
     assert reasons(cli) == ["capacity"]
 
 
@@ -354,7 +352,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
         for priority in (300, 200):
             farm.job(show=work.show, name=f"at{priority}", priority=priority)
     detail = "its show uses 0.40 times its size, and shows that use less of theirs took what was idle"
-    verdicts.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.OVER_SHARE, 0, 4, detail)], {})})
+    verdicts.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.OVER_SHARE, 0, 4, detail)]})
 
     # when it is explained, then its show's standing and its own are said
     layer, show, job = cli("explain", NAME).out.splitlines()
@@ -431,7 +429,7 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
 
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
-    log.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")], {})})
+    log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")]})
     assert reasons(cli) == ["no_fit", "not_seen"]
     assert "(1h 0m ago)" in cli("explain", NAME).out
 

@@ -42,7 +42,9 @@ def a_farm(build: Build, redis_client: redis.Redis) -> None:
         farm.job([LayerSpec(frames=2)], show=show, name="moonrise-sh030-alice_comp_v001", paused=True)
         farm.run(running.frames[:1], host, cores=4)
         verdict = LayerVerdict(waiting.id, waiting.layers[0].id, Verdict.CAPACITY, 0, 7, WHY)
-        VerdictLog(redis_client, "cue").record({"alloc-1": ([verdict], {})})
+        log = VerdictLog(redis_client, "cue")
+        log.record({"alloc-1": [verdict]})
+        log.record_waiting("", {"capacity": 7})
 
     build(make)
 

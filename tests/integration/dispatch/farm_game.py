@@ -282,7 +282,6 @@ class Game:
                     runner, wakes = self.chance.choice(self.runners), {self.cluster.key: self.wakes}
                     (report,) = runner.run([self.cluster], alive=lambda: True, wakes=wakes)
                     self.story += [f"pass {report.summary()}", *(f"    {verdict}" for verdict in report.verdicts)]
-                    self.story += [f"    skipped {verdict}" for verdict in report.skipped.values()]
                     if report.losses and self.locked:
                         locks.rollback()
                         self.locked.clear()

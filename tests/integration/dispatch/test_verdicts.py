@@ -40,7 +40,7 @@ def of_job(verdicts: VerdictLog, job: str) -> dict[str, tuple[RecordedVerdict, .
 
 def test_the_verdicts_of_a_pass_are_read_back_by_job(verdicts: VerdictLog, clock: Clock) -> None:
     given = [verdict("j1", "a"), verdict("j1", "b", Verdict.FLOWING, ""), verdict("j2", "c")]
-    verdicts.record({"alloc-1": (given, {})})
+    verdicts.record({"alloc-1": given})
     found = of_job(verdicts, "j1")
     assert set(found) == {"a", "b"}
     assert [(one.verdict, one.cluster, one.at) for one in found["a"]] == [(given[0], "alloc-1", 1000.0)]
@@ -49,11 +49,11 @@ def test_the_verdicts_of_a_pass_are_read_back_by_job(verdicts: VerdictLog, clock
 
 
 def test_a_layer_has_one_verdict_of_each_cluster_the_newest_first(verdicts: VerdictLog, clock: Clock) -> None:
-    verdicts.record({"manual-1": ([verdict("j1", "a", Verdict.NO_HOST)], {})})
+    verdicts.record({"manual-1": [verdict("j1", "a", Verdict.NO_HOST)]})
     clock.now = 1010.0
-    verdicts.record({"alloc-1": ([verdict("j1", "a", Verdict.CAPACITY)], {})})
+    verdicts.record({"alloc-1": [verdict("j1", "a", Verdict.CAPACITY)]})
     clock.now = 1020.0
-    verdicts.record({"manual-1": ([verdict("j1", "a", Verdict.FLOWING)], {})})
+    verdicts.record({"manual-1": [verdict("j1", "a", Verdict.FLOWING)]})
     found = of_job(verdicts, "j1")["a"]
     assert [(one.verdict.verdict, one.cluster) for one in found] == [
         (Verdict.FLOWING, "manual-1"),
@@ -73,20 +73,20 @@ def test_recording_takes_one_round_trip(
 
     redis_client.ping()
     monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counting)
-    verdicts.record({"alloc-1": ([verdict(f"j{number}", f"l{number}") for number in range(20)], {})})
+    verdicts.record({"alloc-1": [verdict(f"j{number}", f"l{number}") for number in range(20)]})
     assert len(sent) == 1
 
 
 def test_verdicts_expire_with_the_last_pass_that_looked(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
-    verdicts.record({"alloc-1": ([verdict("j1", "a")], {})})
+    verdicts.record({"alloc-1": [verdict("j1", "a")]})
     assert KEPT_SECONDS - 10 <= int(redis_client.ttl(names.verdicts("cue", "j1"))) <= KEPT_SECONDS
     redis_client.expire(names.verdicts("cue", "j1"), 100)
-    verdicts.record({"alloc-1": ([verdict("j1", "b")], {})})
+    verdicts.record({"alloc-1": [verdict("j1", "b")]})
     assert int(redis_client.ttl(names.verdicts("cue", "j1"))) > 100
 
 
 def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
-    verdicts.record({"alloc-1": ([verdict("j1", "a", detail="x" * 10_000)], {})})
+    verdicts.record({"alloc-1": [verdict("j1", "a", detail="x" * 10_000)]})
     for number, text in enumerate(("no json", "[]", '{"verdict": "new"}', "{}")):
         redis_client.hset(names.verdicts("cue", "j1"), f"b{number}|alloc-1", text)
     found = of_job(verdicts, "j1")
@@ -103,7 +103,7 @@ def dead_redis() -> Iterator[redis.Redis]:
 
 def test_a_redis_that_is_away_does_not_disturb_the_pass(dead_redis: redis.Redis) -> None:
     verdicts = VerdictLog(dead_redis, "cue")
-    verdicts.record({"alloc-1": ([verdict("j1", "a")], {})})
-    verdicts.record({"alloc-1": ([], {})})
+    verdicts.record({"alloc-1": [verdict("j1", "a")]})
+    verdicts.record({"alloc-1": []})
     with pytest.raises(redis.ConnectionError):
         of_job(verdicts, "j1")

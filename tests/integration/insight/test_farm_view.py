@@ -86,7 +86,8 @@ def test_every_job_has_the_reason_for_which_it_waits(
         connection.execute(text("UPDATE frame SET str_state = 'DEAD' WHERE pk_job = :job"), {"job": dead.id})
     log = VerdictLog(redis_client, "cue")
     verdict = LayerVerdict(judged.id, judged.layers[0].id, Verdict.CAPACITY, 0, 3, "no host has 1 core idle")
-    log.record({"alloc-1": ([verdict], {})})
+    log.record({"alloc-1": [verdict]})
+    log.record_waiting("", {"capacity": 3})
     # When the farm is read
     view = farm_view(engine, redis_client, settings)
     # Then each says it, and the waiting frames are counted by the verdict, as the metric has them
@@ -108,7 +109,7 @@ def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
         job = farm.job([LayerSpec(frames=3)])
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
     for waiting, why in ((0, "not_seen"), (3, "flowing")):
-        log.record({"alloc-1": ([LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")], {})})
+        log.record({"alloc-1": [LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")]})
         # When the farm is read, then that pass is why the job waits only if it left frames waiting
         assert [it.why for it in farm_view(engine, redis_client, settings).jobs] == [why]
 
@@ -130,7 +131,7 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
     # and passes that found hosts busy for the layers that they reach
     log = VerdictLog(redis_client, "cue")
     busy = [LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 1, "") for job in made]
-    log.record({"alloc-1": (busy, {})})
+    log.record({"alloc-1": busy})
     # When the farm is read
     why = {it.id: it.why_text for it in farm_view(engine, redis_client, settings).jobs}
     # Then those that no host of the show will ever take say it

@@ -30,7 +30,7 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
@@ -212,15 +212,18 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
     run_passes(runtime)
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
-    # when nobody passes over a cluster any more, because its jobs are paused, its frames are forgotten
+    # when passes said that long ago, nobody has looked at them
+    for job in redis_client.scan_iter(names.verdicts("cue", "*")):
+        for field, entry in redis_client.hgetall(job).items():
+            redis_client.hset(job, field, json.dumps([*json.loads(entry)[:-1], time.time() - 1000]))
+    census.look_at_farm()
+    assert sample("scheduler_waiting_frames", verdict="behind") == 7
+    # when they cannot be booked any more, they are forgotten
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
-    for cluster, entry in redis_client.hgetall(names.waiting_frames("cue")).items():
-        redis_client.hset(names.waiting_frames("cue"), cluster, entry.replace('"at": 1', '"at": 0.1'))
     census.look_at_farm()
-    assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
-    assert sample("scheduler_waiting_frames", verdict="capacity") == 0
-    assert redis_client.hkeys(names.waiting_frames("cue")) == ["behind:"]
+    assert shown_waiting(census) == (0, 0)
+    assert redis_client.hkeys(names.waiting_frames("cue")) == ["facility:"]
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
@@ -274,28 +277,33 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
 
 
 def shown_waiting(census: FleetCensus) -> tuple[float, float]:
-    """Frames waiting by any verdict, and each once."""
+    """Frames waiting by any verdict, and at all."""
     census.look_at_farm()
     by_verdict = sum(sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict)
     return by_verdict, sample("scheduler_waiting_frames_distinct")
 
 
-def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
-    runtime: Runtime, census: FleetCensus, engine: Engine
+def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_most(
+    runtime: Runtime, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, tags=["big"], hostname_tag=False)
-        farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
+        job = farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
     # when no pass has looked yet, and when both clusters' passes have
     runtime.sweep()
-    assert shown_waiting(census) == (18, 9)
+    assert shown_waiting(census) == (9, 9)
     assert run_passes(runtime) == ["saturated"] * 2
-    assert shown_waiting(census) == (18, 9)
-    # then the help of the one says so, and the other counts it once
-    told = {name: text for name, _, text in fleet_metrics.OF_WAITING.gauges}
-    assert "once for each cluster that reaches them" in told["waiting_frames"]
-    assert "each once" in told["waiting_frames_distinct"]
+    assert shown_waiting(census) == (9, 9)
+    # when the hosts of one tag are busy
+    busy = LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 9)
+    runtime.verdicts.record({"manual-1": [busy]})
+    census.look_at_farm()
+    assert sample("scheduler_waiting_frames", verdict="capacity") == 9
+    # when an older version of the program left something
+    redis_client.hset(names.waiting_frames("cue"), "alloc-1", json.dumps({"at": time.time(), "frames": {"no_fit": 9}}))
+    assert shown_waiting(census) == (9, 9)
+    assert redis_client.hkeys(names.waiting_frames("cue")) == ["facility:"]
 
 
 def put_to_sleep(runtime: Runtime, cluster: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.dispatch.cooldown import HostNews, LayerCooldowns, SkippedRow
+from opencue_sched.dispatch.cooldown import HostNews, LayerCooldowns
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.frames import Need, Search
@@ -20,20 +20,19 @@ GIB = 1024 * 1024
 def blocked(
     layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", part=(400, 0), **need: int
 ) -> UnschedulableLayer:
-    """``part``: the layer's own least and most centicores, which say more than the cores it needs anywhere."""
+    """Of a kind of its own, or of ``kind``. ``part``: the layer's own least and most centicores, which say more than
+    the cores it needs anywhere."""
     wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
     search = Search(tags, os_name, wants, threadable, *part)
     verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
-    return UnschedulableLayer(verdict, search, kind or repr(search), frozenset({"alloc"}))
-
-
-def looked_at(layer: str = "layer") -> SkippedRow:
-    return SkippedRow(blocked(layer).verdict, "1")
+    return UnschedulableLayer(verdict, search, kind or layer, frozenset({"alloc"}))
 
 
 def skipped(layers: LayerCooldowns, cluster: str = "cluster", **room: float) -> set[str]:
-    """What is skipped when the show has cores left in the allocation of the hosts that were looked at, and in these."""
-    return set(layers.skipped(cluster, {"alloc": 100.0, **room})[1])
+    """The layers and kinds that are skipped when the show has cores left in the allocation of the hosts that were
+    looked at, and in these."""
+    found = layers.skipped(cluster, {"alloc": 100.0, **room})
+    return {*found.rows, *found.kinds}
 
 
 def host(**changed: object) -> Host:
@@ -60,11 +59,11 @@ def news(*hosts: Host) -> HostNews:
 
 def end_pass(layers: LayerCooldowns, cluster: str = "cluster", **said: Any) -> bool:
     """The end of a pass that looked at every job, unless told otherwise; whether the next one comes at once."""
-    nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": [], "lost": frozenset()}
+    nothing = {"wakes": 0, "more": False, "booked": False, "hostless": False, "got_nothing": {}, "lost": frozenset()}
     return layers.end_pass(cluster, **{**nothing, **said})
 
 
-def scan_on(layers: LayerCooldowns, cluster: str, rows: list[SkippedRow], wakes: int) -> None:
+def scan_on(layers: LayerCooldowns, cluster: str, rows: dict[str, str], wakes: int) -> None:
     """A pass booked nothing and there are more jobs."""
     assert end_pass(layers, cluster, wakes=wakes, more=True, got_nothing=rows)
 
@@ -131,7 +130,7 @@ def test_a_layer_stays_skipped_when_no_host_that_changed_could_do(layer, freed):
 def test_every_layer_but_one_that_no_host_can_help_is_woken_when_any_host_may_have_changed():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked(cores=64)], host_changes=layers.host_changes)
-    layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
+    layers.skip_rows("cluster", {"bad": "7"})
     layers.hosts_changed(HostNews(everything=True))
     assert skipped(layers) == {"bad"}
 
@@ -148,7 +147,7 @@ def test_a_layer_is_woken_when_an_allocation_has_cores_for_it_that_had_none():
 def test_room_in_an_allocation_that_was_looked_at_is_no_news():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
-    assert layers.skipped("cluster", {"alloc": 0.0})[1].keys() == {"layer"}
+    assert set(layers.skipped("cluster", {"alloc": 0.0}).kinds) == {"layer"}
     assert skipped(layers) == {"layer"}
 
 
@@ -156,7 +155,7 @@ def test_of_a_kind_only_what_each_of_its_layers_was_looked_up_in_counts_as_looke
     layers = LayerCooldowns(60.0)
     both = replace(blocked("first", kind="k"), open_allocs=frozenset({"alloc", "other"}))
     layers.found_no_host("cluster", [both, blocked("second", kind="k")], host_changes=layers.host_changes)
-    assert skipped(layers) == {"first", "second"}
+    assert skipped(layers) == {"k"}
     assert skipped(layers, other=4.0) == set()
 
 
@@ -165,10 +164,8 @@ def test_what_is_skipped_is_told_by_its_kind_and_what_makes_no_sense_by_the_vers
     layers.found_no_host(
         "cluster", [blocked("one", kind="k"), blocked("other", kind="k")], host_changes=layers.host_changes
     )
-    layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
-    skips, verdicts = layers.skipped("cluster", {})
-    assert skips == SkippedLayers({"bad": "7"}, ["k"])
-    assert verdicts.keys() == {"one", "other", "bad"}
+    layers.skip_rows("cluster", {"bad": "7"})
+    assert layers.skipped("cluster", {}) == SkippedLayers({"bad": "7"}, ["k"])
 
 
 def test_a_cooldown_ends_after_its_time():
@@ -179,7 +176,7 @@ def test_a_cooldown_ends_after_its_time():
     assert skipped(layers) == {"layer"}
     clock.now = 20.0
     assert skipped(layers) == set()
-    assert layers.skipped("cluster", {})[0] == SkippedLayers({}, [])
+    assert layers.skipped("cluster", {}) == SkippedLayers({}, [])
 
 
 def test_a_layer_is_not_skipped_when_another_pass_took_note_of_a_host_for_it_meanwhile():
@@ -202,7 +199,7 @@ def test_a_layer_is_not_skipped_when_so_many_hosts_changed_meanwhile_that_nobody
 
 def test_in_a_scan_no_layer_is_looked_at_twice_whatever_changes():
     layers = LayerCooldowns(60.0)
-    scan_on(layers, "cluster", [looked_at()], 0)
+    scan_on(layers, "cluster", {"layer": "1"}, 0)
     layers.hosts_changed(HostNews(everything=True))
     assert skipped(layers) == {"layer"}
     assert skipped(layers, "other") == set()
@@ -214,25 +211,25 @@ def test_who_was_passed_over_has_a_turn_at_once_if_the_cluster_was_woken_since_t
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
     assert not end_scan(layers, "cluster", 1)
-    scan_on(layers, "cluster", [looked_at("one")], 1)
-    scan_on(layers, "cluster", [looked_at("other")], 2)
+    scan_on(layers, "cluster", {"one": "1"}, 1)
+    scan_on(layers, "cluster", {"other": "1"}, 2)
     assert end_scan(layers, "cluster", 2)
     assert skipped(layers) == set()
     assert not end_scan(layers, "cluster", 3), "the scan is over"
-    scan_on(layers, "cluster", [looked_at("one")], 3)
+    scan_on(layers, "cluster", {"one": "1"}, 3)
     assert not end_scan(layers, "cluster", 3)
-    scan_on(layers, "cluster", [looked_at("one")], 3)
+    scan_on(layers, "cluster", {"one": "1"}, 3)
     clock.now += 20.0
-    scan_on(layers, "cluster", [looked_at("one")], 4)
+    scan_on(layers, "cluster", {"one": "1"}, 4)
     assert not end_scan(layers, "cluster", 4), "nobody went on with the one before"
 
 
 def test_a_scan_that_nobody_went_on_with_is_over():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
-    scan_on(layers, "cluster", [looked_at("one")], 0)
+    scan_on(layers, "cluster", {"one": "1"}, 0)
     clock.now = 10.0
-    scan_on(layers, "cluster", [looked_at("other")], 0)
+    scan_on(layers, "cluster", {"other": "1"}, 0)
     clock.now = 29.9
     assert skipped(layers) == {"one", "other"}
     clock.now = 30.0
@@ -243,10 +240,10 @@ def test_in_a_scan_that_is_longer_than_a_cooldown_nothing_is_woken_but_by_news()
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
     layers.found_no_host("cluster", [blocked("kept", cores=8)], host_changes=layers.host_changes)
-    layers.skip_rows("cluster", [looked_at("bad")])
+    layers.skip_rows("cluster", {"bad": "1"})
     layers.found_no_host("cluster", [blocked("called")], host_changes=layers.host_changes)
     for clock.now in (15.0, 30.0, 45.0):
-        scan_on(layers, "cluster", [looked_at("passed")], 0)
+        scan_on(layers, "cluster", {"passed": "1"}, 0)
         assert skipped(layers) == {"kept", "called", "bad", "passed"}
     layers.hosts_changed(news(host()))
     assert skipped(layers) == {"kept", "bad", "passed"}
@@ -285,8 +282,8 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
     for number in range(100):
         cluster = f"cluster {number}"
         layers.found_no_host(cluster, [blocked()], host_changes=layers.host_changes)
-        layers.skip_rows(cluster, [looked_at()])
-        scan_on(layers, cluster, [looked_at()], 0)
+        layers.skip_rows(cluster, {"layer": "1"})
+        scan_on(layers, cluster, {"layer": "1"}, 0)
     clock.now = 1000.0
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
     assert set(layers._clusters) == {"cluster"}
