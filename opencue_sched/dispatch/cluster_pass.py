@@ -46,7 +46,7 @@ from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.domain.farm import PlannedProc, Snapshot
 from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import HostLocked, NotReady
-from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for
+from opencue_sched.placement.planner import MAX_FRAMES, plan_pass, policy_for
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
@@ -249,19 +249,6 @@ class _ClaimLostError(Exception):
 
 
 @dataclass(slots=True)
-class _Part:
-    """One cluster of a pass, with what was gathered of it. ``plan`` is what of the pass's plan is for it."""
-
-    report: PassReport
-    gathered: GatheredCluster
-    plan: Plan = field(default_factory=Plan)
-
-    @property
-    def key(self) -> str:
-        return self.report.cluster.key
-
-
-@dataclass(slots=True)
 class _Pass:
     """The state of one pass."""
 
@@ -272,9 +259,10 @@ class _Pass:
     wakes: Mapping[str, int]
     end: Callable[[Sequence[PassReport]], None]
     began: float
-    parts: list[_Part] = field(default_factory=list)
-    part_of: dict[str, _Part] = field(default_factory=dict)
-    """By proc id, the part for which it was planned."""
+    gathered: list[GatheredCluster] = field(default_factory=list)
+    """Of each report's cluster; nothing of any before step 2 is over."""
+    planned_for: dict[str, PassReport] = field(default_factory=dict)
+    """By proc id."""
     gathered_at: float = 0.0
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
@@ -294,13 +282,14 @@ class _Pass:
     @property
     def procs(self) -> list[PlannedProc]:
         """All that is planned, in the order of the clusters."""
-        return [proc for part in self.parts for proc in part.plan.procs]
+        return [proc for report in self.reports if report.plan for proc in report.plan.procs]
 
     @contextmanager
-    def _timed(self, step: str) -> Iterator[None]:
+    def _step(self, name: str) -> Iterator[None]:
         began = self.runner.clock()
         yield
-        self.report.seconds[step] = self.runner.clock() - began
+        self.report.seconds[name] = self.runner.clock() - began
+        self.progress()
 
     def _check_claims(self) -> None:
         if not self.alive():
@@ -335,7 +324,7 @@ class _Pass:
                     log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
                 if self.ended:
                     runner.committing.difference_update(proc.layer.id for proc in self.procs)
-                if self.parts and runner.verdicts is not None:
+                if self.gathered and runner.verdicts is not None:
                     runner.verdicts.record({it.cluster.key: it.verdicts for it in self.reports})
             if not self.ended:
                 self.end(self.reports)
@@ -352,30 +341,29 @@ class _Pass:
         #    that only their holder may take.
 
         # 2. Gather: hosts first, so that what is freed while layers are read counts as a change for the next pass.
-        with self._timed("gather"):
+        with self._step("gather"):
             snapshot = self._gather()
-        planned = [part for part in self.parts if self._may_be_planned(part)]
+        planned = [it for it, found in zip(self.reports, self.gathered, strict=True) if self._may_be_planned(it, found)]
         if planned:
             # 3. Permits: a layer with tags of several clusters is planned by one pass at a time. Not before the layers
             #    are known, and not after the plan, which would be made for nothing. What others booked since this pass
             #    read what waits is not granted: its frames are still WAITING in the snapshot.
             self._check_claims()
-            granted = self._take_permits(planned)
+            granted = self._take_permits({report.cluster for report in planned})
             self.progress()
 
             # 4. Plan, in memory. The plan holds its hosts in the process' cache until step 6 gives them back.
-            with self._timed("plan"):
+            with self._step("plan"):
                 self._plan(snapshot, planned, granted)
-            self.progress()
 
         # 5. and 6. Book in Redis, commit in PostgreSQL. The frames' environments are read before anything is booked, so
         #    that a failure costs nothing.
-        committed = self._book_and_commit(self.procs) if self.part_of else None
+        committed = self._book_and_commit(self.procs) if self.planned_for else None
 
-        for part in planned:
-            part.report.ended = PassEnd.BOOKED if part.report.frames_booked else PassEnd.SATURATED
-            if not part.report.frames_booked and any(it.verdict in _AT_CAP for it in part.report.verdicts):
-                self.runner.at_caps.add(part.key)
+        for report in planned:
+            report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
+            if not report.frames_booked and any(it.verdict in _AT_CAP for it in report.verdicts):
+                self.runner.at_caps.add(report.cluster.key)
         return committed
 
     def _gather(self) -> Snapshot:
@@ -394,7 +382,7 @@ class _Pass:
             return runner.layers.skipped(cluster.key, headroom)
 
         with runner.engine.connect() as connection:
-            snapshot, gathered = gather(
+            snapshot, self.gathered = gather(
                 connection,
                 clusters,
                 runner.settings,
@@ -404,19 +392,16 @@ class _Pass:
                 most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(clusters) + 1),
             )
             connection.rollback()
-        self.progress()
         self.gathered_at = runner.clock()
-        for report, found in zip(self.reports, gathered, strict=True):
-            self.parts.append(_Part(report, found))
+        for report, found in zip(self.reports, self.gathered, strict=True):
             report.jobs = len(found.jobs)
             report.verdicts = found.bad_layers
             bad = {it.layer_id: found.versions[it.layer_id] for it in found.bad_layers}
             runner.layers.skip_rows(report.cluster.key, bad)
         return snapshot
 
-    def _may_be_planned(self, part: _Part) -> bool:
-        """Whether the part has jobs that this fleet may book; what the pass is for it otherwise."""
-        found, report = part.gathered, part.report
+    def _may_be_planned(self, report: PassReport, found: GatheredCluster) -> bool:
+        """Whether there are jobs that this fleet may book; what the pass is for the cluster otherwise."""
         if not found.jobs:
             report.ended = PassEnd.SATURATED if found.held_back or found.bad_layers else PassEnd.NO_JOBS
             return False
@@ -425,28 +410,28 @@ class _Pass:
         if imported is None or imported.admits(report.cluster.show_id):
             return True
         report.ended = PassEnd.SATURATED
-        log.info("show_not_imported_yet", cluster=part.key, show=report.cluster.show_id)
+        log.info("show_not_imported_yet", cluster=report.cluster.key, show=report.cluster.show_id)
         return False
 
-    def _take_permits(self, planned: Sequence[_Part]) -> frozenset[str]:
-        """The layers that this pass may plan. One that several of its clusters reach is asked for by the first."""
+    def _take_permits(self, planned: Collection[Cluster]) -> frozenset[str]:
+        """The layers of these clusters that this pass may plan. One that several reach is asked for by the first."""
         wanted: dict[str, dict[str, int]] = {}
         seen: set[str] = set()
         token = uuid.uuid4().hex
-        for part in planned:
-            found = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
+        for cluster, jobs in ((it.cluster, it.jobs) for it in self.gathered if it.cluster in planned):
+            found = {layer.id: len(layer.frames) for job in jobs for layer in job.layers}
             # One by one, because the passes that commit change the set meanwhile.
             layers = {it: frames for it, frames in found.items() if it not in self.runner.committing}
             self.left_alone |= len(layers) < len(found)
             # One pass at a time has a cluster's claim: what a worker that died in this cluster had permits for is free.
-            owner = f"{part.key}|{token}"
+            owner = f"{cluster.key}|{token}"
             wanted[owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
             seen |= layers.keys()
         self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
         permits = self.runner.permits
         return permits.take(wanted) - permits.booked_since(self.bookings_read)
 
-    def _plan(self, snapshot: Snapshot, planned: Sequence[_Part], granted: Collection[str]) -> None:
+    def _plan(self, snapshot: Snapshot, planned: Sequence[PassReport], granted: Collection[str]) -> None:
         runner, queue = self.runner, self.runner.settings.queue
         demands: Collection[Demand] = ()
         # What waits for GPUs, on a farm that has some.
@@ -457,19 +442,19 @@ class _Pass:
         admissions = [*policy.admissions, reservations(snapshot.now)]
         if apart := runner.refusals.apart():
             admissions.append(kept_apart(apart))
-        keys_planned = {part.key for part in planned}
+        clusters = {report.cluster for report in planned}
         plans = plan_pass(
-            replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster.key in keys_planned)),
+            replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster in clusters)),
             runner.hosts.cache,
             replace(policy, admissions=tuple(admissions)),
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
         )
-        for part, plan in zip(planned, plans, strict=True):
-            part.plan = part.report.plan = plan
-            self.part_of |= {proc.proc_id: part for proc in plan.procs}
-            part.report.verdicts = (*part.report.verdicts, *plan.verdicts)
-            runner.layers.found_no_host(part.key, plan.unschedulable, host_changes=self.host_changes)
+        for report, plan in zip(planned, plans, strict=True):
+            report.plan = plan
+            self.planned_for |= dict.fromkeys((proc.proc_id for proc in plan.procs), report)
+            report.verdicts = (*report.verdicts, *plan.verdicts)
+            runner.layers.found_no_host(report.cluster.key, plan.unschedulable, host_changes=self.host_changes)
 
     def _book_and_commit(self, procs: Sequence[PlannedProc]) -> tuple[Environments, CommitResult] | None:
         runner = self.runner
@@ -493,9 +478,8 @@ class _Pass:
             # 5. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
             #    here, because recompute takes a booking that is too old for that of a dead process.
             booked_at = runner.clock()
-            with self._timed("book"):
+            with self._step("book"):
                 answers = self._book(procs)
-            self.progress()
             accepted = [proc for proc in procs if proc.proc_id in answers.accepted]
             if accepted and not self.alive():
                 self._roll_back(accepted)
@@ -504,7 +488,7 @@ class _Pass:
             # Let the next pass over these clusters begin during the commit when there is more to place right away: what
             # is booked counts in the ledger, its hosts are taken in the cache, this process leaves its layers alone.
             # Should another process claim a cluster that soon, each loses what the other has.
-            more = self.left_alone or any(part.plan.full for part in self.parts)
+            more = self.left_alone or any(report.plan and report.plan.full for report in self.reports)
             if accepted and more:
                 runner.committing.update(proc.layer.id for proc in accepted)
                 self.ended = True
@@ -515,7 +499,7 @@ class _Pass:
             # 6. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
             if accepted:
-                with self._timed("commit"):
+                with self._step("commit"):
                     result = commit_plan(
                         runner.engine,
                         accepted,
@@ -527,11 +511,11 @@ class _Pass:
                         queue=runner.queue,
                     )
                 since_gathered = runner.clock() - self.gathered_at
-                self.progress()
                 self._after_commit(result, since_gathered)
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
-            for part in self.parts:
-                part.report.verdicts = after_booking(part.report.verdicts, part.plan.procs, answers.refusals, losses)
+            for report in self.reports:
+                if report.plan:
+                    report.verdicts = after_booking(report.verdicts, report.plan.procs, answers.refusals, losses)
             self.refused_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in answers.refusals)
             self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
             return (environments, result) if result.committed else None
@@ -561,7 +545,7 @@ class _Pass:
             ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = ledger.book([booking_of(proc) for proc in procs])
         for proc_id, refused in answers.refusals.items():
-            self.part_of[proc_id].report.refusals[refused.table] += 1
+            self.planned_for[proc_id].refusals[refused.table] += 1
         return answers
 
     def _after_commit(self, result: CommitResult, since_gathered: float) -> None:
@@ -571,7 +555,7 @@ class _Pass:
         booked = [*result.committed, *(proc for proc, _ in result.unknown)]
         self.booked_layers = frozenset(proc.layer.id for proc in booked)
         for proc in result.committed:
-            report = self.part_of[proc.proc_id].report
+            report = self.planned_for[proc.proc_id]
             report.frames_booked += 1
             if proc.frame.waited_seconds is not None:
                 report.seconds_to_book.append(proc.frame.waited_seconds + since_gathered)
@@ -589,7 +573,7 @@ class _Pass:
 
     def _count_losses(self, losses: Iterable[Lost]) -> None:
         for proc, error in losses:
-            self.part_of[proc.proc_id].report.losses[error.reason] += 1
+            self.planned_for[proc.proc_id].losses[error.reason] += 1
 
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
         """Whatever Redis answers, what is committed is launched: the recompute removes what stays booked."""
@@ -611,7 +595,7 @@ class _Pass:
         outcomes = [*impossible, *launched]
         settled = settle(runner.engine, runner.ledger, runner.channels, result.committed, outcomes)
         for proc in settled.launched:
-            self.part_of[proc.proc_id].report.frames_launched += 1
+            self.planned_for[proc.proc_id].frames_launched += 1
         not_launched = (*settled.compensated, *settled.left_unknown)
         self._count_losses(not_launched)
         blame = runner.refusals.blame(launched)
@@ -630,9 +614,8 @@ class _Pass:
         runner = self.runner
         starts: Mapping[str, float] = {}
         asleep: list[PassReport] = []
-        for part in self.parts:
-            report, found = part.report, part.gathered
-            no_host = {it.verdict.layer_id for it in part.plan.unschedulable}
+        for report, found in zip(self.reports, self.gathered, strict=True):
+            no_host = {it.verdict.layer_id for it in report.plan.unschedulable} if report.plan else set()
             # What was looked at and got nothing: not what a full plan had no place for.
             tried = self.refused_layers | self.lost_layers
             got_nothing = {
@@ -643,8 +626,8 @@ class _Pass:
                 and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
             }
             report.go_on = runner.layers.end_pass(
-                part.key,
-                wakes=self.wakes.get(part.key, 0),
+                report.cluster.key,
+                wakes=self.wakes.get(report.cluster.key, 0),
                 # A layer without a host may have wanted one that the plan had for frames which were refused or lost:
                 # the next pass reads these hosts again.
                 more=found.more or (bool(no_host) and self.gave_back),
