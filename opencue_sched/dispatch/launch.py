@@ -312,15 +312,15 @@ def settle(
     launched = [by_id[it.proc_id] for it in outcomes if it.error is None]
     to_undo = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and not it.error.outcome_unknown]
     unsure = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and it.error.outcome_unknown]
+    ref_of = {it.proc_id: it.request.ref for it in outcomes}
 
     # 1. RQD.
     unsure, gone, left = _still_ours(engine, unsure)
     to_undo += gone
-    refs = [
-        RunningFrameRef(proc.host.name, proc.frame.id, proc.proc_id, centicores(proc.reservation.cores))
-        for proc, _ in unsure
-    ]
-    confirmations = channels.each(lambda ref: kill_and_confirm(channels, ref, reason=_KILL_REASON, adopt=True), refs)
+    confirmations = channels.each(
+        lambda ref: kill_and_confirm(channels, ref, reason=_KILL_REASON, adopt=True),
+        [ref_of[proc.proc_id] for proc, _ in unsure],
+    )
     for (proc, error), (fate, detail) in zip(unsure, confirmations, strict=True):
         if fate is Fate.RUNNING:
             launched.append(proc)
@@ -444,9 +444,8 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # When each came that counts against a job (job, host), or against a host (host, job).
-        self._of_jobs: dict[tuple[str, str], float] = {}
-        self._of_hosts: dict[tuple[str, str], float] = {}
+        # When each came that counts against a job (job, host), and against a host (host, job).
+        self._against: dict[tuple[str, str], float] = {}
         self._apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
 
     def apart(self) -> Mapping[tuple[str, str], str]:
@@ -469,7 +468,7 @@ class Refusals:
                     hosts.add(host)
                     continue
                 refused[frame.job_id, host] = str(it.error)
-                self._of_jobs[frame.job_id, host] = self._of_hosts[host, frame.job_id] = now
+                self._against[frame.job_id, host] = self._against[host, frame.job_id] = now
                 # A frame that was sent before the two were kept apart says nothing new.
                 if (frame.layer_id, host) not in kept_apart:
                     kept_apart[frame.layer_id, host] = str(it.error)
@@ -477,20 +476,18 @@ class Refusals:
             launched = [it.request for it in sent if it.error is None]
             for request in launched:
                 self._apart.worked((request.run_frame.layer_id, request.host_name))
-            self._of_jobs = _lately(self._of_jobs, now, without={it.run_frame.job_id for it in launched})
-            self._of_hosts = _lately(self._of_hosts, now, without={it.host_name for it in launched})
-            by_job, by_host = (Counter(name for name, _ in those) for those in (self._of_jobs, self._of_hosts))
-            jobs = {job: words for (job, _), words in refused.items() if by_job[job] >= HOSTS_TO_BLAME}
-            hosts |= {host for job, host in refused if job not in jobs and by_host[host] >= JOBS_TO_BLAME}
-            self._of_jobs = _lately(self._of_jobs, now, without=jobs)
-            self._of_hosts = _lately(self._of_hosts, now, without=hosts)
+            self._forget(now, {name for it in launched for name in (it.run_frame.job_id, it.host_name)})
+            times = Counter(name for name, _ in self._against)
+            jobs = {job: words for (job, _), words in refused.items() if times[job] >= HOSTS_TO_BLAME}
+            hosts |= {host for job, host in refused if job not in jobs and times[host] >= JOBS_TO_BLAME}
+            self._forget(now, jobs.keys() | hosts)
             return Blame(jobs, frozenset(hosts))
 
-
-def _lately(
-    refusals: Mapping[tuple[str, str], float], now: float, *, without: Collection[str]
-) -> dict[tuple[str, str], float]:
-    return {pair: at for pair, at in refusals.items() if now - at < REMEMBERED_SECONDS and pair[0] not in without}
+    def _forget(self, now: float, names: Collection[str]) -> None:
+        """What counts against these, and what came long ago."""
+        self._against = {
+            pair: at for pair, at in self._against.items() if now - at < REMEMBERED_SECONDS and pair[0] not in names
+        }
 
 
 def _refuses_the_job(outcome: LaunchOutcome) -> bool:
