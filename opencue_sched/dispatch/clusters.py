@@ -144,46 +144,6 @@ def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> froz
     )
 
 
-class ClusterFeed:
-    """The clusters of one process by key, read anew now and then, and what the last awake scan found. Not thread-safe.
-
-    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back. When a scan fails,
-    the last answer (``awake``) stays in force.
-    """
-
-    def __init__(
-        self, load: Callable[[], frozenset[Cluster]], queue: Queue, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._load = load
-        self._queue = queue
-        self._clock = clock
-        self._read_at = -math.inf
-        self.clusters: dict[str, Cluster] = {}
-        self.awake: frozenset[WaitingTag] = frozenset()
-
-    def reload_if_due(self, *, soon: bool = False) -> bool:
-        """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time, or if it is
-        to be ``soon``, ``queue.active_scan_interval``; whether they were read."""
-        interval = self._queue.active_scan_interval if soon else self._queue.cluster_reload_interval
-        if self._clock() < self._read_at + interval:
-            return False
-        loaded = {cluster.key: cluster for cluster in self._load()}
-        self._read_at = self._clock()
-        added, removed = loaded.keys() - self.clusters.keys(), self.clusters.keys() - loaded.keys()
-        if added or removed:
-            self.clusters = loaded
-            log.info("clusters_swapped", total=len(loaded), added=len(added), removed=len(removed))
-        return True
-
-    def reload_next(self) -> None:
-        """Have reload_if_due() read the clusters the next time."""
-        self._read_at = -math.inf
-
-    def ready(self) -> list[Cluster]:
-        """The clusters with work, in the order of their keys."""
-        return sorted(with_work(self.awake, self.clusters.values()), key=lambda it: it.key)
-
-
 _HOSTS_COUNTED_SECONDS = 10.0
 """Between two counts of the hosts there are, of which only the number of shards depends."""
 
@@ -265,20 +225,19 @@ class Sweeper:
         self.at_caps: set[str] = set()
         """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
         limit: a run of quite other tags that ends may have made headroom. Passes change it one key at a time."""
-        self.feed = ClusterFeed(self._load, settings.queue)
+        self.clusters: frozenset[Cluster] = frozenset()
+        """All there are, as they were read last."""
+        self._awake: frozenset[WaitingTag] = frozenset()
+        self._read_at = float("-inf")
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = self._scanned_at = float("-inf")
         self._woken_at: dict[str, float] = {}
         self._new_show = self._withdraw_due = False
         self._lock = threading.Lock()
 
-    def _load(self) -> frozenset[Cluster]:
-        with self._engine.connect() as connection:
-            return load_clusters(connection, self._settings)
-
     def reload(self) -> None:
         """Have the next sweep read the clusters anew, without waiting for the interval."""
-        self.feed.reload_next()
+        self._read_at = float("-inf")
 
     def sweep(
         self,
@@ -316,8 +275,13 @@ class Sweeper:
         if notified and not (swept and (wake_shows or wake_hosts)):
             return self._report(())
         # 1. The clusters: again when it is time to, or soon when a show nobody knew has work.
-        self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.feed.clusters.values()})
-        if self.feed.reload_if_due(soon=self._new_show):
+        self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.clusters})
+        queue = self._settings.queue
+        interval = queue.active_scan_interval if self._new_show else queue.cluster_reload_interval
+        if time.monotonic() >= self._read_at + interval:
+            with self._engine.connect() as connection:
+                self.clusters = load_clusters(connection, self._settings)
+            self._read_at = time.monotonic()
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
         scanned, freed_tags = None, frozenset[str]()
@@ -329,11 +293,13 @@ class Sweeper:
                     freed_tags = tags_of_hosts(connection, wake_hosts)
                 began = time.monotonic()
                 believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
-                if not (believed and any(not freed_tags.isdisjoint(c.tags) for c in self.feed.ready())):
-                    self.feed.awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
+                awake = with_work(self._awake, self.clusters) if believed else ()
+                if all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
+                    self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
                     self._scanned_at = began
                     scanned = time.monotonic() - began
-        ready = [in_shard(cluster, shard) for cluster in self.feed.ready() for shard in swept]
+        with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
+        ready = [in_shard(cluster, shard) for cluster in with_some for shard in swept]
         active = frozenset(ready)
         at_caps = self.at_caps if wake_hosts else ()
         reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
@@ -354,7 +320,7 @@ class Sweeper:
         # 4. Take down the postings of clusters and shards that no longer exist; of those that are claimed, one of a
         #    cluster goes next time, and one of a shard with the end of its pass.
         if self._withdraw_due:
-            there = {in_shard(c, shard).key for c in self.feed.clusters.values() for shard in shards(division)}
+            there = {in_shard(c, shard).key for c in self.clusters for shard in shards(division)}
             if divided_anew:
                 self._keep_trashed()
             gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
@@ -379,7 +345,7 @@ class Sweeper:
         awake = {replace(it.cluster, shard="") for it in enqueued if not it.resting}
         return SweepReport(
             send=tuple((it.cluster, it) for it in enqueued if it.ticket),
-            clusters=dict(Counter(cluster.kind for cluster in self.feed.clusters.values())),
+            clusters=dict(Counter(cluster.kind for cluster in self.clusters)),
             active=len(active),
             sleeping=len(active - awake),
             scan_seconds=scanned,

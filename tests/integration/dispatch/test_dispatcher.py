@@ -434,7 +434,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    shows = [next(iter(here.sweeper.feed.clusters.values())).show_id]
+    shows = [next(iter(here.sweeper.clusters)).show_id]
     cooled: list[float] = []
     with monkeypatch.context() as broken:
         # given a cluster whose passes fail ten times in a row

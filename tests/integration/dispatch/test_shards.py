@@ -99,7 +99,7 @@ def test_a_freed_host_of_another_shard_costs_no_scan(fleet: Fleet) -> None:
 def test_new_work_wakes_every_shard_each_by_its_worker(fleet: Fleet) -> None:
     for name in TWO:
         fleet.put_to_rest(fleet.sweepers[name].sweep())
-    (cluster,) = fleet.sweepers["one"].feed.clusters.values()
+    (cluster,) = fleet.sweepers["one"].clusters
 
     assert {name: sent(fleet.sweepers[name].sweep(wake_shows=[cluster.show_id])) for name in THREE} == {
         "one": {"one"},
@@ -174,7 +174,7 @@ def shown(feed: HostFeed) -> set[str]:
 
 def cluster_in(fleet: Fleet, shard: str) -> Cluster:
     fleet.sweepers["one"].sweep()
-    (cluster,) = fleet.sweepers["one"].feed.clusters.values()
+    (cluster,) = fleet.sweepers["one"].clusters
     return replace(cluster, shard=shard)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.dispatch import clusters
-from opencue_sched.dispatch.clusters import SweepReport
-from opencue_sched.domain.cluster import Fence
+from opencue_sched.dispatch.clusters import Sweeper, SweepReport
+from opencue_sched.domain.cluster import Cluster, Fence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
@@ -99,6 +100,48 @@ def test_clusters_that_a_reload_keeps_go_on_resting_and_one_that_is_new_is_sent_
 
     # then its cluster alone is sent for
     assert [cluster.show_id for cluster, _ in here.sweeper.sweep().send] == [other.id]
+
+
+def test_the_clusters_are_read_at_their_interval_and_soon_for_a_show_nobody_knew(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine)
+    loads: list[float] = []
+    load = clusters.load_clusters
+
+    def loading(connection: Connection, settings: Settings) -> frozenset[Cluster]:
+        loads.append(time.monotonic())
+        return load(connection, settings)
+
+    monkeypatch.setattr(clusters, "load_clusters", loading)
+    queue = here.settings.queue.model_copy(update={"cluster_reload_interval": 0.8, "active_scan_interval": 0.3})
+    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.sweeper._postings)
+
+    def next_load(wake_shows: Collection[str] = ()) -> float:
+        """Seconds from one reading of the clusters to the next."""
+        known = len(loads)
+        eventually(lambda: sweeper.sweep(wake_shows=wake_shows) and len(loads) > known)
+        return loads[-1] - loads[-2]
+
+    sweeper.sweep()
+    assert next_load() >= 0.8
+    assert 0.3 <= next_load(wake_shows=["a show nobody knew"]) < 0.8
+    assert next_load() >= 0.8
+
+
+def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine)
+
+    def fail(*_: object) -> None:
+        raise RedisConnectionError("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(clusters, "load_clusters", fail)
+        with pytest.raises(RedisConnectionError):
+            here.sweeper.sweep()
+    assert len(here.sweeper.sweep().send) == 1
 
 
 def scans_of(engine: Engine) -> Callable[[], int]:

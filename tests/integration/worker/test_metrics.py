@@ -158,7 +158,7 @@ def run_passes(runtime: Runtime) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
     runtime.hosts.cache.expire()
     runtime.hosts.reread()
-    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.feed.clusters.values()])
+    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.clusters])
     return [str(runtime.dispatch(uuid)["ended"]) for uuid in runtime.postings.posted().values()]
 
 
@@ -418,7 +418,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     runtime.keep_promises()
     walk.look()
     _hosts_go_down(runtime, engine)
-    cluster = next(iter(runtime.sweeper.feed.clusters.values()))
+    cluster = next(iter(runtime.sweeper.clusters))
     crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1)
     with increments("scheduler_wasted_attempts_total") as grown:
         metrics.record_pass(PassReport(cluster, plan=crowded))

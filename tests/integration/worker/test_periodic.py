@@ -109,7 +109,7 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     said = json.loads(json.dumps(control.accounting_audit(None)))
     assert said["failed"], "the counters were never filled"
     assert len(said["findings"]) > 1
-    assert runtime.sweeper.feed.clusters == {}
+    assert runtime.sweeper.clusters == frozenset()
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["old"], hostname_tag=False)

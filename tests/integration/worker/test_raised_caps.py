@@ -76,7 +76,7 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, e
         )
     known(runtime)
     runtime.sweep(wake_shows=[show.id])
-    (cluster,) = (it for it in runtime.sweeper.feed.clusters.values() if it.show_id == show.id)
+    (cluster,) = (it for it in runtime.sweeper.clusters if it.show_id == show.id)
     posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
@@ -122,7 +122,7 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
         show = farm.job([LayerSpec(frames=1, cores=4)], show=farm.default_show()).show
     known(runtime)
     runtime.sweep(wake_shows=[show.id])
-    (cluster,) = (it for it in runtime.sweeper.feed.clusters.values() if it.show_id == show.id)
+    (cluster,) = (it for it in runtime.sweeper.clusters if it.show_id == show.id)
     posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
