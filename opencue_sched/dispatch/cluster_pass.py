@@ -182,14 +182,15 @@ class Dispatcher:
             self.look_in(min(sleeps))
 
     def _fail(self, claim: Claim, reason: str) -> None:
-        log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
+        key, seen = claim.cluster.key, traceback.format_exc()
+        log.error("pass_crashed", cluster=key, error=seen)
         try:
             seconds = cooldown_seconds(self.postings.failures(claim) + 1)
             reason = reason[:LONGEST_ERROR]
-            self.postings.end(claim, "fail", delay_seconds=seconds, reason=reason, error=traceback.format_exc())
-            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=reason)
+            self.postings.end(claim, "fail", delay_seconds=seconds, reason=reason, error=seen)
+            log.warning("cluster_cooled_down", cluster=key, seconds=seconds, reason=reason)
         except RedisError as problem:
-            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
+            log.warning("claim_left_to_expire", cluster=key, error=str(problem))
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,11 @@ class LayerCooldowns:
             here = self._clusters[cluster]
             here.forget(now)
             here.kinds = {
-                kind: it for kind, it in here.kinds.items() if _open_allocs(it.search, headroom) <= it.open_allocs
+                kind: it
+                for kind, it in here.kinds.items()
+                if it.open_allocs.issuperset(
+                    alloc for alloc, cores in headroom.items() if cores >= it.search.need.cores
+                )
             }
             return SkippedLayers({layer_id: version for layer_id, (_, version) in here.rows.items()}, list(here.kinds))
 
@@ -295,11 +299,6 @@ class LayerCooldowns:
         self._forget_at = now + self._seconds
         for cluster in [key for key, here in self._clusters.items() if here.forget(now)]:
             del self._clusters[cluster]
-
-
-def _open_allocs(search: Search, headroom: Mapping[str, float]) -> frozenset[str]:
-    """The allocations with headroom for a frame."""
-    return frozenset(alloc_id for alloc_id, cores in headroom.items() if cores >= search.need.cores)
 
 
 def _places(host: Host) -> Iterable[_Place]:
