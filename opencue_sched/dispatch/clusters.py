@@ -24,7 +24,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.domain.cluster import (
-    HOSTS_PER_SHARD,
     Cluster,
     ClusterKind,
     Division,
@@ -159,7 +158,7 @@ class FarmDivision:
         self._settings = settings
         self._instances = instances
         self._counted_at = -math.inf
-        self._hosts = self._counted_to = 0
+        self._hosts = 0
         self._last: Division = ()
         self._lock = threading.Lock()
 
@@ -167,19 +166,14 @@ class FarmDivision:
         with self._lock:
             try:
                 instances = self._instances()
-                self._last = divide(instances, self._count(len(instances))) if len(instances) > 1 else ()
+                if len(instances) > 1 and time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS:
+                    with self._engine.connect() as connection:
+                        self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings))
+                    self._counted_at = time.monotonic()
+                self._last = divide(instances, self._hosts)
             except (RedisError, SQLAlchemyError) as error:
                 log.warning("division_not_read", error=str(error))
             return self._last
-
-    def _count(self, instances: int) -> int:
-        """The hosts there are, as far as it matters to so many instances."""
-        most = instances * HOSTS_PER_SHARD
-        if time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS or most > self._counted_to:
-            with self._engine.connect() as connection:
-                self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings), most)
-            self._counted_at, self._counted_to = time.monotonic(), most
-        return self._hosts
 
 
 @dataclass(frozen=True, slots=True)

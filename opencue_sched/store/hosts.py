@@ -131,17 +131,15 @@ _TAGS_OF_HOSTS = text(
 
 _COUNT = text(
     """
-    SELECT count(*) FROM (
-        SELECT 1 FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-         WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
-         LIMIT :most) counted
+    SELECT count(*) FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+     WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
     """
 )
 
 
-def count_hosts(connection: Connection, facilities: Sequence[str] | None, most: int) -> int:
-    """How many hosts there are in these facilities (None: all), up or not; counted up to ``most``."""
-    return int(connection.execute(_COUNT, {"facilities": facilities, "most": most}).scalar_one())
+def count_hosts(connection: Connection, facilities: Sequence[str] | None) -> int:
+    """How many hosts there are in these facilities (None: all), up or not."""
+    return int(connection.execute(_COUNT, {"facilities": facilities}).scalar_one())
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:

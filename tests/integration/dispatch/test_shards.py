@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch import clusters
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.domain import cluster
@@ -231,8 +230,7 @@ def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
     assert division() == ()
     instances |= {"two"}
     assert division() == (), "24 hosts are too few"
-    for module in (clusters, cluster):
-        monkeypatch.setattr(module, "HOSTS_PER_SHARD", 8)
+    monkeypatch.setattr(cluster, "HOSTS_PER_SHARD", 8)
     instances |= {"three"}
     assert division() == THREE
     with fleet.here.counted() as count:
@@ -241,8 +239,7 @@ def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
 
 
 def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (clusters, cluster):
-        monkeypatch.setattr(module, "HOSTS_PER_SHARD", 8)
+    monkeypatch.setattr(cluster, "HOSTS_PER_SHARD", 8)
     away = False
 
     def instances() -> set[str]:
