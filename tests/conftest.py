@@ -27,7 +27,7 @@ from opencue_sched.embedded import processes
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.engine import make_engine
-from tests.databases import Databases, PostgresServer
+from tests.databases import TEST_SESSIONS, Databases, PostgresServer
 
 # Machines that run these tests are shared and slow at times: no test fails for the time an example takes. And each run
 # tries the same examples, so that a change is not told of what others left; OPENCUE_SCHED_TEST_DEEP tries others.
@@ -142,11 +142,12 @@ def settings(database_url: str, redis_server: RedisServer, redis_client: redis.R
 
 
 @pytest.fixture
-def engine(settings: Settings) -> Iterator[Engine]:
+def engine(settings: Settings, databases: Databases) -> Iterator[Engine]:
     """An engine on this test's database, made as a worker makes its own."""
-    engine = make_engine(settings, application_name="opencue-sched-test")
+    engine = make_engine(settings, application_name=TEST_SESSIONS)
     try:
         yield engine
+        databases.keep_sessions(engine)
     finally:
         engine.dispose()
 

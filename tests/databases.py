@@ -2,7 +2,8 @@
 
 Copying a database, meeting its catalog for the first time and dropping it costs more than most tests do. So the
 database of a test that is over is emptied for another test of the same process, unless more than rows could be left of
-the first one in it: then it is dropped and the other test has a new copy.
+the first one in it: then it is dropped and the other test has a new copy. Sessions, too, are used again: a new one has
+to read the catalog and to parse the views before its first statement.
 """
 
 # ruff: noqa: S608 - statements are put together from names that the catalog gives
@@ -15,9 +16,12 @@ from typing import Any
 
 import psycopg2
 from psycopg2 import extensions
-from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 
 from opencue_sched.embedded.services import EmbeddedPostgres
+
+TEST_SESSIONS = "opencue-sched-test"
+"""The name of the sessions that are used again."""
 
 _AT_REST = 2
 """So many databases wait before one of them is used again: by then the sessions of its last test have ended."""
@@ -49,6 +53,7 @@ _OTHER_TRACES = f"""
 _SESSIONS = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+      AND pid <> ALL (%s)
 """
 _SIZE = f"SELECT coalesce(sum(pg_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND oid >= {_FIRST_OID}"
 
@@ -112,12 +117,28 @@ class Databases:
         self._in_use: dict[str, _Database] = {}
         self._emptying: str | None = None
         self._used_again = server.ours_is_a_superuser()
+        event.listen(Engine, "do_connect", self._idle_session)
 
     def take(self) -> str:
         """The URL of a database in which everything is as in the template."""
         database = self._emptied() or self._copy()
         self._in_use[database.url] = database
         return database.url
+
+    def keep_sessions(self, engine: Engine) -> None:
+        """Take the sessions of this engine, which its test uses no more, for the next of the same database."""
+        database = self._in_use[engine.url.render_as_string(hide_password=False)]
+        for lent in [engine.raw_connection() for _ in range(engine.pool.checkedin())]:
+            session = lent.dbapi_connection
+            lent.detach()
+            database.idle.append(_as_new(session))
+
+    def _idle_session(self, _dialect: object, _record: object, _args: object, named: dict[str, Any]) -> Any:
+        """What SQLAlchemy takes instead of a new session, or None."""
+        if named.get("application_name") != TEST_SESSIONS:
+            return None
+        found = [database for database in self._in_use.values() if database.name == named["dbname"] and database.idle]
+        return found[0].idle.pop() if found else None
 
     def give_back(self, url: str) -> None:
         """The test that had the database is over."""
@@ -128,6 +149,7 @@ class Databases:
             self._server.drop(database.name)
 
     def close(self) -> None:
+        event.remove(Engine, "do_connect", self._idle_session)
         for database in (*self._at_rest, *self._in_use.values()):
             self._drop(database)
 
@@ -152,7 +174,7 @@ class Databases:
 
 
 class _Database:
-    """A copy of the template, and our own session in it."""
+    """A copy of the template, and our own session in it. ``idle``: sessions of tests that are over."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -160,6 +182,7 @@ class _Database:
         self._session: extensions.connection | None = None
         self._traces: object = None
         self._size = 0
+        self.idle: list[extensions.connection] = []
 
     def observe(self, emptying: str | None) -> str:
         """See how the database is before its first test; returns what makes it so again, the same for every copy."""
@@ -189,7 +212,7 @@ class _Database:
         try:
             with self._session.cursor() as cursor:
                 if (
-                    _row(cursor, _SESSIONS) != (0,)
+                    _row(cursor, _SESSIONS, ([session.info.backend_pid for session in self.idle],)) != (0,)
                     or _row(cursor, "EXECUTE traces") != self._traces
                     or _row(cursor, _SIZE)[0] - self._size > _GROWTH_BYTES
                 ):
@@ -201,12 +224,24 @@ class _Database:
         return True
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        for session in (*self.idle, self._session):
+            if session is not None:
+                session.close()
 
 
-def _row(cursor: extensions.cursor, query: str) -> tuple[Any, ...]:
-    cursor.execute(query)
+def _as_new(session: Any) -> extensions.connection:
+    """The session without what a test may have left in it, but with what it has read of the catalog."""
+    session.reset()
+    session.autocommit = True
+    with session.cursor() as cursor:
+        cursor.execute("DISCARD ALL")
+    session.autocommit = False
+    session.notices.clear()
+    return session
+
+
+def _row(cursor: extensions.cursor, query: str, parameters: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+    cursor.execute(query, parameters)
     row: tuple[Any, ...] = cursor.fetchone()
     return row
 

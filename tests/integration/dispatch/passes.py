@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import redis
-from sqlalchemy import Engine, NullPool, create_engine, event
+from sqlalchemy import Engine, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch
@@ -97,7 +97,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
     channels = RqdChannels(settings.rqd)
     ledger = make_ledger(engine, client, owner=instance)
     # The farms of these tests are built and changed by SQL, past the ledger: it says what it would if it had been told.
-    beside = create_engine(engine.url, poolclass=NullPool)
+    beside = create_engine(engine.url, pool_size=1)
     ledger.cores_in_use = lambda _: live_use(beside)  # type: ignore[method-assign]
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
@@ -125,6 +125,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
     try:
         yield Passes(engine, client, settings, runner, sweeper)
     finally:
+        beside.dispose()
         channels.close()
         client.close()
         pool.disconnect()
