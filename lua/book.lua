@@ -21,7 +21,7 @@ local now, bucket = clock()
 if tombstoned(id, bucket) then
   return {0, 'tombstoned', id, '0'}
 end
-local keys = vertices(unpack(ARGV, 7, 12))
+local keys = vertices(ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
 
 -- Why a subscription, folder or job refuses, or nil. GPU fields are read only for GPUs: every field costs.
 local function full(key, name, cap_field)
@@ -39,10 +39,10 @@ end
 
 -- The first cap in the way of this booking, or nil.
 local function refusal()
-  local sub, folder, job = unpack(keys, 1, 3)
+  local sub, folder, job = keys[1], keys[2], keys[3]
   local refused = sub and full(sub, 'subscription', 'burst') or folder and full(folder, 'folder', 'int_max_cores')
     or job and full(job, 'job', 'int_max_cores')
-  if refused then return refused end
+  if refused or limits == '' then return refused end
   for limit in string.gmatch(limits, '[^,]+') do
     local key = 'acct:limit:' .. limit
     local read = call('HMGET', key, 'int_running', 'int_max_value', 'int_foreign')
@@ -60,11 +60,11 @@ local seq, entry = call('INCR', SEQ), table.concat(ARGV, '|', 5)
 if call('HSETNX', LEDGER, id, record_of('F', now, seq, ARGV[4], entry)) == 0 then
   return {1, 0, 'already'}
 end
-for _, key in ipairs(keys) do
-  if key then count(key, ARGV[5], gpus, ARGV[5], gpus) end
+for i = 1, 5 do
+  if keys[i] then count(keys[i], ARGV[5], gpus, ARGV[5], gpus) end
 end
-for limit in string.gmatch(limits, '[^,]+') do
-  add('acct:limit:' .. limit, 'int_running', '1')
+if limits ~= '' then
+  for limit in string.gmatch(limits, '[^,]+') do add('acct:limit:' .. limit, 'int_running', '1') end
 end
 if AUDITING then call('RPUSH', AUDIT_LOG, seq .. '|+|' .. id .. '|' .. entry) end
 return {1, seq}

@@ -22,10 +22,10 @@
 local SEQ, LEDGER, EPOCH, AUDIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local AUDIT_LOG = 'acct:audit:log'
 local TOMB_WIDTH = 120
-local RECORD = '^1|([FC])|(%d+)|(%d+)|([^|]*)|([^|]*' .. string.rep('|[^|]*', 8) .. ')$'
+local RECORD = '^1|([FC])|(%d+)|(%d+)|([^|]*)|([^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*)$'
 local ENTRY = '^(%-?%d+)|(%-?%d+)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$'
 local DUAL = string.sub(ARGV[1], -5) == '|dual'
-local call = redis.call
+local call, try = redis.call, redis.pcall
 
 local gate = call('MGET', EPOCH, AUDIT)
 local AUDITING = gate[2]
@@ -39,12 +39,13 @@ local FENCE = KEYS[5]
 -- number, or a key of another type: that counter becomes SPOILT, more than any cap, and nothing is booked there until
 -- a recompute has corrected it.
 local SPOILT = '1000000000000'
+local function spoil(key, field)
+  if call('TYPE', key).ok ~= 'hash' then call('UNLINK', key) end
+  call('HSET', key, field, SPOILT)
+end
 local function add(key, field, more)
-  local sum = redis.pcall('HINCRBY', key, field, more)
-  if type(sum) == 'table' then
-    if call('TYPE', key).ok ~= 'hash' then call('UNLINK', key) end
-    call('HSET', key, field, SPOILT)
-  end
+  local sum = try('HINCRBY', key, field, more)
+  if type(sum) == 'table' then spoil(key, field) end
   return sum
 end
 
@@ -86,9 +87,11 @@ local function vertices(show, alloc, folder, job, layer, dept)
 end
 
 -- Move the counters of a vertex, in a dual store also what the ledger alone accounts for. GPUs of 0 are written only to
--- a vertex that is new.
+-- a vertex that is new. The first step is add() itself, without its call: a booking counts at five vertices.
 local function count(key, cores, gpus, ledger_cores, ledger_gpus)
-  if add(key, 'int_cores', cores) == tonumber(cores) or gpus ~= 0 then
+  local sum = try('HINCRBY', key, 'int_cores', cores)
+  if type(sum) == 'table' then spoil(key, 'int_cores') end
+  if sum == tonumber(cores) or gpus ~= 0 then
     add(key, 'int_gpus', gpus)
   end
   if DUAL then
