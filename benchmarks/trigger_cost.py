@@ -195,7 +195,7 @@ def _plan(
     snapshot, _ = gather(connection, [cluster], changed, facts=facts, in_use=lambda _: {}, most_frames=_PLAN)
     hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0)[0])
     plan = []
-    for job in (it for it in snapshot.jobs if it.id == job_id):
+    for job in (it for it in snapshot.work[0].jobs if it.id == job_id):
         for layer in job.layers:
             for frame in layer.frames:
                 host = next(hosts)

@@ -436,11 +436,6 @@ class Snapshot:
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     now: float = 0.0
 
-    @property
-    def jobs(self) -> tuple[Job, ...]:
-        """The jobs of all clusters; one that several reach is there for each."""
-        return tuple(job for work in self.work for job in work.jobs)
-
 
 @dataclass(frozen=True, slots=True)
 class BadRow:

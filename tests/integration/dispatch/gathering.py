@@ -109,7 +109,7 @@ def by_alloc(result: OneGathered) -> dict[str, Caps]:
 
 
 def job_ids(result: OneGathered) -> list[str]:
-    return [job.id for job in result.snapshot.jobs]
+    return [job.id for job in result.snapshot.work[0].jobs]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def plan(
     taken = Reservation(cores, memory_kb, gpus, gpu_memory_kb)
     return [
         proc_of(job, layer, index, next(hosts), taken)
-        for job in found.snapshot.jobs
+        for job in found.snapshot.work[0].jobs
         for layer in job.layers
         for index in range(len(layer.frames))
     ]

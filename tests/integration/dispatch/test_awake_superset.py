@@ -125,7 +125,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         clusters = load_clusters(connection, changed)
         awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
-        missed = [c for c in asleep if gather_one(connection, c, changed, facts).snapshot.jobs]
+        missed = [c for c in asleep if gather_one(connection, c, changed, facts).snapshot.work[0].jobs]
 
         transaction.rollback()
     assert not missed
@@ -147,6 +147,6 @@ def test_the_random_farms_do_have_clusters_with_work(engine: Engine, settings: S
         build(connection, spec, facts)
         clusters = load_clusters(connection, settings)
 
-        with_work = {c for c in clusters if gather_one(connection, c, settings, facts).snapshot.jobs}
+        with_work = {c for c in clusters if gather_one(connection, c, settings, facts).snapshot.work[0].jobs}
 
     assert {kind for cluster in with_work for kind in [cluster.kind.value]} == {"alloc", "manual"}

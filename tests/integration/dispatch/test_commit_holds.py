@@ -44,7 +44,7 @@ def planned(
         found = gathered(connection, cluster, farm.settings)
         host = replace(hosts_of(connection)[0], hold=None)
     assert host.id == farm.hosts[0]
-    ((job, wanted),) = ((job, it) for job in found.snapshot.jobs for it in job.layers if it.id == layer)
+    ((job, wanted),) = ((job, it) for job in found.snapshot.work[0].jobs for it in job.layers if it.id == layer)
     wanted = replace(wanted, run_seconds=run_seconds)
     return [proc_of(job, wanted, number, host, Reservation(cores, KB_PER_GB)) for number in range(frames)]
 

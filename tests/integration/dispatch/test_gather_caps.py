@@ -176,7 +176,7 @@ def test_upstream_bug_any_limit_with_room_let_a_layer_through(engine: Engine, se
 
     assert blocked.id not in job_ids(found)
     assert job_ids(found) == [mixed.id]
-    first, second = found.snapshot.jobs[0].layers
+    first, second = found.snapshot.work[0].jobs[0].layers
     assert set(first.limit_ids) == {full, roomy}
     assert second.limit_ids == (roomy,)
     assert found.snapshot.limits[full].left == 0
@@ -211,7 +211,7 @@ def test_a_limit_without_a_value_admits_nothing(engine: Engine, settings: Settin
         found = gathered(connection, cluster_of(farm), settings)
 
     assert found.held_back
-    assert found.snapshot.limits[found.snapshot.jobs[0].layers[0].limit_ids[0]].left == 0
+    assert found.snapshot.limits[found.snapshot.work[0].jobs[0].layers[0].limit_ids[0]].left == 0
 
 
 def test_a_folder_without_caps_is_not_listed(engine: Engine, settings: Settings) -> None:

@@ -48,7 +48,7 @@ def test_a_pass_sees_no_more_jobs_than_its_limit(engine: Engine, settings: Setti
 
         found = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=3)
 
-    assert len(found.snapshot.jobs) == 3
+    assert len(found.snapshot.work[0].jobs) == 3
 
 
 @pytest.mark.parametrize("cap", [-1, 0])
@@ -228,7 +228,7 @@ def test_a_layer_waits_for_its_start_time(engine: Engine, settings: Settings) ->
         found = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [job.id]
-    assert [layer.id for layer in found.snapshot.jobs[0].layers] == [job.layers[1].id]
+    assert [layer.id for layer in found.snapshot.work[0].jobs[0].layers] == [job.layers[1].id]
 
 
 @pytest.mark.parametrize("spelling", ["general", "general|other", "other | general", " general |other", "gen eral"])
@@ -240,7 +240,7 @@ def test_tags_match_in_every_spelling(engine: Engine, settings: Settings, spelli
         found = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [job.id]
-    assert "general" in found.snapshot.jobs[0].layers[0].tags
+    assert "general" in found.snapshot.work[0].jobs[0].layers[0].tags
 
 
 def test_a_quarantined_job_is_left_alone_until_its_time_is_over(engine: Engine, settings: Settings) -> None:
@@ -272,7 +272,7 @@ def test_jobs_whose_layers_rest_give_their_place_to_the_next(engine: Engine, set
         )
 
     assert job_ids(found) == [half.id]
-    assert [layer.id for layer in found.snapshot.jobs[0].layers] == [half.layers[1].id]
+    assert [layer.id for layer in found.snapshot.work[0].jobs[0].layers] == [half.layers[1].id]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_kind_that_rests_is_left_out_with_all_its_jobs_and_no_other(
         other = farm.job(priority=1)
         connection.execute(text("UPDATE job SET str_os = 'rocky9'"))
         connection.execute(text(f"UPDATE {table} SET {change} WHERE pk_job = :job"), {"job": other.id})  # noqa: S608
-        first = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=1).snapshot.jobs[0]
+        first = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=1).snapshot.work[0].jobs[0]
         kinds = SkippedLayers(kinds=[first.layers[0].kind])
 
         found = gathered(connection, cluster_of(farm), settings, skipped=kinds)
@@ -311,7 +311,7 @@ def test_the_spelling_of_tags_and_what_places_no_frame_make_no_other_kind(engine
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.job([LayerSpec(tags="general | fast"), LayerSpec(tags="general|fast", name="b", command="other")])
-        (job,) = gathered(connection, cluster_of(farm), settings).snapshot.jobs
+        (job,) = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs
     assert len({layer.kind for layer in job.layers}) == 1
 
 

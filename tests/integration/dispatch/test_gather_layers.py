@@ -35,7 +35,7 @@ def test_upstream_bug_unordered_layers_keep_their_dispatch_order(engine: Engine,
                 text("UPDATE frame SET int_dispatch_order = 10 - int_dispatch_order WHERE pk_layer = :l"), {"l": layer}
             )
 
-        layers = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+        layers = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs[0].layers
 
     frames_of = {layer.id: layer.frames for layer in job.layers}
     assert [layer.id for layer in layers] == wanted
@@ -52,7 +52,7 @@ def test_frames_with_equal_dispatch_order_come_by_layer_order(engine: Engine, se
                 {"o": order, "f": job.frames[frame]},
             )
 
-        frames = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers[0].frames
+        frames = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs[0].layers[0].frames
 
     assert [frame.id for frame in frames] == [job.frames[index] for index in (2, 0, 3, 1)]
 
@@ -63,7 +63,10 @@ def test_a_layer_shows_so_many_frames_and_counts_them_all(engine: Engine, settin
         job = farm.job([LayerSpec(frames=30), LayerSpec(frames=2)])
 
         layers = (
-            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=20).snapshot.jobs[0].layers
+            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=20)
+            .snapshot.work[0]
+            .jobs[0]
+            .layers
         )
 
     assert [len(layer.frames) for layer in layers] == [20, 2]
@@ -78,7 +81,10 @@ def test_upstream_bug_cap_sums_beyond_the_rank_limit_hide_no_later_layer(engine:
         farm.job([LayerSpec(frames=10), LayerSpec(frames=10)], max_cores=5)
 
         layers = (
-            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=2).snapshot.jobs[0].layers
+            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=2)
+            .snapshot.work[0]
+            .jobs[0]
+            .layers
         )
 
     assert [len(layer.frames) for layer in layers] == [2, 2]
@@ -91,7 +97,7 @@ def test_only_waiting_frames_and_matching_layers_come(engine: Engine, settings: 
         job = farm.job([LayerSpec(frames=3), LayerSpec(tags="elsewhere"), LayerSpec(frames=1)])
         farm.run([job.layers[0].frames[0], job.layers[2].frames[0]], host)
 
-        layers = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+        layers = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs[0].layers
 
     assert [layer.id for layer in layers] == [job.layers[0].id]
     assert [frame.id for frame in layers[0].frames] == list(job.layers[0].frames[1:])
@@ -120,7 +126,7 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    job = found.snapshot.jobs[0]
+    job = found.snapshot.work[0].jobs[0]
     expected = (ids.id, ids.name, ids.show.name, "sh1", "jo", 501, "/logs", "rocky9", 7, ids.folder_id)
     assert expected == (
         *(job.id, job.name, job.show_name, job.shot, job.user, job.uid, job.log_dir, job.os_name, job.priority),
@@ -162,7 +168,7 @@ def test_null_versions_and_dates_beyond_python_are_no_reason_to_fail(engine: Eng
                 {"d": date, "n": number},
             )
 
-        frames = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers[0].frames
+        frames = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs[0].layers[0].frames
 
     assert [(frame.version, frame.waited_seconds) for frame in frames] == [(None, None), (None, 0), (None, None)]
 
@@ -181,7 +187,7 @@ def test_a_frame_waits_since_it_last_became_eligible(engine: Engine, settings: S
             text("UPDATE layer SET ts_start_after = now() - interval '10 s' WHERE int_dispatch_order = 2")
         )
 
-        first, second = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+        first, second = gathered(connection, cluster_of(farm), settings).snapshot.work[0].jobs[0].layers
 
     waited = [frame.waited_seconds for frame in (*first.frames, *second.frames)]
     assert [round(seconds or 0, -1) for seconds in waited] == [1000, 100, 10]
@@ -289,4 +295,4 @@ def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine,
             counts.append(len(statements))
 
     assert counts == [4, 4]
-    assert len(found.snapshot.jobs) == settings.queue.max_jobs_per_cluster_pass
+    assert len(found.snapshot.work[0].jobs) == settings.queue.max_jobs_per_cluster_pass

@@ -99,7 +99,7 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
         cluster = Cluster(rows.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
     with engine.connect() as connection:
         facts = check_schema(connection)
-        (job,) = gather_one(connection, cluster, settings, facts).snapshot.jobs
+        (job,) = gather_one(connection, cluster, settings, facts).snapshot.work[0].jobs
     (layer,) = job.layers
     vertices = Vertices(job.show_id, alloc.id, job.folder_id, job.id, layer.id, job.dept_id)
     plan = [

@@ -192,7 +192,7 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
 
 def every_layer_has_one_verdict_that_adds_up(situation: Situation, planned: Plan) -> None:
     placed = Counter(proc.layer.id for proc in planned.procs)
-    every = {layer.id: layer for job in situation.snapshot.jobs for layer in job.layers}
+    every = {layer.id: layer for job in situation.snapshot.work[0].jobs for layer in job.layers}
 
     assert Counter(verdict.layer_id for verdict in planned.verdicts) == Counter(dict.fromkeys(every, 1))
     for verdict in planned.verdicts:
@@ -213,7 +213,7 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
     for proc in planned.procs:
         by_layer[proc.layer.id].append(proc.frame.number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_layer.values())
-    in_order = [layer.id for job in situation.snapshot.jobs for layer in job.layers]
+    in_order = [layer.id for job in situation.snapshot.work[0].jobs for layer in job.layers]
     places = [in_order.index(proc.layer.id) for proc in planned.procs]
     assert places == sorted(places)
 
@@ -229,7 +229,7 @@ def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     def asking(layer: Layer) -> Layer:
         return replace(layer, frames=tuple(replace(frame, memory_kb=next(asked)) for frame in layer.frames))
 
-    jobs = [replace(job, layers=tuple(map(asking, job.layers))) for job in situation.snapshot.jobs]
+    jobs = [replace(job, layers=tuple(map(asking, job.layers))) for job in situation.snapshot.work[0].jobs]
     work = (replace(situation.snapshot.work[0], jobs=tuple(jobs)),)
     situation = replace(situation, snapshot=replace(situation.snapshot, work=work))
 
@@ -284,7 +284,7 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
 
     # then no frame that still waits could be placed anywhere
     placed = Counter(proc.layer.id for proc in planned.procs)
-    for job in snapshot.jobs:
+    for job in snapshot.work[0].jobs:
         for layer in job.layers:
             if placed[layer.id] < len(layer.frames):
                 stuck = [host.id for host in left.values() if could_go_on(job, layer, host)]

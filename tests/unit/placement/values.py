@@ -129,7 +129,7 @@ def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None,
     }
     values |= changes
     if cluster is not None:
-        snapshot = replace(snapshot, work=(Work(cluster, snapshot.jobs),))
+        snapshot = replace(snapshot, work=(Work(cluster, snapshot.work[0].jobs),))
     (planned,) = plan_pass(snapshot, pool, values.pop("policy"), **values)
     return planned
 
