@@ -429,11 +429,11 @@ def settings_file() -> Path | None:
 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Its sections. Raises WrongConfiguration."""
-    from opencue_sched.text_file import InvalidFile, read_text, read_yaml  # imports yaml, for a file alone
+    from opencue_sched.text_file import InvalidFile, read_yaml  # imports yaml, for a file alone
 
     try:
         with path.open("rb") as file:
-            data = read_yaml(read_text(file))
+            data = read_yaml(file)
     except OSError as error:
         reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {error.strerror}"
         raise WrongConfiguration(reason) from error

@@ -80,28 +80,20 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^{_pattern}\Z"), list(_first))
 
 
-def read_text(stream: IO[bytes]) -> str:
-    """The text of an open file, of which no more is read than it may have. Raises InvalidFile."""
+def read_yaml(stream: IO[bytes]) -> Any:
+    """What the YAML, or JSON, of an open file says, of which no more is read than it may have. Raises InvalidFile."""
     content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise InvalidFile(f"has more than {MOST_BYTES // 1024**2} MiB")
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidFile(f"not UTF-8 text (byte {error.start + 1})") from error
-
-
-def read_yaml(text: str) -> Any:
-    """What YAML, or JSON, says. Raises InvalidFile."""
     try:
         # PyYAML reads JSON as well, but slowly, and takes neither tabs nor surrogate pairs.
         with suppress(json.JSONDecodeError):
             return _checked(json.loads(text, object_pairs_hook=_without_repeats, parse_int=_int))
-        loader = _Loader(text)
-        try:
-            return _checked(loader.get_single_data())
-        finally:
-            loader.dispose()
+        return _checked(yaml.load(text, _Loader))  # noqa: S506 - a safe loader with less
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InvalidFile(f"line {line}: not YAML: character U+{ord(text[error.position]):04X}") from error

@@ -37,7 +37,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.errors import InvalidInput
-from opencue_sched.text_file import InvalidFile, read_text, read_yaml
+from opencue_sched.text_file import InvalidFile, read_yaml
 
 MAX_LAYERS = 2000
 """Layers a job may have, as in OpenCue."""
@@ -397,4 +397,4 @@ def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, JobDepend
 
 def read_job_file(stream: IO[bytes], *, default_user: str | None = None) -> JobSpec:
     """The job in an open file, as text_file.py reads it. Raises InvalidFile."""
-    return JobSpec.parse(read_yaml(read_text(stream)), default_user=default_user)
+    return JobSpec.parse(read_yaml(stream), default_user=default_user)

@@ -565,13 +565,8 @@ _LACKS = {
 def _need_text(search: Search) -> str:
     """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
     need, least = search.need, search.cores_min_centicores
-    if not search.threadable or least > 0:
-        parts = [counted(need.cores, "core")]
-    else:
-        parts = ["all cores" + (f" but {-least / 100:g}" if least else "")]
-    parts.append(memory_text(need.memory_kb))
-    if need.gpus:
-        parts.append(counted(need.gpus, "GPU"))
-    if need.gpu_memory_kb:
-        parts.append(f"{memory_text(need.gpu_memory_kb)} of GPU memory")
-    return ", ".join(parts)
+    all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
+    cores = counted(need.cores, "core") if least > 0 or not search.threadable else all_cores
+    gpus = [counted(need.gpus, "GPU")] if need.gpus else []
+    gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []
+    return ", ".join([cores, memory_text(need.memory_kb), *gpus, *gpu_memory])

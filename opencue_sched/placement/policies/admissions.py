@@ -73,14 +73,9 @@ PART_OF_CORES = 4
 """A layer may run a frame for each four cores of the host."""
 
 
-def most_frames(host: Host) -> int:
-    """Frames of one layer that the host runs while others want it."""
-    return max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
-
-
 def layer_share(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
     """The admission: refuses a layer's next frame on a host that runs as many as the layer's share."""
-    running, most = host.running.get(layer.id, 0), most_frames(host)
+    running, most = host.running.get(layer.id, 0), max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
     if running < most:
         return None
     return Refusal(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
 from opencue_sched.domain.frames import Demand, Search, smallest_need
-from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share, most_frames
+from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share
 from opencue_sched.placement.policies.order import convex
 from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take
 
@@ -42,7 +42,8 @@ takes = st.builds(take, st.integers(1, 32), st.floats(0.25, 64))
 class TestLayerShare:
     @pytest.mark.parametrize(("cores", "most"), [(1, 8), (16, 8), (32, 8), (36, 9), (128, 32)])
     def test_it_is_a_quarter_of_the_cores_and_never_less_than_eight(self, cores: int, most: int) -> None:
-        assert most_frames(make_host(cores=cores)) == most
+        assert layer_share(JOB, LAYER, make_host(cores=cores, running={"mine": most - 1}), ONE_CORE) is None
+        assert layer_share(JOB, LAYER, make_host(cores=cores, running={"mine": most}), ONE_CORE) is not None
 
     @given(cores=st.integers(1, 256), running=st.integers(0, 300), others=st.integers(0, 300))
     def test_only_the_layers_own_frames_count_and_only_beyond_its_share(
@@ -52,7 +53,7 @@ class TestLayerShare:
 
         refusal = layer_share(JOB, LAYER, host, ONE_CORE)
 
-        assert (refusal is not None) == (running >= most_frames(host))
+        assert (refusal is not None) == (running >= max(8, cores // 4))
 
     def test_frames_that_the_plan_put_there_count_as_well(self) -> None:
         host = make_host(cores=16, running={"mine": 7})
