@@ -1,10 +1,9 @@
--- board_end: end a claim, prolong it, or write a result under it.
+-- board_end: end a claim, or prolong it.
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms, or life
--- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text, or result (JSON)
+-- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text
 -- ARGV[11] key that remembers what this very call answered, or none
 -- ARGV[12] ms after which a message that nobody took is sent again
 -- how: 'extend'  the claim lives so long from now, 0 for ever
---      'record'  the result is written, and the claim stays
 --      'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (another worker may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
@@ -42,10 +41,7 @@ elseif how == 'extend' then
 end
 rest = tonumber(rest)
 redis.call('HSET', job, 'modified', format(now))
-if how == 'record' then
-  redis.call('HSET', job, 'result', text)
-  return {1, 0}
-elseif how == 'fail' then
+if how == 'fail' then
   if redis.call('HINCRBY', job, 'failures', 1) == 1 then
     redis.call('HSET', job, 'failing', format(now))
   end

@@ -4,7 +4,6 @@
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
 --      'restore' from the trash, ready at once, failures forgotten
 --      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
---      'delete'  from the trash, for good
 --      'withdraw' for good, while it is ready or rests
 -- Returns {1}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
 -- Invariants: the job is in exactly one place afterwards; as board_end for a call that is made again.
@@ -20,7 +19,7 @@ if not read then
   return {0, 'gone'}
 end
 local state = read.state
-if how == 'restore' or how == 'delete' then
+if how == 'restore' then
   if state ~= 'trash' then
     return {0, 'not_trashed'}
   end
@@ -30,7 +29,7 @@ elseif state == 'claimed' and (how == 'withdraw' or (how == 'trash' and ARGV[5] 
   return {0, 'held', read.owner}
 end
 
-if how == 'delete' or how == 'withdraw' then
+if how == 'withdraw' then
   forget(uuid)
   emit('REMOVED', uuid, read.name)
 elseif how == 'trash' then

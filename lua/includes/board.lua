@@ -5,7 +5,7 @@
 -- Keyspace: a job is one hash {prefix}{uuid} with the fields
 --   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,
 --   owner, fence, claim (token that the present or last claimant made up), expires (ms, +inf never, 0 none),
---   failures (in a row), failing (ms of the first of them), reason (of the last, one line), error (its text), result,
+--   failures (in a row), failing (ms of the first of them), reason (of the last, one line), error (its text),
 --   wake (counts wake-ups), sent (ms a message was last sent), ticket (number of the last message sent),
 --   done (tickets up to this one were answered by a claim), tries (messages since that nobody took), rest (ms before which nothing wakes it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed

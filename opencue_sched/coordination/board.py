@@ -62,7 +62,7 @@ RESEND_SECONDS = 0.8
 """So long after it was sent, a message that no claim answered counts as lost."""
 
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
-Update = Literal["trash", "restore", "rest", "delete", "withdraw"]
+Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import structlog
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 from redis.sentinel import SentinelConnectionPool
 
@@ -32,7 +32,6 @@ from opencue_sched.coordination.board import (
     JobPriority,
     Listing,
     Notifier,
-    Update,
     field_map,
     life_ms,
     new_token,
@@ -46,20 +45,12 @@ log = structlog.get_logger(__name__)
 # What can go wrong with a job on a board. Names and meanings are TaskFlow's; ClaimLost and BoardClosed are ours.
 
 
-class BoardError(SchedulerError):
-    """Base of the errors of a board."""
-
-
-class JobFailure(BoardError):
+class JobFailure(SchedulerError):
     """A job cannot be posted, read or changed; also when the store does not answer."""
 
 
 class UnclaimableJob(JobFailure):
-    """Another owner has the job: ``owner``."""
-
-    def __init__(self, message: str, *, owner: str = "") -> None:
-        super().__init__(message)
-        self.owner = owner
+    """Another owner has the job, or it is not due."""
 
 
 class ClaimLost(JobFailure):
@@ -74,7 +65,7 @@ class UnreadableJob(JobFailure, ValueError):
     """A posting whose payload nobody can read."""
 
 
-class NotFound(BoardError):
+class NotFound(SchedulerError):
     """There is no such job, or nobody has claimed it. Not a JobFailure."""
 
 
@@ -89,14 +80,6 @@ class JobState(StrEnum):
     CLAIMED = "CLAIMED"
     COMPLETE = "COMPLETE"
     TRASHED = "TRASHED"
-
-
-_STATES = {
-    "ready": JobState.UNCLAIMED,
-    "delayed": JobState.UNCLAIMED,
-    "claimed": JobState.CLAIMED,
-    "trash": JobState.TRASHED,
-}
 
 
 @dataclass(frozen=True)
@@ -125,12 +108,6 @@ class _Payload(BaseModel):
     book: LogBook | None = None
 
 
-def encode_payload(details: Mapping[str, Any], book: LogBook | None) -> str:
-    """What is posted. Raises TypeError or ValueError for what JSON cannot hold."""
-    of_book = None if book is None else {"name": book.name, "uuid": book.uuid, "meta": dict(book.meta)}
-    return json.dumps({"v": 1, "details": dict(details), "book": of_book}, allow_nan=False)
-
-
 class Job:
     """One job. ``state``, ``last_modified`` and ``expires_in`` are read anew; the rest never changes.
 
@@ -147,10 +124,8 @@ class Job:
             self.sequence = int(fields["seq"])
             self.priority = list(JobPriority)[int(fields["prio"])]
             self.created_on = _moment(fields["created"])
-        except KeyError as error:
-            raise UnreadableJob(f"it has lost its {error}") from error
-        except ValueError as error:
-            raise UnreadableJob(str(error)) from error
+        except (KeyError, ValueError) as error:
+            raise UnreadableJob(f"{type(error).__name__}: {error}") from error
         self.details, self._book = payload.details, payload.book
         self.fence = int(fields.get("fence", "0"))
         self.token = fields.get("claim", "")
@@ -184,20 +159,15 @@ class Job:
     @property
     def state(self) -> JobState:
         """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
-        listing = self.board.job(self.uuid)
-        return JobState.COMPLETE if listing is None else _STATES[listing.fields["state"]]
+        place = self._field("state")
+        of_places = {"": JobState.COMPLETE, "claimed": JobState.CLAIMED, "trash": JobState.TRASHED}
+        return of_places.get(place, JobState.UNCLAIMED)
 
     @property
     def last_modified(self) -> datetime | None:
         """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
         text = self._field("modified")
         return _moment(text) if text else None
-
-    @property
-    def result(self) -> Any:
-        """What a claimant recorded last, None for nothing."""
-        text = self._field("result")
-        return json.loads(text) if text else None
 
     @property
     def error(self) -> str:
@@ -222,8 +192,8 @@ class Job:
         """
         _check_expiry(expiry)
         claim = (self.uuid, self.owner_seen, self.fence, self.token)
-        extended, *answer = self.board.call("board_end", *claim, "extend", life_ms(expiry))
-        if answer[0] in ("other", "lost"):
+        extended, answer, *_ = self.board.call("board_end", *claim, "extend", life_ms(expiry))
+        if answer in ("other", "lost"):
             raise ClaimLost(f"job {self.uuid} was claimed again since")
         return bool(extended)
 
@@ -273,9 +243,7 @@ class JobIterator(Iterator[Job]):
 
     def _read(self) -> Iterator[Job]:
         for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
-            now: Listing | None = listing
-            if self.only_unclaimed or self.ensure_fresh:
-                now = self.board.job(listing.uuid)
+            now = self.board.job(listing.uuid) if self.only_unclaimed or self.ensure_fresh else listing
             if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
                 continue
             try:
@@ -408,7 +376,8 @@ class JobBoard(BoardScripts):
         """
         rank = JobPriority.convert(priority).rank
         try:
-            payload = encode_payload(details or {}, book)
+            of_book = None if book is None else {"name": book.name, "uuid": book.uuid, "meta": dict(book.meta)}
+            payload = json.dumps({"v": 1, "details": details or {}, "book": of_book}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid, delay_ms = str(uuids.uuid4()), max(0, round(delay * 1000))
@@ -489,25 +458,13 @@ class JobBoard(BoardScripts):
             case ["trashed"]:
                 raise NotFound(f"job {job.uuid} is in the trash of board {self.name!r}")
             case ["held", owner]:
-                raise UnclaimableJob(f"job {job.uuid} is claimed by {owner!r}", owner=str(owner))
+                raise UnclaimableJob(f"job {job.uuid} is claimed by {owner!r}")
         raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[1]) / 1000:.1f} s")
 
-    def claim_next(
-        self, who: str, expiry: float | None = None, *, where: Callable[[Job], bool] | None = None
-    ) -> Job | None:
-        """Claim the most urgent, oldest job that can be claimed, in one atomic step of O(log n); None without one.
-
-        ``where`` says which jobs will do: then they are looked at in turn.
-        """
+    def claim_next(self, who: str, expiry: float | None = None) -> Job | None:
+        """Claim the most urgent, oldest job that can be claimed, in one atomic step of O(log n); None without one."""
         _check_owner(who)
         life = _check_expiry(self._claim_ttl if expiry is None else expiry)
-        if where is not None:
-            for job in filter(where, self.iterjobs(only_unclaimed=True)):
-                try:
-                    return self.claim(job, who, expiry)
-                except (UnclaimableJob, NotFound):
-                    continue
-            return None
         while True:
             token = new_token()
             claimed, *answer = self.claim_job("", who, token, life=life)
@@ -521,16 +478,6 @@ class JobBoard(BoardScripts):
                 continue
             if found is not None and found.token == token:
                 return found
-
-    def record(self, job: Job, who: str, result: Any) -> None:
-        """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
-        _check_owner(who)
-        try:
-            text = json.dumps(result, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        record = (job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
-        self._under_claim(record, job, who, "write the result of")
 
     # Ends of claims
 
@@ -552,17 +499,11 @@ class JobBoard(BoardScripts):
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        self._under_claim(self.end_call(job.uuid, who, job.fence, job.token, how, error=error), job, who, how)
-
-    def _under_claim(self, end: Sequence[str | int | float], job: Job, who: str, how: str) -> None:
-        """Call board_end with these arguments. Raises as consume()."""
-        match self.call("board_end", *end):
+        match self.call("board_end", *self.end_call(job.uuid, who, job.fence, job.token, how, error=error)):
             case [1, *_]:
                 return
-            case [0, "gone"]:
-                raise NotFound(f"cannot {how} job {job.uuid}: it is gone")
-            case [0, "unclaimed"]:
-                raise NotFound(f"cannot {how} job {job.uuid}: it is claimed by nobody")
+            case [0, "gone" | "unclaimed" as why]:
+                raise NotFound(f"cannot {how} job {job.uuid}: it is {why}")
             case [0, "other", owner] if job.owner_seen != who:
                 raise JobFailure(f"cannot {how} job {job.uuid}: it is claimed by {owner!r}, not by {who!r}")
         raise ClaimLost(f"cannot {how} job {job.uuid}: it was claimed again since")
@@ -575,19 +516,9 @@ class JobBoard(BoardScripts):
 
     def restore(self, uuid: str) -> Job:
         """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
-        self._update(uuid, "restore")
-        job = self.find(uuid)
-        if job is None:
-            raise NotFound(f"job {uuid} is gone")
-        return job
-
-    def delete(self, uuid: str) -> None:
-        """Delete a trashed job for good. Raises NotFound for one that is not in the trash."""
-        self._update(uuid, "delete")
-
-    def _update(self, uuid: str, how: Update) -> None:
-        if not self.update(uuid, how)[0]:
-            raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
+        if self.update(uuid, "restore")[0] and (job := self.find(uuid)) is not None:
+            return job
+        raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
     def quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
         """Put a job aside that nobody can read, so that iteration and claiming go on."""
@@ -637,11 +568,31 @@ def _decoding(client: redis.Redis) -> redis.Redis:
 # ``fetch("mine", "redis://redis:6379/0?namespace=cue&claim_ttl=30")``.
 
 GROUP = "opencue_sched.jobboards"
-_TEXTS = ("host", "password", "username", "unix_socket_path")
-_TLS = ("ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs")
-_CLIENT = (*_TEXTS, *_TLS, "port", "db", "socket_timeout", "socket_connect_timeout", "ssl")
-_OWN = ("board", "url", "namespace", "claim_ttl", "clustered")
-_TRUE = ("1", "true", "yes", "on")
+
+
+class _Configuration(BaseModel):
+    """What the configuration of a redis board may say: of the client what TaskFlow's says, by the same names."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    board: str
+    url: str = ""
+    namespace: str = "cue"
+    claim_ttl: float = DEFAULT_CLAIM_SECONDS
+    clustered: bool = False
+    ssl: bool = False
+    host: str | None = None
+    port: int | None = None
+    db: int | None = None
+    username: str | None = None
+    password: str | None = None
+    unix_socket_path: str | None = None
+    socket_timeout: float = 5.0
+    socket_connect_timeout: float | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_cert_reqs: str | None = None
+    ssl_ca_certs: str | None = None
 
 
 def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kwargs: Any) -> Any:
@@ -654,53 +605,35 @@ def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kw
     kind = settings.get("board")
     if not kind:
         raise ValueError("the configuration of a board names its backend: {'board': 'redis', ...}")
-    found = list(entry_points(group=namespace, name=str(kind)))
-    if not found:
-        known = sorted({entry.name for entry in entry_points(group=namespace)})
-        raise NotFound(f"no board backend {kind!r} in {namespace}; there are: {', '.join(known) or 'none'}")
-    return found[0].load()(name, settings, **kwargs)
+    found = {entry.name: entry for entry in entry_points(group=namespace)}
+    if kind not in found:
+        raise NotFound(f"no board backend {kind!r} in {namespace}; there are: {', '.join(sorted(found)) or 'none'}")
+    return found[kind].load()(name, settings, **kwargs)
 
 
 def open_redis_board(
     name: str, conf: Mapping[str, Any], *, client: redis.Redis | None = None, **kwargs: Any
 ) -> JobBoard:
     """The entry point ``redis``."""
-    unknown = set(conf) - {*_CLIENT, *_OWN}
-    if unknown:
-        raise ValueError(f"a redis board has no settings {', '.join(sorted(unknown))}")
-    return JobBoard(
-        client if client is not None else _client(conf),
-        str(conf.get("namespace", "cue")),
-        name=name,
-        claim_ttl=float(conf.get("claim_ttl", DEFAULT_CLAIM_SECONDS)),
-        clustered=_true(conf.get("clustered", False)),
-        **kwargs,
-    )
+    said = _Configuration.model_validate(conf)
+    client = _client(said) if client is None else client
+    return JobBoard(client, said.namespace, name=name, claim_ttl=said.claim_ttl, clustered=said.clustered, **kwargs)
 
 
-def _client(conf: Mapping[str, Any]) -> redis.Redis:
+def _client(conf: _Configuration) -> redis.Redis:
     """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
-    url = str(conf.get("url") or "")
-    options: dict[str, Any] = {"decode_responses": True, "encoding_errors": UNDECODABLE}
-    options["socket_timeout"] = float(conf.get("socket_timeout", 5.0))
-    for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float)):
-        if option in conf:
-            options[option] = convert(conf[option])
-    tls = url.startswith("rediss:") if url else _true(conf.get("ssl", False))
-    options |= {name: conf[name] for name in (*_TEXTS, *(_TLS if tls else ())) if conf.get(name)}
-    return redis.Redis.from_url(url, **options) if url else redis.Redis(ssl=tls, **options)
+    tls = conf.url.startswith("rediss:") if conf.url else conf.ssl
+    of_board = {"board", "url", "namespace", "claim_ttl", "clustered", "ssl"}
+    options = conf.model_dump(exclude=of_board, exclude_none=True)
+    options = {name: value for name, value in options.items() if tls or not name.startswith("ssl_")}
+    options |= {"decode_responses": True, "encoding_errors": UNDECODABLE}
+    return redis.Redis.from_url(conf.url, **options) if conf.url else redis.Redis(ssl=tls, **options)
 
 
 def _from_uri(uri: str) -> dict[str, Any]:
     parts = urlsplit(uri)
-    if not parts.scheme:
-        raise ValueError(f"{uri!r} is no board URI: it starts with the backend, as in redis://host:6379/0")
     conf: dict[str, Any] = dict(parse_qsl(parts.query))
     conf["board"] = "redis" if parts.scheme in ("redis", "rediss", "unix") else parts.scheme
     if conf["board"] == "redis" and (parts.netloc or parts.path):
         conf["url"] = uri.partition("?")[0]
     return conf
-
-
-def _true(value: Any) -> bool:
-    return value if isinstance(value, bool) else str(value).lower() in _TRUE

@@ -85,7 +85,6 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             claim = board.claim_next("me", 5)
             assert claim.extend_expiry(50)
             assert 45 < job.expires_in() <= 50
-            board.record(claim, "me", {"frames": 3})
             board.consume(claim, "me")
             assert job.state is JobState.COMPLETE
             board.post("later", delay=0.1)

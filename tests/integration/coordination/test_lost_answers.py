@@ -161,18 +161,17 @@ def test_what_was_refused_stays_refused_when_it_is_asked_again(proxy, board, how
     end(board, job, how, "somebody")
 
 
-@pytest.mark.parametrize("how", ["restore", "delete"])
-def test_a_job_leaves_the_trash_though_the_answer_was_lost(proxy, board, how):
+def test_a_job_leaves_the_trash_though_the_answer_was_lost(proxy, board):
     job, other = board.claim(board.post("render"), "me"), board.claim(board.post("other"), "me")
     board.trash(job, "me")
     board.trash(other, "me")
-    getattr(board, how)(other.uuid)
+    board.restore(other.uuid)
     proxy.lose("EVALSHA")
-    getattr(board, how)(job.uuid)
+    board.restore(job.uuid)
     assert proxy.lost == 1
     assert list(board.trashed()) == []
     with pytest.raises(NotFound):
-        getattr(board, how)(job.uuid)
+        board.restore(job.uuid)
 
 
 def test_a_message_is_sent_for_a_posting_though_the_answer_to_its_end_was_lost(proxy, proxied):
