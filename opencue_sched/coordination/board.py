@@ -64,6 +64,8 @@ RESEND_SECONDS = 0.8
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]
+Held = tuple[str, str, int, str]
+"""A claim, as every write under it names it: the job's uuid, owner, fence and token."""
 
 
 def life_ms(seconds: float) -> int:
@@ -141,10 +143,7 @@ class BoardScripts:
 
     def end_call(
         self,
-        uuid: str,
-        owner: str,
-        fence: int,
-        token: str,
+        held: Held,
         how: End,
         *,
         delay_seconds: float = 0.0,
@@ -152,10 +151,10 @@ class BoardScripts:
         reason: str = "",
         error: str = "",
     ) -> Sequence[str | int | float]:
-        """The arguments with which board_end ends a claim, and a token of this call. lua/board_end.lua says what each
-        end means, and what it answers."""
+        """The arguments with which board_end ends the claim ``held``, and a token of this call. lua/board_end.lua says
+        what each end means, and what it answers."""
         more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(new_token()))
-        return (uuid, owner, fence, token, how, *more, resend_ms())
+        return (*held, how, *more, resend_ms())
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
         """What an operator does to a job, also to a claimed one: the answer of lua/board_update.lua."""
@@ -284,8 +283,8 @@ _BOOKINGS_KEPT_SECONDS = 60
 class LayerPermits:
     """Permits of one namespace. ``claim_ttl``: seconds that a claim on a cluster lives unless it is prolonged.
 
-    An owner is ``place|token``, or a token alone. There is one owner of a place at a time: it also gets the permits
-    that an earlier one of its place left.
+    An owner is ``place|token``. There is one owner of a place at a time: it also gets the permits that an earlier one
+    of its place left.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:
@@ -294,26 +293,17 @@ class LayerPermits:
         self._log = layers_booked(namespace)
         self._claim_ttl = claim_ttl
 
-    def take(self, frames_by_layer: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
-        """Layer ids granted, out of owner -> layer id -> frames to be looked at. One round trip."""
-        return self._take(
-            {
-                owner: {layer: min(self._claim_ttl, SECONDS_PER_FRAME * max(1, frames)) for layer, frames in of.items()}
-                for owner, of in frames_by_layer.items()
-            }
-        )
+    def take(self, frames_by_layer: Mapping[str, Mapping[str, int]], *, seconds: float | None = None) -> frozenset[str]:
+        """Layer ids granted, out of owner -> layer id -> frames to be looked at. One round trip.
 
-    def keep(self, layers: Mapping[str, Iterable[str]], *, seconds: float) -> None:
-        """Have those of each owner's ``layers`` that are its own for so long from now. One round trip."""
-        self._take({owner: dict.fromkeys(of, seconds) for owner, of in layers.items()})
-
-    def _take(self, seconds: Mapping[str, Mapping[str, float]]) -> frozenset[str]:
-        """Claim permits, by owner, each for its seconds, of which no other owner has one. One round trip."""
+        They are the owner's for ``seconds`` from now, where given, also if they were before.
+        """
         calls, asked = [], []
-        for owner, of in seconds.items():
-            first = (*_place_and_token(owner), _PAYLOAD, JobPriority.NORMAL.rank)
+        for owner, of in frames_by_layer.items():
             for chunk in _chunks(of):
-                calls.append([*first, *(it for layer in chunk for it in (layer, life_ms(of[layer])))])
+                lives = (seconds or min(self._claim_ttl, SECONDS_PER_FRAME * max(1, of[layer])) for layer in chunk)
+                pairs = (it for layer, life in zip(chunk, lives, strict=True) for it in (layer, life_ms(life)))
+                calls.append([owner.partition("|")[0], owner, _PAYLOAD, JobPriority.NORMAL.rank, *pairs])
                 asked.append(chunk)
         answers = self._scripts.call_each("board_take_many", calls)
         return frozenset(
@@ -325,7 +315,7 @@ class LayerPermits:
 
     def drop(self, layers: Mapping[str, Iterable[str]]) -> int:
         """Give back those of each owner's ``layers`` that are its own; returns how many were. One round trip."""
-        calls = [(*_place_and_token(owner), *chunk) for owner, of in layers.items() for chunk in _chunks(of)]
+        calls = [(owner.partition("|")[0], owner, *chunk) for owner, of in layers.items() for chunk in _chunks(of)]
         return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
 
     def tell_booked(self, layers: Collection[str]) -> None:
@@ -352,8 +342,3 @@ class LayerPermits:
 def _chunks(layers: Iterable[str]) -> list[list[str]]:
     listed = list(layers)
     return [listed[start : start + JOBS_PER_CALL] for start in range(0, len(listed), JOBS_PER_CALL)]
-
-
-def _place_and_token(owner: str) -> tuple[str, str]:
-    place, _, token = owner.rpartition("|")
-    return place or owner, token

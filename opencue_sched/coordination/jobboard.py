@@ -191,8 +191,8 @@ class Job:
         Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0.
         """
         _check_expiry(expiry)
-        claim = (self.uuid, self.owner_seen, self.fence, self.token)
-        extended, answer, *_ = self.board.call("board_end", *claim, "extend", life_ms(expiry))
+        held = (self.uuid, self.owner_seen, self.fence, self.token)
+        extended, answer, *_ = self.board.call("board_end", *held, "extend", life_ms(expiry))
         if answer in ("other", "lost"):
             raise ClaimLost(f"job {self.uuid} was claimed again since")
         return bool(extended)
@@ -499,7 +499,7 @@ class JobBoard(BoardScripts):
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        match self.call("board_end", *self.end_call(job.uuid, who, job.fence, job.token, how, error=error)):
+        match self.call("board_end", *self.end_call((job.uuid, who, job.fence, job.token), how, error=error)):
             case [1, *_]:
                 return
             case [0, "gone" | "unclaimed" as why]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import redis
 import structlog
 
-from opencue_sched.coordination.board import BoardScripts, End, JobPriority, life_ms, new_token, resend_ms
+from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, new_token, resend_ms
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
@@ -61,6 +61,11 @@ class Claim:
     wake: int
     cluster: Cluster
     token: str
+
+    @property
+    def held(self) -> Held:
+        """What the board knows of it."""
+        return self.uuid, self.owner, self.fence, self.token
 
 
 class ClaimEnd(NamedTuple):
@@ -233,7 +238,7 @@ class ClusterPostings(BoardScripts):
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.call("board_end", *self.end_call(uuid, owner, fence, token, "consume"))
+            self.call("board_end", *self.end_call((uuid, owner, fence, token), "consume"))
             return None
 
     def claim_with(self, claim: Claim, owner: str, *, ttl_seconds: float) -> list[Claim]:
@@ -243,17 +248,8 @@ class ClusterPostings(BoardScripts):
         Like claim() in everything else: each has a fence of its own, and what was sent for it is answered.
         """
         token = new_token()
-        answer = self.call(
-            "board_claim_with",
-            claim.uuid,
-            claim.token,
-            claim.cluster.shard,
-            owner,
-            life_ms(ttl_seconds),
-            token,
-            CLAIMED_TOGETHER,
-            self.keys.call(token),
-        )
+        of, how = (claim.uuid, claim.token, claim.cluster.shard), (owner, life_ms(ttl_seconds), token)
+        answer = self.call("board_claim_with", *of, *how, CLAIMED_TOGETHER, self.keys.call(token))
         claims = (self._claim_of(uuid, owner, fence, wake, details, token) for uuid, fence, wake, details in answer)
         return [claim for claim in claims if claim is not None]
 
@@ -274,8 +270,7 @@ class ClusterPostings(BoardScripts):
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
         life = life_ms(ttl_seconds)
-        calls = [(claim.uuid, claim.owner, claim.fence, claim.token, "extend", life) for claim in claims]
-        answers = self.call_each("board_end", calls)
+        answers = self.call_each("board_end", [(*claim.held, "extend", life) for claim in claims])
         return [claim for claim, (held, *_) in zip(claims, answers, strict=True) if held]
 
     def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
@@ -296,10 +291,7 @@ class ClusterPostings(BoardScripts):
         there = None if self._division is None else shards(self._division())
         calls = [
             self.end_call(
-                it.claim.uuid,
-                it.claim.owner,
-                it.claim.fence,
-                it.claim.token,
+                it.claim.held,
                 it.how if there is None or it.claim.cluster.shard in there else "consume",
                 delay_seconds=it.delay_seconds,
                 wake=it.claim.wake,
@@ -333,7 +325,7 @@ def _skipped(fields: dict[str, str]) -> SkippedCluster:
         reason,
         until=float(fields["rest"] or 0) / 1000,
         failures=int(fields["failures"]),
-        kind=kind if kind in FAILURE_KINDS else FAILURE_KINDS[-1],
+        kind=kind,
     )
 
 
@@ -352,8 +344,7 @@ class ClaimRenewer:
     last success on, by this process's own clock: before another process can have it.
 
     A claim without ``progress`` for longer than ``patience_seconds`` is given up: the work under it hangs, and others
-    are to have the cluster. If that work goes on after all it was slow, and later steps may take
-    ``longest_patience_seconds``. Without patience every claim is renewed until it is dropped.
+    are to have the cluster.
     """
 
     def __init__(
@@ -362,13 +353,11 @@ class ClaimRenewer:
         *,
         ttl_seconds: float,
         patience_seconds: float = math.inf,
-        longest_patience_seconds: float = 0.0,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._postings = postings
         self.ttl_seconds = ttl_seconds
         self._patience = patience_seconds
-        self._longest_patience = longest_patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[Claim, _Renewed] = {}
@@ -387,12 +376,9 @@ class ClaimRenewer:
     def progress(self, claim: Claim) -> None:
         """The work under ``claim`` has done a step. A claim that was given up stays so."""
         with self._lock:
+            self._given_up.discard(claim)
             if claim in self._held:
                 self._held[claim].stepped_at = self._clock()
-            elif claim in self._given_up:
-                self._given_up.remove(claim)
-                self._patience = max(self._patience, self._longest_patience)
-                log.warning("step_was_slow", job=claim.uuid, patience_seconds=self._patience)
 
     def drop(self, claim: Claim) -> None:
         """Stop renewing ``claim``."""
@@ -463,9 +449,9 @@ class DueThread(PeriodicThread):
     over.
 
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
-    strands a cluster, also while no beat leads. Once ``watch`` was called it looks every LOOK_SECONDS, or three times
-    in the life of a claim (``claim_ttl``), and when the first claim ends that nobody prolongs. It also looks when a
-    short rest ends that this process began. ``send`` puts a message for a posting on a dispatch queue.
+    strands a cluster, also while no beat leads. It looks every LOOK_SECONDS, or three times in the life of a claim
+    (``claim_ttl``), when the first claim ends that nobody prolongs, and when a short rest ends that this process began.
+    ``send`` puts a message for a posting on a dispatch queue.
     """
 
     def __init__(self, postings: ClusterPostings, *, claim_ttl: float, send: Callable[[Enqueued], None]) -> None:
@@ -474,13 +460,6 @@ class DueThread(PeriodicThread):
         super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=self._period)
         self._postings = postings
         self._send = send
-        self._watching = False
-
-    def watch(self) -> None:
-        """Look periodically from now on."""
-        self._watching = True
-        self.start()
-        self.wake()
 
     def look_in(self, seconds: float) -> None:
         """Look when a rest of so many seconds from now ends, if it is short."""
@@ -490,9 +469,9 @@ class DueThread(PeriodicThread):
             timer.daemon = True
             timer.start()
 
-    def look(self) -> float | None:
-        """Send the messages that are due. Seconds until the next look; None: when a rest ends. Raises RedisError."""
+    def look(self) -> float:
+        """Send the messages that are due. Seconds until the next look. Raises RedisError."""
         due, claim_ends = self._postings.take_due()
         for enqueued in with_messages(due):
             self._send(enqueued)
-        return min(self._period, claim_ends + AFTER_THE_END_SECONDS) if self._watching else None
+        return min(self._period, claim_ends + AFTER_THE_END_SECONDS)

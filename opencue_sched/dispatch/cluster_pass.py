@@ -472,8 +472,8 @@ class _Pass:
             # it is over. Kept from before the booking to the end of the pass. After a death the next pass of the
             # cluster has the permits at once, and others when they expire.
             booking = {proc.layer.id for proc in procs}
-            keep = {owner: booking.intersection(asked) for owner, asked in self.asked_permits.items()}
-            runner.permits.keep(keep, seconds=runner.settings.accounting.commit_deadline)
+            keep = {owner: dict.fromkeys(booking.intersection(it), 1) for owner, it in self.asked_permits.items()}
+            runner.permits.take(keep, seconds=runner.settings.accounting.commit_deadline)
             self.progress()
 
             # 5. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from

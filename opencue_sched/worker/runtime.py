@@ -92,9 +92,8 @@ class Runtime:
         self.renewer = ClaimRenewer(
             self.postings,
             ttl_seconds=CLAIM_SECONDS,
-            # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
-            patience_seconds=settings.accounting.commit_deadline,
-            longest_patience_seconds=STATEMENT_SECONDS,
+            # The server cancels a statement after so long: a step that takes longer waits for no answer of it.
+            patience_seconds=STATEMENT_SECONDS,
         )
         self.membership = Membership(
             self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
@@ -310,7 +309,7 @@ class Runtime:
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
         self._counters.start()
         self.events.start()
-        self.due.watch()
+        self.due.start()
         log.info("worker_started", worker=node, instance=self.settings.instance)
 
     def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:

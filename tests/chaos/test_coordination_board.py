@@ -165,7 +165,7 @@ def test_claiming_the_next_costs_the_same_on_a_board_a_hundred_times_as_big(redi
                     began = time.perf_counter()
                     job = board.claim_job("", "me", token, life=60)
                     seconds[board.name].append(time.perf_counter() - began)
-                    end = board.end_call(job[1], "me", int(job[2]), token, "abandon")
+                    end = board.end_call((job[1], "me", int(job[2]), token), "abandon")
                     board.call("board_end", *end)
             p99 = {name: sorted(values)[297] for name, values in seconds.items()}
             ratios.append(p99["big"] / p99["small"])

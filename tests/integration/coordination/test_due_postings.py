@@ -32,7 +32,6 @@ class Watch(DueThread):
     def __init__(self, postings: ClusterPostings) -> None:
         self.sent: list[Enqueued] = []
         super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
-        self.watch()
 
     def start(self) -> None:
         """Not in these tests."""
@@ -273,7 +272,7 @@ def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, m
 
     monkeypatch.setattr(postings, "take_due", unlucky)
     ends_in(redis_client, claim, -0.001)
-    watch.watch()
+    watch.start()
     eventually(lambda: sent, 10, "the message")
     assert watch.stop()
 
@@ -282,17 +281,16 @@ def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, m
 
 
 class Rests(DueThread):
-    """That of a process whose parent watches."""
+    """That of the child of a pool, whose parent was started."""
 
     def __init__(self, postings: ClusterPostings) -> None:
         self.sent: list[Enqueued] = []
         self.looks = 0
         super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
 
-    def look(self) -> float | None:
+    def look(self) -> float:
         pause = super().look()
         self.looks += 1
-        assert pause is None, "it looks when a rest ends, and only then"
         return pause
 
 
@@ -314,16 +312,17 @@ def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
 def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, redis_client, rests):
     posting = put_to_rest(postings, 60)
     rests.look_in(REST_SECONDS)
-    eventually(lambda: rests.looks == 2, what="a look at once, and one at what the end was to be")
+    eventually(lambda: rests.looks >= 2, what="a look at once, and one at what the end was to be")
     assert rests.sent == []
     rest_ended(redis_client, posting, ms_ago=0)
     rests.look_in(REST_SECONDS)
-    eventually(lambda: rests.looks == 3)
+    eventually(lambda: rests.sent)
     (sent,) = rests.sent
     assert not sent.again, "to the instance with the warm host cache"
     assert isinstance(postings.claim(posting, "w2", ttl_seconds=60, ticket=sent.ticket), Claim)
+    looks = rests.looks
     rests.look_in(REST_SECONDS)
-    eventually(lambda: rests.looks == 4)
+    eventually(lambda: rests.looks > looks)
     assert len(rests.sent) == 1
 
 
@@ -337,7 +336,7 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
     else:
         postings.update(posting, "rest", 60_000)
     rests.look_in(REST_SECONDS)
-    eventually(lambda: rests.looks == 2)
+    eventually(lambda: rests.looks >= 2)
     assert rests.sent == []
 
 

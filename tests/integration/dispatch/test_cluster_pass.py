@@ -387,9 +387,10 @@ def test_a_pass_plans_no_frames_that_another_process_booked_since_it_read_them(o
     others = []
 
     class Late(LayerPermits):
-        def take(self, frames_by_layer):
-            others.append(two.runner.run([fast], alive=lambda: True)[0])
-            return super().take(frames_by_layer)
+        def take(self, frames_by_layer, *, seconds=None):
+            if seconds is None:
+                others.append(two.runner.run([fast], alive=lambda: True)[0])
+            return super().take(frames_by_layer, seconds=seconds)
 
     late = replace(one.runner, permits=Late(one.client, "cue", claim_ttl=3))
     with passes(engine, dry, instance="two") as two:
@@ -466,8 +467,10 @@ def test_a_pass_whose_permits_cannot_be_prolonged_gives_its_hosts_back(one, engi
         farm.job(layers=[LayerSpec(frames=2)])
 
     class NoAnswer(LayerPermits):
-        def keep(self, layers, *, seconds):
-            raise ConnectionError("gone")
+        def take(self, frames_by_layer, *, seconds=None):
+            if seconds is not None:
+                raise ConnectionError("gone")
+            return super().take(frames_by_layer)
 
     ((cluster, _),) = one.sweeper.sweep().send
     with pytest.raises(ConnectionError):

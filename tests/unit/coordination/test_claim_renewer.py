@@ -168,22 +168,3 @@ def test_a_claim_is_kept_however_long_its_work_takes_while_each_step_is_short(bo
         eventually(lambda: len(board.asked) > 1)
         assert renewer.alive(claim)
         renewer.progress(claim)
-
-
-def test_after_a_step_that_was_slow_and_ended_steps_may_take_as_long_as_any(board, clock, make_renewer):
-    # given a claim that was given up in the midst of a step of 14 seconds
-    renewer = make_renewer(0.15, patience_seconds=10.0, longest_patience_seconds=30.0)
-    renewer.keep(Claim("slow"), claimed_at=clock.now)
-    clock.now += 14.0
-    eventually(lambda: renewer.hangs)
-    renewer.progress(Claim("slow"))
-    assert not renewer.hangs
-
-    # then the next one is kept through such a step, and not for ever
-    renewer.keep(Claim("next"), claimed_at=clock.now)
-    clock.now += 29.0
-    board.asked.clear()
-    eventually(lambda: len(board.asked) > 1)
-    assert renewer.alive(Claim("next"))
-    clock.now += 2.0
-    eventually(lambda: renewer.hangs)
