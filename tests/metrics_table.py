@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
+from opencue_sched.coordination import transport
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import RecentFigures
 
@@ -35,7 +36,7 @@ def _declared(families: Iterable[MetricWrapperBase]) -> str:
 
 def tables() -> list[str]:
     """Of the farm, of the fleet, of every beat, and of workers, in the order in which they are declared."""
-    found = [it for module in (fleet_metrics, metrics) for it in vars(module).values()]
+    found = [it for module in (fleet_metrics, transport, metrics) for it in vars(module).values()]
     families = dict.fromkeys(it for it in found if isinstance(it, MetricWrapperBase))
     registered = fleet_metrics.BEAT._collector_to_names
     of_beats = [it for it in families if it in registered]

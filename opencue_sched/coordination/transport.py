@@ -2,8 +2,8 @@
 
 With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
 producer - is popped, raises inside the event loop and takes the worker down. Here each value is checked before kombu
-sees it: a message is only a hint, so one that cannot be read is counted, logged once by kind and dropped. What the
-envelope holds is checked in worker/task.py. A broadcast that cannot be read is logged and dropped.
+sees it: a message is only a hint, so one that cannot be read, or a broadcast, is counted, logged once by kind and
+dropped. What the envelope holds is checked in worker/task.py.
 
 A push whose answer was lost is made again by Celery. A periodic message is on its queue once for all that, and takes
 the place of the one before it that still waits, so that a queue holds one of each however long no worker lives. Of any
@@ -16,7 +16,6 @@ So is a task that outlives the connection its message came by: it is acknowledge
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from queue import Empty
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from kombu.exceptions import KombuError
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
+from prometheus_client import Counter
 from redis.exceptions import DataError
 
 from opencue_sched.coordination.names import waiting_ticks
@@ -36,23 +36,14 @@ from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
-MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
-"""What kombu stumbles with over a broadcast that is not as it expects. Trouble of the broker is none of it."""
-
-_listeners: list[Callable[[], None]] = []
+messages_unreadable = Counter("scheduler_messages_unreadable_total", "Messages dropped because they cannot be read.")
 _logged: set[tuple[str, str]] = set()
-
-
-def count_unreadable_with(listener: Callable[[], None]) -> None:
-    """Call ``listener`` for each message that this process drops from now on because it cannot be read."""
-    _listeners.append(listener)
 
 
 def note_unreadable(what: str, kind: str, **details: str) -> None:
     """Count a message that cannot be read and is dropped. The first of each kind (of ``what`` it was to be, and what is
     wrong) is logged with ``details``, cut to 200 characters each; what follows is only counted."""
-    for listener in _listeners:
-        listener()
+    messages_unreadable.inc()
     if (what, kind) not in _logged:
         _logged.add((what, kind))
         shown = {name: text[:200].encode(errors="backslashreplace").decode() for name, text in details.items()}
@@ -83,13 +74,9 @@ class _CheckingClient(redis.Redis):
         if command_name == "BRPOP" and answer:
             queue, value = answer
             if problem := unreadable(value):
-                note_unreadable("envelope", problem, queue=_text(queue), message=_text(value))
+                note_unreadable("envelope", problem, queue=str(queue), message=str(value))
                 return None
         return answer
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 class _Unacknowledged(kombu_redis.QoS):
@@ -146,14 +133,15 @@ class _Guarded:
             call_script(client, "queue_put", keys, [dumps(message), series, tick])
 
     def _receive_one(self, subscribed: Any) -> Any:
-        """Log and drop a broadcast that is none, or one of a program of others in a format that is not read here. What
-        came with it is read at once all the same."""
+        """Drop a broadcast that is none, or one of a program of others in a format that is not read here. What came
+        with it is read at once all the same."""
         try:
             return super()._receive_one(subscribed)  # type: ignore[misc]
         except Empty:  # kombu has told of it
             return False
-        except (KombuError, *MISSHAPEN) as error:
-            log.error("broadcast_unreadable", error=f"{type(error).__name__}: {error}")
+        # What kombu stumbles with over one that is not as it expects. Trouble of the broker is none of it.
+        except (KombuError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError) as error:
+            note_unreadable("broadcast", type(error).__name__, error=str(error))
             return False
 
 

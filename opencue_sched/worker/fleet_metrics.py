@@ -26,7 +26,6 @@ from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
-from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.report import VerdictLog, count_waiting_frames
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
@@ -131,8 +130,6 @@ messages_dropped = Counter(
     "Messages that changed nothing: stale copies, clusters held or asleep, messages of a former leader.",
     ["reason"],
 )
-messages_unreadable = Counter("scheduler_messages_unreadable_total", "Messages dropped because they cannot be read.")
-count_unreadable_with(messages_unreadable.inc)
 messages_moved = Counter("scheduler_messages_moved_total", "Messages moved from a dead instance's queue to its group.")
 
 

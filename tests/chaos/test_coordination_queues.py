@@ -36,8 +36,8 @@ RECORDER = """
     from opencue_sched.settings import get_settings
 
     import os
-    from opencue_sched.coordination import queues
-    from opencue_sched.coordination.transport import count_unreadable_with
+    from types import SimpleNamespace
+    from opencue_sched.coordination import queues, transport
 
     queues.QUEUE_AGE_SECONDS = float(os.environ.get("TEST_QUEUE_AGE", "5"))
 
@@ -45,7 +45,7 @@ RECORDER = """
     app = Celery("recorder")
     app.config_from_object(celeryconfig)
     client = redis.Redis.from_url(get_settings().redis_dsn)
-    count_unreadable_with(lambda: client.incr("unreadable"))
+    transport.messages_unreadable = SimpleNamespace(inc=lambda: client.incr("unreadable"))
 
     @app.task(name="opencue_sched.dispatch.dispatch_cluster")
     def record(tag):
