@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from opencue_sched.errors import InvalidInput
 
@@ -33,19 +32,12 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """A work queue, as specific as its fields; an instance needs a group. Its lists by priority: priority_lists().
-
-    Raises InvalidInput for fields outside the grammar.
-    """
+    """A work queue, as specific as its fields; an instance needs a group. Its lists by priority: priority_lists()."""
 
     ns: str
     type: str
     group: str | None = None
     instance: str | None = None
-
-    def __post_init__(self) -> None:
-        if _parts(str(self)) != (self.ns, self.type, self.group, self.instance):
-            raise _no_queue_name(str(self))
 
     def __str__(self) -> str:
         text = f"{self.ns}:q:work:type:{self.type}"
@@ -56,19 +48,10 @@ class QueueName:
     @classmethod
     def parse(cls, text: str) -> QueueName:
         """The reverse of ``str``. Raises InvalidInput for anything else."""
-        if not (parts := _parts(text)):
-            raise _no_queue_name(text)
-        return cls(*parts)
-
-
-def _parts(queue: str) -> tuple[Any, ...]:
-    match = _WORK.fullmatch(queue)
-    return match.groups() if match else ()
-
-
-def _no_queue_name(text: str) -> InvalidInput:
-    form = "ns:q:work:type:T[:group:G[:inst:I]]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
-    return InvalidInput(f"{text!r} is not a queue name of the form {form}")
+        if (match := _WORK.fullmatch(text)) is None:
+            form = "ns:q:work:type:T[:group:G[:inst:I]]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
+            raise InvalidInput(f"{text!r} is not a queue name of the form {form}")
+        return cls(*match.groups())
 
 
 QUEUE_PRIORITIES = (0, 1, 2)

@@ -37,7 +37,13 @@ BEAT_TYPE = "beat"
 
 
 class InstanceTaken(SchedulerError):
-    """Another live process has this instance name."""
+    """Another live process has this instance name, or took it while this one did not answer."""
+
+    def __init__(self, holder: Actor) -> None:
+        super().__init__(
+            f"instance {holder.instance!r} of group {holder.group!r} is already running: process {holder.pid} on "
+            f"{holder.hostname}; give this one another name (OPENCUE_SCHED_INSTANCE) or stop that one"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +136,7 @@ class Presence:
             first = first or holder
             revived = (holder.token, holder.last_heartbeat) != (first.token, first.last_heartbeat)
             if revived or time.monotonic() >= deadline:
-                raise InstanceTaken(
-                    f"instance {holder.instance!r} of group {holder.group!r} is already running: process {holder.pid} "
-                    f"on {holder.hostname}; give this one another name (OPENCUE_SCHED_INSTANCE) or stop that one"
-                )
+                raise InstanceTaken(holder)
             time.sleep(_POLL_SECONDS)
         self._announced = True
 
@@ -147,10 +150,7 @@ class Presence:
         self.actor = replace(self.actor, **changed)
         holder = self._keep()
         if holder is not None:
-            raise InstanceTaken(
-                f"instance {holder.instance!r} of group {holder.group!r} was taken over by process {holder.pid} on "
-                f"{holder.hostname} while this process did not answer"
-            )
+            raise InstanceTaken(holder)
 
     def withdraw(self) -> None:
         """Take the presence away; the name is free at once. Where Redis does not answer the record ends by itself."""
@@ -211,18 +211,15 @@ def _machine() -> str:
 
 def _is_gone(holder: Actor) -> bool:
     """Whether the process behind a record is certainly gone: one of this machine, with no such process left."""
-    return holder.machine == _machine() and (holder.pid == os.getpid() or not process_lives(holder.pid))
-
-
-def process_lives(pid: int) -> bool:
-    """Whether there is a process of this number on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if holder.machine != _machine():
         return False
-    except PermissionError:
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
         return True
-    return True
+    except PermissionError:  # one of another user
+        return False
+    return holder.pid == os.getpid()  # an earlier one had our number
 
 
 class WorkerState(StrEnum):

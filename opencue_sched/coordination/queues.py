@@ -1,11 +1,11 @@
 """The queues: where a message goes, what waits where, how a request is answered, and the broker they are on.
 
 A cluster's message goes to the instance whose host cache is warm for it, else to its group, else to the type.
-In a divided farm the instance is that of the cluster's shard, however much it has to do: it alone has these hosts.
-Elsewhere it is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
-instances of the group: every sender comes to the same answer, and when an instance comes or goes only its own clusters
-move. There a saturated instance is passed over. A message sent again waits for one instance only where none consumes
-another queue. A message goes to no queue that no live worker announces, while another is announced.
+In a divided farm the instance is that of the cluster's shard: it alone has these hosts. Elsewhere it is found by
+rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live instances of the group: every
+sender comes to the same answer, and when an instance comes or goes only its own clusters move. A message that it did
+not take in time is sent again, and waits for one instance only where none consumes another queue. A message goes to no
+queue that no live worker announces, while another is announced.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -37,7 +36,7 @@ from opencue_sched.coordination.names import (
     reply_queue,
 )
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
+from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster, rendezvous
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
@@ -53,7 +52,7 @@ def warm_key(cluster: Cluster) -> str:
 class Router:
     """Routes of one group. ``fixed`` groups (a fleet of one facility) never use the queue shared by all groups.
 
-    Presence and the depth of instance queues are read at most once a second; what was sent meanwhile is counted here.
+    Presence is read at most once a second.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class Router:
         self._consumed: set[str] = set()
         self._fleet: frozenset[str] = frozenset()
         self._queues: dict[str, QueueName] = {}
-        self._room: dict[str, int] = {}
 
     def queue_of_all(self) -> QueueName:
         """Where to send what any worker may do: to the group; without anybody there that consumes its queue, to all
@@ -90,14 +88,9 @@ class Router:
         with self._lock:
             self._look()
             shared = self._shared()
-            if cluster.shard:
-                own = self._queues.get(cluster.shard)
-                return shared if own is None or (again and str(shared) in self._consumed) else own
-            instance = rendezvous(warm_key(cluster), sorted(self._room))
-            if instance is None or ((again or self._room[instance] <= 0) and str(shared) in self._consumed):
-                return shared
-            self._room[instance] -= 1
-            return self._queue_of(self._group, instance)
+            ours = sorted(instance for instance, queue in self._queues.items() if queue.group == self._group)
+            own = self._queues.get(cluster.shard or rendezvous(warm_key(cluster), ours) or "")
+            return shared if own is None or (again and str(shared) in self._consumed) else own
 
     def instances(self) -> frozenset[str]:
         """The instances that take work from this fleet's board, by whatever queue: those of all groups, but where the
@@ -120,22 +113,9 @@ class Router:
         mine = [actor for actor in working if actor.group == self._group]
         fleet = mine if self._fixed else [actor for actor in working if not actor.facility]
         self._fleet = frozenset(actor.instance for actor in fleet)
-        own = {actor.instance: self._queue_of(actor.group, actor.instance) for actor in fleet}
+        own = {actor.instance: replace(self._type_queue, group=actor.group, instance=actor.instance) for actor in fleet}
         self._queues = {instance: queue for instance, queue in own.items() if str(queue) in self._consumed}
-        queues = [(actor, self._queue_of(actor.group, actor.instance)) for actor in mine]
-        warm = [(actor, priority_lists(queue)) for actor, queue in queues if str(queue) in self._consumed]
-        with self._client.pipeline(transaction=False) as pipe:
-            for _, names in warm:
-                for name in names:
-                    pipe.llen(name)
-            lengths = iter(cast("list[int]", pipe.execute()))
-        self._room = {
-            actor.instance: actor.capacity - actor.in_flight - sum(islice(lengths, len(names))) for actor, names in warm
-        }
         self._read_at = now
-
-    def _queue_of(self, group: str, instance: str) -> QueueName:
-        return QueueName(self._type_queue.ns, self._type_queue.type, group, instance)
 
 
 # Care of the queues: depths and ages, and the messages of instances that are gone.
@@ -214,14 +194,16 @@ def queue_census(
     now = clock()
     depths: dict[str, dict[str, int]] = defaultdict(dict)
     oldest: dict[str, float] = defaultdict(float)
+    load: Counter[str | None] = Counter({group: 0})
     for queue in queues:
         found = [(int(next(answers)), sent_at(next(answers))) for _ in QUEUE_PRIORITIES]
-        depths[queue.type][str(queue)] = sum(depth for depth, _ in found)
+        depths[queue.type][str(queue)] = depth = sum(depth for depth, _ in found)
+        if queue.type == QueueType.DISPATCH:
+            load[queue.group] += depth
         oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in found if at is not None)])
     by_type = {it.value: QueueFigures(sum(depths[it].values()), oldest[it], depths[it]) for it in QueueType}
     scope = (facility or "").lower()
     dispatchers = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.facility == scope]
-    waiting = by_type[QueueType.DISPATCH.value].queues
     with client.pipeline(transaction=False) as pipe:
         for type_, figures in by_type.items():
             key = queue_stats(namespace, type_, facility)
@@ -229,24 +211,12 @@ def queue_census(
             pipe.hset(key, mapping=cast("dict[Any, Any]", values))
             pipe.expire(key, STATS_LIFE_SECONDS)
         pipe.execute()
-    return QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
-
-
-def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: str) -> dict[str, float]:
-    """Of each group: see QueueCensus. ``waiting`` is the depth of each dispatch queue."""
-    workers = Counter(actor.group for actor in dispatchers)
-    load = Counter({group: 0, **dict.fromkeys(workers, 0)})
-    shared = 0
-    for name, depth in waiting.items():
-        of_group = QueueName.parse(name).group
-        if of_group is None:
-            shared += depth
-        else:
-            load[of_group] += depth
     for actor in dispatchers:
         load[actor.group] += actor.in_flight
-    share = shared / max(1, len(dispatchers))
-    return {name: load[name] / max(1, workers[name]) + share for name in sorted(load)}
+    share = load.pop(None, 0) / max(1, len(dispatchers))
+    workers = Counter(actor.group for actor in dispatchers)
+    backlogs = {str(name): load[name] / max(1, workers[name]) + share for name in sorted(map(str, load))}
+    return QueueCensus(by_type, len(dispatchers), backlogs)
 
 
 def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
@@ -366,17 +336,11 @@ def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_second
 
 # The broker as Celery wants it named, from the one Redis URL of the settings.
 
-_TRANSPORT = "opencue_sched.coordination.transport:Transport"
-_GUARDED = {
-    "redis": _TRANSPORT,
-    "rediss": _TRANSPORT,
-    "sentinel": "opencue_sched.coordination.transport:SentinelTransport",
-}
-
 
 def guard_transports() -> None:
     """Have kombu use our transports for Redis in this process. The URL keeps its scheme, which Flower looks at."""
-    TRANSPORT_ALIASES.update(_GUARDED)
+    ours = "opencue_sched.coordination.transport:{}".format
+    TRANSPORT_ALIASES.update(redis=ours("Transport"), rediss=ours("Transport"), sentinel=ours("SentinelTransport"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def test_a_paused_process_whose_name_was_taken_is_told_so(redis_client):
     redis_client.delete(*(presence_key("cue", type_, "default", "w1") for type_ in ("dispatch", "sweep")))
     successor = presence(redis_client)
     successor.announce()
-    with pytest.raises(InstanceTaken, match="taken over"):
+    with pytest.raises(InstanceTaken, match="is already running"):
         paused.refresh()
     paused.withdraw()
     assert len(list_members(redis_client, "cue").alive) == 2

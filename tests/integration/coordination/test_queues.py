@@ -83,23 +83,12 @@ def present(
 # Routing
 
 
-def test_a_cluster_goes_to_its_instance_until_that_is_saturated(redis_client):
-    present(redis_client, "a"), present(redis_client, "b")
-    clock = Clock()
-    router = Router(redis_client, "cue", "default", clock=clock)
-    chosen = rendezvous(warm_key(CLUSTER), ["a", "b"])
-    own = QueueName("cue", "dispatch", "default", chosen)
-    assert [router.queue_for(CLUSTER) for _ in range(3)] == [own, own, GROUP]
-    clock.now += 2
-    assert router.queue_for(CLUSTER) == own
-
-
-def test_what_waits_at_an_instance_or_is_in_its_hands_counts(redis_client):
-    presence = present(redis_client, "a", in_flight=1)
-    redis_client.lpush(priority_lists(QueueName("cue", "dispatch", "default", "a"))[1], "waiting")
-    assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == GROUP
-    presence.refresh(in_flight=0)
-    assert Router(redis_client, "cue", "default").queue_for(CLUSTER).instance == "a"
+def test_a_cluster_goes_to_its_instance_of_the_group_however_much_that_has_to_do(redis_client):
+    present(redis_client, "a", in_flight=9), present(redis_client, "b", in_flight=9)
+    present(redis_client, "c", group="other")
+    router = Router(redis_client, "cue", "default")
+    own = QueueName("cue", "dispatch", "default", rendezvous(warm_key(CLUSTER), ["a", "b"]))
+    assert {router.queue_for(CLUSTER) for _ in range(5)} == {own}
 
 
 def test_a_message_sent_again_never_waits_for_one_instance(redis_client):
