@@ -111,27 +111,22 @@ task_routes = {
 }
 
 
-def _every(task: str, seconds: float, catch_up: str) -> dict[str, object]:
-    """``catch_up``: what a new leader does about ticks missed while nobody led - skip, or latest (one for all)."""
-    return {"task": task, "schedule": seconds, "options": {"headers": {"catch_up": catch_up}}}
+def _every(task: str, seconds: float) -> dict[str, object]:
+    return {"task": task, "schedule": seconds}
 
 
-# Sweeps come every other second, so a missed one is made good by the next. The others repair or refresh something: one
-# run makes good any number missed. None needs every single run.
+# One run makes good any number that were missed while nobody led. None needs every single run.
 beat_schedule = {
-    "sweep-clusters": _every("opencue_sched.sweep.sweep_clusters", _settings.queue.active_scan_interval, "skip"),
-    "recompute": _every(
-        "opencue_sched.accounting.recompute", _settings.accounting.recompute_interval_seconds, "latest"
-    ),
+    "sweep-clusters": _every("opencue_sched.sweep.sweep_clusters", _settings.queue.active_scan_interval),
+    "recompute": _every("opencue_sched.accounting.recompute", _settings.accounting.recompute_interval_seconds),
     "reseed-limits": _every(
-        "opencue_sched.accounting.reseed_limits", _settings.accounting.limit_reseed_interval_seconds, "latest"
+        "opencue_sched.accounting.reseed_limits", _settings.accounting.limit_reseed_interval_seconds
     ),
-    "reap": _every("opencue_sched.maintenance.reap", 30.0, "latest"),
-    "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0, "latest"),
+    "reap": _every("opencue_sched.maintenance.reap", 30.0),
+    "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0),
     # Debts are counted in steps of this: of a short block time it must be a part.
     "keep-promises": _every(
         "opencue_sched.maintenance.keep_promises",
         min(15.0, max(1.0, _settings.queue.reservation_block_time / 3)),
-        "latest",
     ),
 }

@@ -5,16 +5,16 @@ campaign. The leader names each tick by its nominal time by the clock of Redis (
 under its fence, and only then sends the message. The message carries the fence and the tick, and the worker that takes
 it compares them with the record.
 
-Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute; these skip
-what they missed. Which policy our own tasks have is said in celeryconfig.py.
+Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute. Of the
+ticks that were missed while nobody led the latest is fired, and stands for all.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import structlog
@@ -26,11 +26,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import (
-    MINUTE,
     ONE_REDIS,
-    CatchUp,
     LeaderGate,
-    due_tick,
+    nominal_tick,
     seconds_to_next,
     tick_series,
 )
@@ -48,6 +46,7 @@ from opencue_sched.worker.metrics import PORTS_TRIED, PULSE, serve_metrics
 
 log = structlog.get_logger(__name__)
 
+MINUTE = 60.0
 POLL_SECONDS = 0.5
 LOG_AGAIN_SECONDS = 60.0
 FUTURE_SECONDS = 5.0
@@ -69,21 +68,19 @@ def make_gate(settings: Settings) -> LeaderGate:
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
     """This beat's presence; with some of its token in its name when another beat has the instance's name."""
-    coordination, facility = settings.coordination, settings.scheduler.facility
-    presence_of = partial(
-        Presence,
-        make_redis(settings.redis_dsn, settings),
-        coordination.namespace,
-        types=(BEAT_TYPE,),
-        group=worker_group(facility, coordination.group),
-        capabilities=(coordination.handover, gate.keys.role),
-    )
-    presence = presence_of(instance=settings.instance)
-    try:
-        presence.announce(patience_seconds=0.0)
-    except InstanceTaken:
-        presence = presence_of(instance=f"{settings.instance}-{gate.token[:8]}")
-        presence.announce(patience_seconds=0.0)
+    coordination, client = settings.coordination, make_redis(settings.redis_dsn, settings)
+    for name in (settings.instance, f"{settings.instance}-{gate.token[:8]}"):
+        presence = Presence(
+            client,
+            coordination.namespace,
+            types=(BEAT_TYPE,),
+            group=worker_group(settings.scheduler.facility, coordination.group),
+            instance=name,
+            capabilities=(coordination.handover, gate.keys.role),
+        )
+        with suppress(InstanceTaken):
+            presence.announce(patience_seconds=0.0)
+            break
     return presence
 
 
@@ -96,6 +93,7 @@ class LeaderScheduler(Scheduler):
         self.census: FleetCensus | None = None
         self._refresh_at = 0.0
         self._shown_fence = 0
+        self._ahead = 0.0
         self._log_again_at: dict[tuple[str, object], float] = {}
         super().__init__(*args, **kwargs)
 
@@ -116,9 +114,9 @@ class LeaderScheduler(Scheduler):
         return wait
 
     def _lead(self, gate: LeaderGate) -> float:
-        now, last_ticks = gate.redis_time(), gate.last_ticks()
+        now, last_ticks, self._ahead = gate.redis_time(), gate.last_ticks(), 0.0
         waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in list(self.schedule.items())]
-        self._watch_future_ticks(now, last_ticks)
+        fleet_metrics.ticks_ahead.set(self._ahead)
         return max(0.01, min([*waits, POLL_SECONDS]))
 
     def _stand_by(self, gate: LeaderGate) -> float:
@@ -156,19 +154,6 @@ class LeaderScheduler(Scheduler):
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
 
-    def _watch_future_ticks(self, now: float, last_ticks: Mapping[str, int]) -> None:
-        """Report the tasks that wait for a tick that was fired while the clock of Redis ran ahead."""
-        longest = 0.0
-        for name, entry in self.schedule.items():
-            interval = _interval(entry)
-            series = name if interval is None else tick_series(name, interval)
-            ahead = last_ticks.get(series, 0) * (interval or MINUTE) - now
-            if ahead > FUTURE_SECONDS:
-                longest = max(longest, ahead)
-                what = {"task": series, "seconds_to_wait": round(ahead, 1)}
-                self._log_again(log.error, "tick_of_the_future_recorded", series, **what)
-        fleet_metrics.ticks_ahead.set(longest)
-
     def _log_again(self, log_it: Callable[..., object], event: str, of: object = None, **fields: object) -> None:
         """Log an event, of each ``of`` once a minute."""
         if boot_clock() >= self._log_again_at.get((event, of), 0.0):
@@ -179,29 +164,31 @@ class LeaderScheduler(Scheduler):
         self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
     ) -> float:
         """Fire what is due of one entry; returns seconds until it is due again."""
-        interval = _interval(entry)
-        if interval is None:
-            return self._serve_at_due_times(gate, name, entry, now, last_ticks.get(name))
-        policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
-        series = tick_series(name, interval)
-        tick = due_tick(last_ticks.get(series), now, interval, policy)
-        if tick is not None:
+        run_every = entry.schedule.run_every if type(entry.schedule) is interval_schedule else None
+        interval = run_every.total_seconds() if run_every is not None else MINUTE
+        series = name if run_every is None else tick_series(name, interval)
+        last = last_ticks.get(series, 0)
+        if run_every is None:
+            tick, wait = self._tick_at_due_time(entry, now, last)
+        else:
+            tick, wait = nominal_tick(now, interval), seconds_to_next(now, interval)
+        if tick > last:
             self._fire(gate, series, entry, tick, now)
-        return seconds_to_next(now, interval)
+        elif (ahead := last * interval - now) > FUTURE_SECONDS:  # fired while the clock of Redis ran ahead
+            self._ahead = max(self._ahead, ahead)
+            what = {"task": series, "seconds_to_wait": round(ahead, 1)}
+            self._log_again(log.error, "tick_of_the_future_recorded", series, **what)
+        return wait
 
-    def _serve_at_due_times(
-        self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last: int | None
-    ) -> float:
+    def _tick_at_due_time(self, entry: ScheduleEntry, now: float, last: int) -> tuple[int, float]:
+        """The tick that is due by a schedule without an interval, 0 for none, and the seconds until the next is."""
         at = datetime.fromtimestamp(now, UTC)
         entry.schedule.nowfun = lambda: at  # type: ignore[union-attr]
         # What was never fired counts from the start of this beat, by the clock of its host, which may be ahead.
         entry.last_run_at = since = min(entry.last_run_at or at, at)
-        if last is not None:
-            since = max(since, datetime.fromtimestamp(last * MINUTE, UTC))
+        since = max(since, datetime.fromtimestamp(last * MINUTE, UTC))
         due, wait = entry.schedule.is_due(since)  # type: ignore[union-attr]
-        if due:
-            self._fire(gate, name, entry, int(now // MINUTE), now)
-        return float(wait)
+        return int(now // MINUTE) if due else 0, float(wait)
 
     def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
         fence = gate.fence
@@ -224,11 +211,3 @@ class LeaderScheduler(Scheduler):
         if self.census is not None:
             self.census.close()
         super().close()
-
-
-def _interval(entry: ScheduleEntry) -> float | None:
-    """Seconds between the ticks of an entry; None when its schedule has no interval, as a crontab."""
-    schedule = entry.schedule
-    if type(schedule) is not interval_schedule:
-        return None
-    return float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]

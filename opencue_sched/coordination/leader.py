@@ -26,7 +26,6 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import cast
 
 import redis
@@ -39,19 +38,8 @@ from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
-# Nominal ticks of periodic tasks, and what to do with those missed while nobody led.
-#
 # A tick is the number of whole intervals since the epoch, by Redis TIME, so every beat gives the same name to the same
 # moment whatever its own clock says.
-
-MINUTE = 60.0
-
-
-class CatchUp(StrEnum):
-    """What a new leader does with the ticks it finds unfired: nothing, or it fires the latest for all."""
-
-    SKIP = "skip"
-    LATEST = "latest"
 
 
 def tick_series(task: str, interval_seconds: float) -> str:
@@ -68,21 +56,6 @@ def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
     tick = int(now_seconds // interval_seconds)
     # 8.0 // 1.6 is 4.0, for 1.6 is stored as a little more; but 5 * 1.6 == 8.0: there the next tick has begun.
     return tick + 1 if (tick + 1) * interval_seconds <= now_seconds else tick
-
-
-def due_tick(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> int | None:
-    """The tick to fire now, if any.
-
-    ``last`` is the tick fired last by anybody. A task that never fired fires at once, and SKIP differs from LATEST
-    only after a gap: LATEST fires the newest tick at once, SKIP waits for the next one to begin.
-    """
-    current = nominal_tick(now_seconds, interval_seconds)
-    if last is not None and current <= last:
-        return None
-    into_tick = now_seconds - current * interval_seconds
-    if policy is CatchUp.SKIP and last is not None and current > last + 1 and into_tick >= min(interval_seconds, 1.0):
-        return None
-    return current
 
 
 def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:

@@ -28,7 +28,6 @@ from redis.connection import AbstractConnection
 from opencue_sched import beat
 from opencue_sched.celery import app
 from opencue_sched.coordination import transport
-from opencue_sched.coordination.leader import CatchUp
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import get_settings
@@ -49,6 +48,7 @@ for name in (
     importlib.import_module(name)
 
 INTERVAL_SECONDS = 0.4
+TASKS = ("one", "other")
 DEADLINE_SECONDS = 30.0
 READS = {
     "HELLO",
@@ -127,7 +127,7 @@ class CountingScheduler(beat.LeaderScheduler):
         self.fired[str(entry.name)] += 1
 
     def fired_each(self, times: int) -> bool:
-        return all(self.fired[policy.value] >= times for policy in CatchUp)
+        return all(self.fired[name] >= times for name in TASKS)
 
 
 class NoCensus(beat.FleetCensus):
@@ -145,12 +145,8 @@ def live(step: int, out: int, die_after: int | None) -> None:
     tick_of = transport.replacing_tick
     transport.replacing_tick = lambda message: (str(tick_of(message)), 1)
     app.conf.beat_schedule = {
-        policy.value: {
-            "task": "opencue_sched.sweep.sweep_clusters",
-            "schedule": timedelta(seconds=INTERVAL_SECONDS),
-            "options": {"headers": {"catch_up": policy.value}},
-        }
-        for policy in CatchUp
+        name: {"task": "opencue_sched.sweep.sweep_clusters", "schedule": timedelta(seconds=INTERVAL_SECONDS)}
+        for name in TASKS
     }
     beat.FleetCensus = NoCensus
     if die_after == 0:

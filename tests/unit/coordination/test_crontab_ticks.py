@@ -97,6 +97,15 @@ def test_no_tick_is_claimed_before_there_is_a_connection_for_its_message(app: Ce
     assert gate.fired == {}
 
 
+def test_of_the_ticks_that_nobody_fired_the_latest_is_fired_and_none_twice(app: Celery) -> None:
+    started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
+    first, second = Beat(app, gate, started), Beat(app, gate, started)
+    entry = ScheduleEntry(OFTEN, "task", started, schedule=schedule(100.0, app=app), app=app, options={})
+    for beat, now in ((first, 550.0), (first, 560.0), (second, 570.0), (second, 950.0), (second, 999.0)):
+        beat._serve(gate, OFTEN, entry, now, gate.fired)
+    assert (first.sent, second.sent) == ([5], [9])
+
+
 def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
     """Both ways: of a longer interval the numbers are lower."""
     started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
