@@ -8,6 +8,7 @@ own and aware of their zone; the trash can be listed and restored; waiting is by
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,6 @@ import redis
 import structlog
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
-from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.board import (
     BoardScripts,
@@ -169,11 +169,6 @@ class Job:
         text = self._field("modified")
         return _moment(text) if text else None
 
-    @property
-    def error(self) -> str:
-        """Why it failed last or was trashed."""
-        return self._field("error")
-
     def _field(self, name: str) -> str:
         """A field of the job as it is now; '' for one that is not there."""
         listing = self.board.job(self.uuid)
@@ -282,7 +277,7 @@ class JobBoard(BoardScripts):
 
     ``persistence`` maps the uuid of a logbook to the logbook, or is a backend as TaskFlow's: an object whose
     ``get_connection()`` has ``get_logbook(uuid)`` and ``close()``. ``clustered`` gives all keys one hash tag, for Redis
-    Cluster. The client stays the caller's; from one that does not decode responses another is made. Thread-safe.
+    Cluster. The client, which decodes responses, stays the caller's. Thread-safe.
     """
 
     def __init__(
@@ -295,10 +290,11 @@ class JobBoard(BoardScripts):
         clustered: bool = False,
         persistence: Any = None,
     ) -> None:
-        super().__init__(_decoding(client), BoardKeys(namespace, name, clustered))
+        if not client.get_encoder().decode_responses:
+            raise ValueError("the client of a board must be made with decode_responses=True")
+        super().__init__(client, BoardKeys(namespace, name, clustered))
         self.name = name
         self.persistence = persistence
-        self._given = client
         self._claim_ttl = claim_ttl
         self._connected = False
         self.notifier = Notifier(self._reader)
@@ -328,8 +324,6 @@ class JobBoard(BoardScripts):
         self._connected = False
         self.notifier.stop()
         self.notifier = Notifier(self._reader)
-        if self.client is not self._given:
-            self.client.close()
 
     def __enter__(self) -> JobBoard:
         self.connect()
@@ -412,18 +406,16 @@ class JobBoard(BoardScripts):
 
     def wait_until(self, done: Callable[[], bool], timeout: float | None, *, longest: float) -> bool:
         """Look, then look again at each event, when a job becomes due, and at least every ``longest`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         reader = self._reader()
         while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
             due_ms = self.counts().next_ms
-            pause = min(longest, _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000))
-            if deadline is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                pause = min(pause, left)
+            due = _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000)
             with self.answering():
-                reader.read(pause)
+                reader.read(min(left, longest, due))
         return True
 
     def _reader(self) -> EventReader:
@@ -546,20 +538,6 @@ class JobBoard(BoardScripts):
             if gone:
                 self.client.srem(self.keys.of("entities"), *gone)
         return [Entity(**json.loads(record)) for record in records if record is not None]
-
-
-def _decoding(client: redis.Redis) -> redis.Redis:
-    """``client`` if it decodes responses; else one like it that does, with connections of its own.
-
-    Raises ValueError when it was made by way of Sentinels: then it must be made with ``decode_responses=True``.
-    """
-    if client.get_encoder().decode_responses:
-        return client
-    pool = getattr(client, "connection_pool", None)
-    if not isinstance(pool, redis.ConnectionPool) or isinstance(pool, SentinelConnectionPool):
-        raise ValueError("the client of a board must be made with decode_responses=True")
-    options = {**pool.connection_kwargs, "decode_responses": True, "encoding_errors": UNDECODABLE}
-    return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 # Opens a board by name and configuration, through the entry points ``opencue_sched.jobboards``.

@@ -186,21 +186,21 @@ class BoardKeys:
     def job(self, uuid: str) -> str:
         return f"{self.prefix}job:{uuid}"
 
-    def call(self, token: str) -> str:
-        """What the call of this token answered, or took; remembered for a minute."""
-        return f"{self.prefix}call:{token}"
-
     def of(self, part: str) -> str:
         """One of BOARD_PARTS, or ``entities``."""
         return f"{self.prefix}{part}"
 
-    def parts(self) -> list[str]:
-        """KEYS of every board script, in their order."""
-        return [self.of(part) for part in BOARD_PARTS]
+    def call(self, token: str) -> str:
+        """What the call of this token answered, or took; remembered for a minute."""
+        return self.of(f"call:{token}")
 
     def entity(self, kind: str, name: str) -> str:
         """The record of something registered with the board, such as a conductor."""
-        return f"{self.prefix}entity:{kind}:{name}"
+        return self.of(f"entity:{kind}:{name}")
+
+    def parts(self) -> list[str]:
+        """KEYS of every board script, in their order."""
+        return [self.of(part) for part in BOARD_PARTS]
 
 
 def cluster_board(ns: str, facility: str | None) -> BoardKeys:

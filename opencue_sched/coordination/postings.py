@@ -108,15 +108,12 @@ class ClaimRefused:
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
     """Those of postings with a ticket, in the order they got it, for which to send a message: of each shard the last,
-    whose claim takes the others along (claim_with), and one for every CLAIMED_TOGETHER before it.
+    whose claim takes the others along (claim_with).
 
     The last, because a claim that was made in between has all before it. A posting that is not taken along all the same
     is due again after RESEND_SECONDS.
     """
-    by_shard: dict[tuple[str, bool], list[Enqueued]] = {}
-    for it in due:
-        by_shard.setdefault((it.cluster.shard, it.again), []).append(it)
-    return [it for same in by_shard.values() for it in same[::-1][::CLAIMED_TOGETHER]]
+    return list({(it.cluster.shard, it.again): it for it in due}.values())
 
 
 def encode_cluster(cluster: Cluster) -> str:
@@ -371,7 +368,6 @@ class ClaimRenewer:
         with self._lock:
             self._held[claim] = _Renewed(claimed_at, self._clock())
         self._thread.start()
-        self._thread.wake()
 
     def progress(self, claim: Claim) -> None:
         """The work under ``claim`` has done a step. A claim that was given up stays so."""
@@ -405,7 +401,7 @@ class ClaimRenewer:
         """End the thread; what is held is left to expire."""
         self._thread.stop(self.ttl_seconds)
 
-    def _renew(self) -> float | None:
+    def _renew(self) -> float:
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
         now = self._clock()
         with self._lock:
@@ -419,8 +415,6 @@ class ClaimRenewer:
                     del self._held[claim]
                     self._given_up.add(claim)
         claims = self.held()
-        if not claims:
-            return None
         kept = set(self._postings.extend(claims, ttl_seconds=self.ttl_seconds))
         with self._lock:
             for claim in claims:
@@ -428,16 +422,14 @@ class ClaimRenewer:
                     self._held.pop(claim, None)
                 elif claim in self._held:
                     self._held[claim].renewed_at = now
-        # Not as the wait for the next round: that ends with each claim that is made.
-        self._thread.pause(self.ttl_seconds / 3)
-        return 0.0
+        return self.ttl_seconds / 3
 
 
 CLAIM_SECONDS = 3.0
 """Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
 two renewals may fail."""
-LOOK_SECONDS = 2.0
-"""With RESEND_SECONDS less than the 3 s that a cluster may be stranded."""
+LOOK_SECONDS = CLAIM_SECONDS / 3
+"""A claim that is made after a look must not end before the next one."""
 SHORT_SECONDS = 2.0
 """The end of a longer rest is left to the periodic looks."""
 AFTER_THE_END_SECONDS = 0.002
@@ -449,15 +441,13 @@ class DueThread(PeriodicThread):
     over.
 
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
-    strands a cluster, also while no beat leads. It looks every LOOK_SECONDS, or three times in the life of a claim
-    (``claim_ttl``), when the first claim ends that nobody prolongs, and when a short rest ends that this process began.
-    ``send`` puts a message for a posting on a dispatch queue.
+    strands a cluster, also while no beat leads. It looks every LOOK_SECONDS, when the first claim ends that nobody
+    prolongs, and when a short rest ends that this process began. ``send`` puts a message for a posting on a dispatch
+    queue.
     """
 
-    def __init__(self, postings: ClusterPostings, *, claim_ttl: float, send: Callable[[Enqueued], None]) -> None:
-        # A claim that is made after a look must not end before the next one.
-        self._period = min(LOOK_SECONDS, claim_ttl / 3)
-        super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=self._period)
+    def __init__(self, postings: ClusterPostings, *, send: Callable[[Enqueued], None]) -> None:
+        super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=LOOK_SECONDS)
         self._postings = postings
         self._send = send
 
@@ -474,4 +464,4 @@ class DueThread(PeriodicThread):
         due, claim_ends = self._postings.take_due()
         for enqueued in with_messages(due):
             self._send(enqueued)
-        return min(self._period, claim_ends + AFTER_THE_END_SECONDS)
+        return min(LOOK_SECONDS, claim_ends + AFTER_THE_END_SECONDS)

@@ -100,7 +100,7 @@ class Runtime:
         )
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
-        self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
+        self.due = DueThread(self.postings, send=self.messenger.send)
         self.sweeper = Sweeper(self.engine, settings, self.postings, division=self.division)
         self.leader_keys = beat_keys(namespace, facility)
         self._counters = PeriodicThread(

@@ -31,7 +31,7 @@ class Watch(DueThread):
 
     def __init__(self, postings: ClusterPostings) -> None:
         self.sent: list[Enqueued] = []
-        super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
+        super().__init__(postings, send=self.sent.append)
 
     def start(self) -> None:
         """Not in these tests."""
@@ -262,7 +262,8 @@ def test_one_that_its_holder_ended_after_all_leads_to_no_message(postings, redis
 
 
 def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, monkeypatch):
-    watch = DueThread(postings, claim_ttl=0.03, send=(sent := []).append)
+    monkeypatch.setattr(postings_module, "LOOK_SECONDS", 0.01)
+    watch = DueThread(postings, send=(sent := []).append)
     take_due, failures = postings.take_due, iter([RedisConnectionError("away"), RuntimeError("a bug")])
 
     def unlucky() -> tuple[list[Enqueued], float]:
@@ -286,7 +287,7 @@ class Rests(DueThread):
     def __init__(self, postings: ClusterPostings) -> None:
         self.sent: list[Enqueued] = []
         self.looks = 0
-        super().__init__(postings, claim_ttl=TTL_SECONDS, send=self.sent.append)
+        super().__init__(postings, send=self.sent.append)
 
     def look(self) -> float:
         pause = super().look()
