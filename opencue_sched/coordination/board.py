@@ -10,7 +10,7 @@ import uuid as uuids
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple, cast
 
 import redis
@@ -24,7 +24,7 @@ from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, che
 log = structlog.get_logger(__name__)
 
 
-class JobPriority(Enum):
+class JobPriority(StrEnum):
     """How urgent a job is."""
 
     VERY_HIGH = "VERY_HIGH"
@@ -36,21 +36,14 @@ class JobPriority(Enum):
     @classmethod
     def convert(cls, value: JobPriority | str) -> JobPriority:
         """A priority from its name in any case. Raises ValueError naming the choices."""
-        if isinstance(value, cls):
-            return value
         if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
+            return cls(value.upper())
         raise ValueError(f"{value!r} is no job priority; use one of {', '.join(cls.__members__)}")
 
     @property
     def rank(self) -> int:
         """0 for the most urgent to 4."""
         return list(type(self)).index(self)
-
-    @property
-    def queue_priority(self) -> int:
-        """The message priority that goes with it: 0, 1 or 2."""
-        return (0, 0, 1, 2, 2)[self.rank]
 
 
 NEVER = math.inf

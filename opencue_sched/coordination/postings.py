@@ -31,8 +31,6 @@ CLAIMED_TOGETHER = 200
 LISTED_CLAIMS = 1000
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
-POSTING_PRIORITY = JobPriority.NORMAL
-"""Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,8 @@ class ClusterPostings(BoardScripts):
             args: list[str | int | float] = [resend_ms()]
             for cluster in listed[i : i + ENQUEUED_PER_CALL]:
                 woken = wake if isinstance(wake, bool) else cluster in wake
-                args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]
+                # All alike: strict priority is among jobs, within a pass, and no rule puts one show before another.
+                args += [cluster.key, encode_cluster(cluster), JobPriority.NORMAL.rank, int(woken)]
             calls.append(args)
         answers = [it for answer in self.call_each("board_enqueue", calls, fence=fence) for it in answer]
         return [

@@ -29,8 +29,7 @@ from kombu.exceptions import OperationalError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import JobPriority
-from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
+from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import Router
 from opencue_sched.coordination.transport import note_unreadable
@@ -231,7 +230,8 @@ def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]
 
 
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
-CLIENT_WAITS = JobPriority.HIGH
+URGENT, NORMAL = 0, 1
+"""Message priorities: of what a client waits for, and of all else."""
 
 
 class Messenger:
@@ -273,6 +273,6 @@ class Messenger:
             kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
             queue=Queue(queue),
             declare=[],
-            priority=(POSTING_PRIORITY if reply is None else CLIENT_WAITS).queue_priority,
+            priority=NORMAL if reply is None else URGENT,
             headers={"sent_at": round(time.time(), 3)},
         )

@@ -802,7 +802,3 @@ def test_times_are_those_of_redis(board):
     created = job.created_on
     assert created.tzinfo is not None
     assert abs(created - datetime.fromtimestamp(seconds + micros / 1e6, UTC)).total_seconds() < 5
-
-
-def test_job_priorities_map_to_queue_priorities():
-    assert [priority.queue_priority for priority in JobPriority] == [0, 0, 1, 2, 2]

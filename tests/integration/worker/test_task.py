@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 import celeryconfig
 from opencue_sched.celery import app as real_app
 from opencue_sched.coordination import queues, transport
-from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
@@ -28,7 +27,7 @@ from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.runtime import Runtime
-from opencue_sched.worker.task import CLIENT_WAITS, SchedulerTask
+from opencue_sched.worker.task import NORMAL, URGENT, SchedulerTask
 from tests.brief_fleet import open_counters
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
@@ -243,7 +242,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
-    assert message["priority"] == CLIENT_WAITS.queue_priority
+    assert message["priority"] == URGENT == 0
     runtime.membership.workload.become(WorkerState.WORKING)
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
@@ -255,4 +254,4 @@ def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posti
     monkeypatch.setattr(runtime.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
     runtime.membership.workload.become(WorkerState.PAUSED)
     real_app.tasks[DISPATCH](posting)
-    assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, JobPriority.NORMAL.queue_priority)
+    assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, NORMAL)
