@@ -1,9 +1,8 @@
 """Leadership: one process acts, the others stand by.
 
-A lease in Redis with a token of the process and a fence that only grows. The holder renews it; one that could not
-renew for two thirds of its life - counted from *before* the call that last succeeded, on a clock that runs through a
-suspend - stops by itself, before the lease can have gone to another. A process whose lease is lost stands by and
-campaigns again; it never exits.
+A lease in Redis with a token of the process and a fence that only grows. A holder that could not renew it for two thirds
+of its life - counted from *before* the call that last succeeded, on a clock that runs through a suspend - stops by
+itself, before the lease can have gone to another. It stands by then and campaigns again; it never exits.
 
 PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state. A fence that
 Redis granted counts once the record has it; a tick is one row there, written before its message is sent, and only for
@@ -91,7 +90,6 @@ class LeaderGate:
         self._client = client
         self.keys = keys
         self._ttl = ttl_seconds
-        self._deadline = ttl_seconds * 2 / 3  # well before another takes over
         self._retry = retry_seconds
         self._quiet = quiet_seconds
         self._fences = fences
@@ -110,11 +108,8 @@ class LeaderGate:
 
     @property
     def tick_age(self) -> float:
-        """Seconds since any beat fired a tick, as this process knows; infinite if it knows of none.
-
-        It grows while this process does not look, so it also shows a beat that hangs. It goes by this process's own
-        clock, whatever happens to a store's.
-        """
+        """Seconds since any beat fired a tick, as this process knows; infinite if it knows of none. By its own clock,
+        whatever happens to a store's; a beat that hangs sees it grow."""
         return max(0.0, self._clock() - self._fired_at)
 
     @property
@@ -134,7 +129,7 @@ class LeaderGate:
         fence = self._fence  # read once: the thread that serves the metrics looks here as well
         if fence is None:
             return None
-        if self._clock() - self._confirmed >= self._deadline:
+        if self._clock() - self._confirmed >= self._ttl * 2 / 3:  # well before another takes over
             log.warning("leadership_expired", role=self.keys.role, fence=fence)
             self._fence = None
             return None
@@ -166,14 +161,16 @@ class LeaderGate:
         return self.fence
 
     def _campaign(self, now: float) -> None:
-        held = self.fence
-        # PostgreSQL first, because Redis may have forgotten a leader that was elected after this one.
-        if held is not None and self._note_leader(held) <= held and self._ask("renew", held):
-            self._confirmed = now
-            return
+        held, name = self.fence, self.keys.name
+        if held is not None:
+            # PostgreSQL first, because Redis may have forgotten a leader that was elected after this one.
+            highest = self._fences.renew(name, held, store=self._store())
+            if highest <= held and self._ask("renew", held):
+                self._confirmed = now
+                return
         # From here on a former holder is a candidate like any other: another may have led since, or Redis was emptied.
         self._fence = None
-        record = self._fences.leader(self.keys.name)
+        record = self._fences.leader(name)
         if record.fired is not None and record.fired != self._last_fired:
             self._last_fired, self._fired_at = record.fired, now - max(0.0, record.fired_age_seconds)
         if self._stands_by_for_another_redis(now, record):
@@ -181,13 +178,13 @@ class LeaderGate:
         fence = self._ask("take", record.fence)
         if not fence:
             return
-        if not self._fences.claim(self.keys.name, fence):
+        if not self._fences.claim(name, fence):
             log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
             self._leave_lease()
             return
-        self._note_leader(fence)
+        self._fences.renew(name, fence, store=self._store())
         # Read after the claim: until then the leader before may still fire.
-        recorded = self._fences.leader(self.keys.name)
+        recorded = self._fences.leader(name)
         self._last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
             # From now on, not from when this campaign began: the age is that of the answer. In full if it is unknown
@@ -221,10 +218,6 @@ class LeaderGate:
         run_id = cast("dict[str, object]", self._client.info("server"))["run_id"]
         database = self._client.connection_pool.connection_kwargs.get("db") or 0
         return int(hashlib.sha256(f"{run_id}/{database}".encode()).hexdigest()[:15], 16)
-
-    def _note_leader(self, fence: int) -> int:
-        """Note in PostgreSQL that the leader of ``fence`` leads now, by this Redis; returns the highest fence there."""
-        return self._fences.renew(self.keys.name, fence, store=self._store())
 
     def _ask(self, what: str, fence: int) -> int:
         """Take or renew (``what``) the lease in Redis; returns the fence it is held under, 0 when it is not."""

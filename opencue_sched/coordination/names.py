@@ -18,7 +18,7 @@ from opencue_sched.errors import InvalidInput
 
 _NAME = r"[a-z0-9][a-z0-9_.-]{0,62}"
 _WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?")
-_PRESENCE = re.compile(f"({_NAME}):meta:actor:inst:({_NAME}):({_NAME}):({_NAME})")
+_PRESENCE = re.compile(f"{_NAME}:meta:actor:inst:{_NAME}:{_NAME}:{_NAME}")
 
 
 class QueueType(StrEnum):
@@ -108,12 +108,14 @@ def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
     return f"{ns}:meta:actor:inst:{type_}:{group}:{instance}"
 
 
-def parse_presence_key(key: str) -> tuple[str, str, str, str]:
-    """Namespace, type, group and instance of a presence key. Raises InvalidInput for anything else."""
-    match = _PRESENCE.fullmatch(key)
-    if match is None:
-        raise InvalidInput(f"{key!r} is not a presence key of the form ns:meta:actor:inst:T:G:I")
-    return match[1], match[2], match[3], match[4]
+def is_presence_key(key: str) -> bool:
+    return _PRESENCE.fullmatch(key) is not None
+
+
+def parse_presence_key(key: str) -> tuple[str, str, str]:
+    """Type, group and instance of a presence key."""
+    type_, group, instance = key.split(":")[-3:]
+    return type_, group, instance
 
 
 def presence_index(ns: str) -> str:

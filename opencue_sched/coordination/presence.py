@@ -24,8 +24,8 @@ from pydantic import FiniteFloat, TypeAdapter
 from redis.exceptions import RedisError
 
 from opencue_sched import __version__
-from opencue_sched.coordination.names import parse_presence_key, presence_index, presence_key
-from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.coordination.names import is_presence_key, presence_index, presence_key
+from opencue_sched.errors import SchedulerError
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
@@ -187,17 +187,10 @@ def list_members(client: redis.Redis, namespace: str) -> Members:
     """Everybody alive, by type, group and instance. Two commands, whatever else is in Redis."""
     keys = cast("list[str]", client.zrange(presence_index(namespace), 0, -1))
     records = cast("list[str | None]", client.mget(keys)) if keys else []
-    alive, gone = [], []
-    for key, record in zip(keys, records, strict=True):
-        actor = None if record is None else Actor.parse(record)
-        if actor is not None:
-            alive.append(actor)
-        elif record is None:
-            with contextlib.suppress(InvalidInput):
-                parse_presence_key(key)
-                gone.append(key)
-    alive.sort(key=lambda actor: (actor.type, actor.group, actor.instance))
-    return Members(tuple(alive), tuple(gone))
+    actors = [actor for record in records if record is not None and (actor := Actor.parse(record))]
+    actors.sort(key=lambda actor: (actor.type, actor.group, actor.instance))
+    gone = [key for key, record in zip(keys, records, strict=True) if record is None and is_presence_key(key)]
+    return Members(tuple(actors), tuple(gone))
 
 
 def _machine() -> str:

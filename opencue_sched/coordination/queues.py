@@ -157,7 +157,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
     """
     calls = []
     for key in members.gone:
-        _, type_, group, instance = parse_presence_key(key)
+        type_, group, instance = parse_presence_key(key)
         forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
         source = priority_lists(QueueName(namespace, type_, group, instance))
         target = priority_lists(QueueName(namespace, type_, group))
@@ -224,7 +224,7 @@ def _queues(namespace: str, members: Members, group: str, facility: str | None) 
     scope = (facility or "").lower()
     others = {actor.group for actor in members.alive if actor.facility != scope}
     places = [(actor.type, actor.group, actor.instance) for actor in members.alive]
-    places += [parse_presence_key(key)[1:] for key in members.gone]
+    places += map(parse_presence_key, members.gone)
     found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
     if not scope:
         found |= {QueueName(namespace, type_.value) for type_ in QueueType}
