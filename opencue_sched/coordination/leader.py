@@ -1,8 +1,8 @@
 """Leadership: one process acts, the others stand by.
 
-A lease in Redis with a token of the process and a fence that only grows. A holder that could not renew it for two thirds
-of its life - counted from *before* the call that last succeeded, on a clock that runs through a suspend - stops by
-itself, before the lease can have gone to another. It stands by then and campaigns again; it never exits.
+A lease in Redis with a token of the process and a fence that only grows. A holder that could not renew it for two
+thirds of its life - counted from *before* the call that last succeeded, on a clock that runs through a suspend - stops
+by itself, before the lease can have gone to another. It stands by then and campaigns again; it never exits.
 
 PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state. A fence that
 Redis granted counts once the record has it; a tick is one row there, written before its message is sent, and only for
