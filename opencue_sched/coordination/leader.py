@@ -199,16 +199,11 @@ class LeaderGate:
         """Whether a leader of another Redis recorded itself within the life of a lease. After a failover of Redis that
         is the former leader's last record; if it is renewed all the same, two Redis are in use (``led_elsewhere``)."""
         # A beat does not wait for its own record, which after a failover names the Redis of before.
-        if (
-            record.store is None
-            or not 0 <= record.age_seconds < self._ttl
-            or record.fence == self._last_fence
-            or record.store == self._store()
-        ):
+        fresh = record.store is not None and 0 <= record.age_seconds < self._ttl
+        if not fresh or record.fence == self._last_fence or record.store == self._store():
             self._elsewhere_since = None
             return False
-        if self._elsewhere_since is None:
-            self._elsewhere_since = now
+        self._elsewhere_since = now if self._elsewhere_since is None else self._elsewhere_since
         if self.led_elsewhere:
             self._fences.note_other_redis(self.keys.name)
         return True
