@@ -197,7 +197,7 @@ def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis
 
 @pytest.fixture
 def claim(postings, monkeypatch) -> Claim:
-    monkeypatch.setattr(postings_module, "LOOK_SECONDS", TTL_SECONDS)
+    monkeypatch.setattr(postings_module, "LOOK_SECONDS", TTL_SECONDS / 3)
     (enqueued,) = postings.enqueue([CLUSTER])
     return postings.claim(enqueued.uuid, "w1", ttl_seconds=TTL_SECONDS, ticket=enqueued.ticket)
 
