@@ -127,6 +127,8 @@ class Job:
         except (KeyError, ValueError) as error:
             raise UnreadableJob(f"{type(error).__name__}: {error}") from error
         self.details, self._book = payload.details, payload.book
+        self.book_uuid = None if payload.book is None else payload.book.uuid
+        self.book_name = None if payload.book is None else payload.book.name
         self.fence = int(fields.get("fence", "0"))
         self.token = fields.get("claim", "")
         self.owner_seen = fields.get("owner", "")
@@ -141,14 +143,6 @@ class Job:
             with closing(persistence.get_connection()) as connection:
                 return connection.get_logbook(self._book.uuid)
         return persistence(self._book.uuid)
-
-    @property
-    def book_uuid(self) -> str | None:
-        return None if self._book is None else self._book.uuid
-
-    @property
-    def book_name(self) -> str | None:
-        return None if self._book is None else self._book.name
 
     @property
     def store(self) -> dict[str, Any]:
@@ -425,9 +419,7 @@ class JobBoard(BoardScripts):
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
         listing = self.job(job.uuid)
-        if listing is None or listing.fields.get("state") != "claimed":
-            return None
-        return listing.fields["owner"]
+        return listing.fields["owner"] if listing is not None and listing.fields["state"] == "claimed" else None
 
     # Claims
 
@@ -445,10 +437,8 @@ class JobBoard(BoardScripts):
             job.fence, job.token, job.owner_seen = int(answer[1]), token, who
             return job
         match answer:
-            case ["gone"]:
-                raise NotFound(f"job {job.uuid} is not on board {self.name!r}")
-            case ["trashed"]:
-                raise NotFound(f"job {job.uuid} is in the trash of board {self.name!r}")
+            case ["gone" | "trashed" as why]:
+                raise NotFound(f"job {job.uuid} of board {self.name!r} is {why}")
             case ["held", owner]:
                 raise UnclaimableJob(f"job {job.uuid} is claimed by {owner!r}")
         raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[1]) / 1000:.1f} s")

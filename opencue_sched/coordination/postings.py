@@ -333,7 +333,7 @@ class _Renewed:
     stepped_at: float
 
 
-class ClaimRenewer:
+class ClaimRenewer(PeriodicThread):
     """Renews this process's claims from one thread, at a third of their life.
 
     A claim that was not renewed in time counts as lost (``alive`` is False) from three quarters of its life after the
@@ -351,6 +351,7 @@ class ClaimRenewer:
         patience_seconds: float = math.inf,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
+        super().__init__("claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3)
         self._postings = postings
         self.ttl_seconds = ttl_seconds
         self._patience = patience_seconds
@@ -358,15 +359,12 @@ class ClaimRenewer:
         self._lock = threading.Lock()
         self._held: dict[Claim, _Renewed] = {}
         self._given_up: set[Claim] = set()
-        self._thread = PeriodicThread(
-            "claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3
-        )
 
     def keep(self, claim: Claim, *, claimed_at: float) -> None:
         """Start to renew ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
         with self._lock:
             self._held[claim] = _Renewed(claimed_at, self._clock())
-        self._thread.start()
+        self.start()
 
     def progress(self, claim: Claim) -> None:
         """The work under ``claim`` has done a step. A claim that was given up stays so."""
@@ -395,10 +393,6 @@ class ClaimRenewer:
         """Whether ``claim`` is certainly still this process's."""
         renewed = self._held.get(claim)
         return renewed is not None and self._clock() - renewed.renewed_at < self.ttl_seconds * 0.75
-
-    def stop(self) -> None:
-        """End the thread; what is held is left to expire."""
-        self._thread.stop(self.ttl_seconds)
 
     def _renew(self) -> float:
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
