@@ -1,10 +1,9 @@
 """The queues: where a message goes, what waits where, how a request is answered, and the broker they are on.
 
 A cluster's message goes to the instance whose host cache is warm for it, else to its group, else to the type.
-In a divided farm the instance is that of the cluster's shard: it alone has these hosts. Elsewhere it is found by
-rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live instances of the group: every
-sender comes to the same answer, and when an instance comes or goes only its own clusters move. A message that it did
-not take in time is sent again, and waits for one instance only where none consumes another queue. A message goes to no
+In a divided farm the instance is that of the cluster's shard: it alone has these hosts. A farm that is not divided is
+one shard, of the first instance of the group by name: one pass takes all its clusters along. A message that it did not
+take in time is sent again, and waits for one instance only where none consumes another queue. A message goes to no
 queue that no live worker announces, while another is announced.
 """
 
@@ -37,16 +36,11 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState, list_members
-from opencue_sched.domain.cluster import Cluster, rendezvous
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
 
 REMEMBERED_SECONDS = 1.0
-
-
-def warm_key(cluster: Cluster) -> str:
-    """What a host cache is warm for: the hosts of an allocation, or those with these tags, in a facility."""
-    return "\x1f".join((cluster.facility_id, cluster.alloc_id or "", *(() if cluster.alloc_id else cluster.tags)))
 
 
 class Router:
@@ -88,8 +82,8 @@ class Router:
         with self._lock:
             self._look()
             shared = self._shared()
-            ours = sorted(instance for instance, queue in self._queues.items() if queue.group == self._group)
-            own = self._queues.get(cluster.shard or rendezvous(warm_key(cluster), ours) or "")
+            ours = (instance for instance, queue in self._queues.items() if queue.group == self._group)
+            own = self._queues.get(cluster.shard or min(ours, default=""))
             return shared if own is None or (again and str(shared) in self._consumed) else own
 
     def instances(self) -> frozenset[str]:

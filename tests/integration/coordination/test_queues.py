@@ -35,9 +35,8 @@ from opencue_sched.coordination.queues import (
     drain_dead_instances,
     guard_transports,
     queue_census,
-    warm_key,
 )
-from opencue_sched.domain.cluster import Cluster, ClusterKind, rendezvous
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Settings
 from opencue_sched.worker.task import Messenger
 
@@ -83,12 +82,10 @@ def present(
 # Routing
 
 
-def test_a_cluster_goes_to_its_instance_of_the_group_however_much_that_has_to_do(redis_client):
-    present(redis_client, "a", in_flight=9), present(redis_client, "b", in_flight=9)
-    present(redis_client, "c", group="other")
+def test_a_cluster_without_a_shard_goes_to_the_first_instance_of_the_group_however_much_that_has_to_do(redis_client):
+    present(redis_client, "b"), present(redis_client, "a", in_flight=9), present(redis_client, "0", group="other")
     router = Router(redis_client, "cue", "default")
-    own = QueueName("cue", "dispatch", "default", rendezvous(warm_key(CLUSTER), ["a", "b"]))
-    assert {router.queue_for(CLUSTER) for _ in range(5)} == {own}
+    assert {router.queue_for(CLUSTER) for _ in range(5)} == {OWN}
 
 
 def test_a_message_sent_again_never_waits_for_one_instance(redis_client):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.queues import warm_key
-from opencue_sched.domain.cluster import Cluster, ClusterKind, rendezvous
+from opencue_sched.domain.cluster import rendezvous
 
 names = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), min_size=1, max_size=8, unique=True)
 
@@ -33,11 +32,3 @@ def test_keys_spread_over_the_instances():
 
 def test_nobody_is_chosen_from_nobody():
     assert rendezvous("key", []) is None
-
-
-def test_shows_on_one_allocation_share_a_cache_and_tags_have_their_own():
-    first = Cluster("fac", "show1", ClusterKind.ALLOC, ("general",), "alloc")
-    second = Cluster("fac", "show2", ClusterKind.ALLOC, ("general",), "alloc")
-    manual = Cluster("fac", "show1", ClusterKind.MANUAL, ("a", "b"))
-    assert warm_key(first) == warm_key(second)
-    assert len({warm_key(first), warm_key(manual), warm_key(Cluster("fac2", "s", ClusterKind.ALLOC, (), "alloc"))}) == 3
