@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 messages_unreadable = Counter("scheduler_messages_unreadable_total", "Messages dropped because they cannot be read.")
 _logged: set[tuple[str, str]] = set()
+MISSHAPEN = (Empty, KombuError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
+"""What kombu stumbles with over a broadcast that is not as it expects. Trouble of the broker is none of it."""
 
 
 def note_unreadable(what: str, kind: str, **details: str) -> None:
@@ -71,11 +73,9 @@ class _CheckingClient(redis.Redis):
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
-        if command_name == "BRPOP" and answer:
-            queue, value = answer
-            if problem := unreadable(value):
-                note_unreadable("envelope", problem, queue=str(queue), message=str(value))
-                return None
+        if command_name == "BRPOP" and answer and (problem := unreadable(answer[1])):
+            note_unreadable("envelope", problem, queue=str(answer[0]), message=str(answer[1]))
+            return None
         return answer
 
 
@@ -137,10 +137,7 @@ class _Guarded:
         with it is read at once all the same."""
         try:
             return super()._receive_one(subscribed)  # type: ignore[misc]
-        except Empty:  # kombu has told of it
-            return False
-        # What kombu stumbles with over one that is not as it expects. Trouble of the broker is none of it.
-        except (KombuError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError) as error:
+        except MISSHAPEN as error:
             note_unreadable("broadcast", type(error).__name__, error=str(error))
             return False
 
