@@ -362,7 +362,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
         for place, names in {
             HostFeed: ("follow", "refresh"),
             gather: ("fetch_shares", "fetch_waiting_layers"),
-            LayerPermits: ("take", "keep"),
+            LayerPermits: ("take",),
             Ledger: ("book",),
             cluster_pass: ("plan_pass", "commit_plan", "launch_all"),
         }.items():
