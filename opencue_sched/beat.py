@@ -25,13 +25,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination.leader import (
-    ONE_REDIS,
-    LeaderGate,
-    nominal_tick,
-    seconds_to_next,
-    tick_series,
-)
+from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
 from opencue_sched.coordination.names import beat_keys, worker_group
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
@@ -172,7 +166,8 @@ class LeaderScheduler(Scheduler):
         if run_every is None:
             tick, wait = self._tick_at_due_time(entry, now, last)
         else:
-            tick, wait = nominal_tick(now, interval), seconds_to_next(now, interval)
+            tick = nominal_tick(now, interval)
+            wait = (tick + 1) * interval - now
         if tick > last:
             self._fire(gate, series, entry, tick, now)
         elif (ahead := last * interval - now) > FUTURE_SECONDS:  # fired while the clock of Redis ran ahead

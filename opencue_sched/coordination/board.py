@@ -135,14 +135,7 @@ class BoardScripts:
         return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token, self.keys.call(token)))
 
     def end_call(
-        self,
-        held: Held,
-        how: End,
-        *,
-        delay_seconds: float = 0.0,
-        wake: int = 0,
-        reason: str = "",
-        error: str = "",
+        self, held: Held, how: End, *, delay_seconds: float = 0.0, wake: int = 0, reason: str = "", error: str = ""
     ) -> Sequence[str | int | float]:
         """The arguments with which board_end ends the claim ``held``, and a token of this call. lua/board_end.lua says
         what each end means, and what it answers."""
@@ -258,10 +251,9 @@ class Notifier(PeriodicThread):
 # work lost to races between passes of overlapping clusters; correctness never depends on it. The reference has no
 # upper bound: a process that dies there in a pass over 20 frames keeps everybody off their layer for 40 s.
 #
-# A pass reads the frames of its layers before it asks for their permits. If another pass booked frames of a layer
-# meanwhile, this pass has read just those frames as waiting, and would lose them at its commit. So each pass names
-# the layers of which it booked frames in a log of the fleet, and leaves out the layers that are named there since it
-# read.
+# A pass reads frames before it asks for the permits of their layers, so it may have read frames as waiting that another
+# pass booked meanwhile. Each pass names the layers it booked of in a log of the fleet, and leaves out those that are
+# named there since it read.
 
 JOBS_PER_CALL = 50
 """A call of so many takes Redis half a millisecond, for which all other clients wait; more are several calls."""

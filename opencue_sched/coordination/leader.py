@@ -4,14 +4,10 @@ A lease in Redis with a token of the process and a fence that only grows. A hold
 thirds of its life - counted from *before* the call that last succeeded, on a clock that runs through a suspend - stops
 by itself, before the lease can have gone to another. It stands by then and campaigns again; it never exits.
 
-PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state. A fence that
-Redis granted counts once the record has it; a tick is one row there, written before its message is sent, and only for
-the leader that was elected last. The receiver of the message compares with the same rows, for its leader may have been
-paused between recording the tick and sending it. A leader that dies between two of these steps leaves a fence or a tick
-unused; neither is ever given out twice.
-
-Two beats with one database but two Redis would each hold the lease of their own Redis, and depose each other for ever.
-So a leader records its Redis at each renewal, and a beat of another Redis stands by meanwhile.
+PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state: a fence that
+Redis granted counts once the record has it, a tick once its row is written. A leader that dies between two of these
+steps leaves a fence or a tick unused; neither is ever given out twice. The record also names the leader's Redis: beats
+of one database and two Redis would depose each other for ever, so one of them stands by.
 
 Each fired tick renews the lease. With ``quiet_seconds`` (the conservative hand-over) a new leader fires nothing
 until that long after the last fire of the one before, which is in the record.
@@ -55,11 +51,6 @@ def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
     tick = int(now_seconds // interval_seconds)
     # 8.0 // 1.6 is 4.0, for 1.6 is stored as a little more; but 5 * 1.6 == 8.0: there the next tick has begun.
     return tick + 1 if (tick + 1) * interval_seconds <= now_seconds else tick
-
-
-def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:
-    """Seconds until the next tick begins."""
-    return (nominal_tick(now_seconds, interval_seconds) + 1) * interval_seconds - now_seconds
 
 
 log = structlog.get_logger(__name__)

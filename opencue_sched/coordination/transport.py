@@ -9,9 +9,8 @@ A push whose answer was lost is made again by Celery. A periodic message is on i
 the place of the one before it that still waits, so that a queue holds one of each however long no worker lives. Of any
 other a second copy changes nothing: a posting's ticket is answered once.
 
-And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
-one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
-So is a task that outlives the connection its message came by: it is acknowledged on a channel that is closed.
+When Redis is lost while two channels hold unacknowledged messages, or before a task ends whose message came by that
+connection, the plain transport speaks to a connection that is closed for good, raises, and the worker ends.
 """
 
 from __future__ import annotations
