@@ -158,8 +158,8 @@ class LeaderScheduler(Scheduler):
         self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
     ) -> float:
         """Fire what is due of one entry; returns seconds until it is due again."""
-        schedule: Any = entry.schedule
-        run_every = schedule.run_every if type(schedule) is interval_schedule else None
+        schedule = entry.schedule
+        run_every = schedule.run_every if type(schedule) is interval_schedule else None  # type: ignore[attr-defined]
         interval = run_every.total_seconds() if run_every is not None else MINUTE
         series = name if run_every is None else tick_series(name, interval)
         last = last_ticks.get(series, 0)
