@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import cast
+from typing import TypeVar, cast
 
 import redis
 import structlog
@@ -29,9 +29,9 @@ from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set
 from opencue_sched.accounting.reconcile import (
     DEFAULT_AGE_SECONDS,
     additions,
+    entries_of,
     may_still_commit,
     recompute,
-    snapshot_of,
 )
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_script, call_scripts
@@ -39,6 +39,7 @@ from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
 log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 LEASE_SECONDS = 15.0
 """Of one at work. With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
@@ -48,7 +49,7 @@ WAITING_LEASE_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 _STALLED_POLL_SECONDS = 2.0
 """Each look at COMMITs that PostgreSQL does not end is told of in the log, and what they wait for takes longer."""
-_CHANGES_PER_RENEWAL = 2000
+_ROWS_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 
 
@@ -175,15 +176,13 @@ class _Filler:
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.caps_version(connection)
-            snapshot = snapshot_of(connection, meanwhile=self._renew)
+            entries = entries_of(self._renewing(store.procs(connection), every=_ROWS_PER_RENEWAL))
             imported = store.managed_show_versions(connection)
-            rows = cap_rows_of_shows(connection, snapshot.managed, imported)
-        for part in chunks(rows, _CHANGES_PER_RENEWAL):
+            rows = cap_rows_of_shows(connection, imported, imported)
+        for part in self._renewing(chunks(rows, _ROWS_PER_RENEWAL)):
             self._ledger.write_caps(version, part, epoch=filling)
-            self._renew()
-        for piece in chunks(additions(snapshot.entries), _CHANGES_PER_RENEWAL):
-            self._ledger.apply(piece, epoch=filling)
-            self._renew()
+        for changes in self._renewing(chunks(additions(entries), _ROWS_PER_RENEWAL)):
+            self._ledger.apply(changes, epoch=filling)
         opened = Epoch.new(run_id, dual=self._dual)
         if not self._replace(filling, opened):
             return None
@@ -244,3 +243,10 @@ class _Filler:
         made another filling epoch, and the scripts refuse ours."""
         if not self._take(life):
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
+
+    def _renewing(self, items: Iterable[_T], *, every: int = 1) -> Iterator[_T]:
+        """The items, with the lease renewed before each, or before as many."""
+        for number, item in enumerate(items):
+            if number % every == 0:
+                self._renew()
+            yield item

@@ -12,7 +12,8 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -375,15 +376,27 @@ Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
 
 
+class Cause(StrEnum):
+    """Why an entry differs from the proc table."""
+
+    MISSED_RELEASE = "missed_release"  # confirmed, and its proc is gone: its release was not heard
+    CRASHED_BOOKING = "crashed_booking"  # never confirmed, no proc, too old to be committed still
+    RETIRED = "retired"  # the show is not managed any more
+    MISSING = "missing"  # a proc without entry
+    MOVED = "moved"  # job, host or amounts changed since the booking
+    LATE_SETTLE = "late_settle"  # committed, but the worker that booked it died before settling
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One difference to apply: the entry as it was seen (``expected_seq`` None: absent, or nobody can read it), and as
-    it should be. ``entry`` None removes it; ``state`` counts only with an entry."""
+    it should be, and why it is not. ``entry`` None removes it; ``state`` counts only with an entry."""
 
     proc_id: str
     expected_seq: int | None
     entry: str | None
     state: EntryState = EntryState.CONFIRMED
+    cause: Cause | None = field(default=None, compare=False)
 
 
 def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:

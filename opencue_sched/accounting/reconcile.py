@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import redis
 import structlog
-from sqlalchemy import Connection, Engine, Row
+from sqlalchemy import Engine, Row
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
@@ -29,6 +28,7 @@ from opencue_sched.accounting.consistency import ConsistencyCheck, check_consist
 from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, VertexKind, amounts, show_of
 from opencue_sched.accounting.ledger import (
     Applied,
+    Cause,
     Change,
     Ledger,
     Mark,
@@ -49,7 +49,6 @@ DEFAULT_AGE_SECONDS = 40.0
 DEFAULT_GRACE_SECONDS = 30.0
 _IDS_PER_STATEMENT = 5000
 _KEYS_PER_ROUND_TRIP = 2000
-_ROWS_BETWEEN_PAUSES = 2000
 
 # What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
 #
@@ -58,38 +57,17 @@ _ROWS_BETWEEN_PAUSES = 2000
 # before it could be touched, and is left for the next pass.
 
 
-class Cause(StrEnum):
-    """Why an entry differs from the proc table."""
-
-    MISSED_RELEASE = "missed_release"  # confirmed, and its proc is gone: its release was not heard
-    CRASHED_BOOKING = "crashed_booking"  # never confirmed, no proc, too old to be committed still
-    RETIRED = "retired"  # the show is not managed any more
-    MISSING = "missing"  # a proc without entry
-    MOVED = "moved"  # job, host or amounts changed since the booking
-    LATE_SETTLE = "late_settle"  # committed, but the worker that booked it died before settling
-
-
 @dataclass(slots=True)
 class Differences:
-    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first.
-
-    ``cause_of`` has the cause of each change by proc id.
-    """
+    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first."""
 
     changes: list[Change] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    cause_of: dict[str, Cause] = field(default_factory=dict)
-    in_flight: int = 0
-    oldest_in_flight_at: int | None = None
 
     @property
     def causes(self) -> Counter[Cause]:
         """How many entries differ for which cause."""
-        return Counter(self.cause_of.values())
-
-    def add(self, cause: Cause, change: Change) -> None:
-        self.changes.append(change)
-        self.cause_of[change.proc_id] = cause
+        return Counter(change.cause for change in self.changes)
 
 
 def find_differences(
@@ -110,15 +88,12 @@ def find_differences(
     known: set[str] = set()
     for record in ledger:
         known.add(record.proc_id)
-        if record.state is EntryState.IN_FLIGHT:
-            found.in_flight += 1
-            found.oldest_in_flight_at = min(found.oldest_in_flight_at or record.booked_at, record.booked_at)
         if only is not None and record.show_id not in only:
             continue
-        judged = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old)
-        if judged is not None:
-            cause, change = judged
-            found.add(Cause.RETIRED if change.entry is None and record.show_id not in managed else cause, change)
+        change = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old)
+        if change is not None:
+            retired = change.entry is None and record.show_id not in managed
+            found.changes.append(replace(change, cause=Cause.RETIRED) if retired else change)
     found.absent = [
         proc_id
         for proc_id, entry in snapshot.items()
@@ -127,28 +102,20 @@ def find_differences(
     return found
 
 
-def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> tuple[Cause, Change] | None:
+def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> Change | None:
     in_flight = record.state is EntryState.IN_FLIGHT
     before_mark = record.changed_seq <= mark_seq
     settled_before_mark = not in_flight and before_mark
+    seen = partial(Change, record.proc_id, record.changed_seq)
     if actual is None:
         if not (settled_before_mark or (in_flight and too_old)):
             return None
-        cause = Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE
-        return cause, Change(record.proc_id, record.changed_seq, None)
+        return seen(None, cause=Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE)
     state = EntryState.CONFIRMED if too_old else record.state
     if actual != record.entry:
-        if not before_mark:  # a newer snapshot may have moved it
-            return None
-        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state)
-    if in_flight and too_old:
-        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state)
-    return None
-
-
-def additions(fresh: Mapping[str, str]) -> list[Change]:
-    """Changes that add the procs of a fresh read. The script still refuses an id that is tombstoned by then."""
-    return [Change(proc_id, None, entry) for proc_id, entry in fresh.items()]
+        # An entry that changed since the mark may have been moved by a newer snapshot.
+        return seen(actual, state, Cause.MOVED) if before_mark else None
+    return seen(actual, state, Cause.LATE_SETTLE) if in_flight and too_old else None
 
 
 # The proc table as ledger entries, at one moment.
@@ -165,39 +132,30 @@ class ProcSnapshot:
 def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> ProcSnapshot:
     """Managed shows and their procs in one transaction that sees one moment."""
     with repeatable_read(engine) as connection:
-        return snapshot_of(connection, only)
+        managed = store.managed_show_ids(connection)
+        return ProcSnapshot(managed, entries_of(store.procs(connection, only)))
 
 
-def snapshot_of(
-    connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] = lambda: None
-) -> ProcSnapshot:
-    """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
-    managed = store.managed_show_ids(connection)
-    return ProcSnapshot(managed, entries_of(store.procs(connection, only), meanwhile))
-
-
-def entries_of(rows: Iterable[Row[Any]], meanwhile: Callable[[], object] = lambda: None) -> dict[str, str]:
+def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
     """Procs of store.procs as ledger entries: cores rounded up per proc."""
     entries = {}
-    for number, row in enumerate(rows):
-        if number % _ROWS_BETWEEN_PAUSES == 0:
-            meanwhile()
-        if _countable(row.pk_show):
-            ids = (row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
-            alloc, folder, job, layer, dept = (vertex_id if _countable(vertex_id) else "" for vertex_id in ids)
-            limits = tuple(limit_id for limit_id in row.limits.split(",") if limit_id and _countable(limit_id))
-            vertices = Vertices(row.pk_show, alloc, folder, job, layer, dept, limits)
+    for row in rows:
+        ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
+        show, alloc, folder, job, layer, dept = map(_countable, ids)
+        if show:
+            limits = tuple(filter(None, map(_countable, row.limits.split(","))))
+            vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
             entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
     return entries
 
 
-def _countable(vertex_id: str) -> bool:
-    """Whether an id can be counted by. One that cannot is left out: nothing can be booked there either, and whatever
-    else the proc takes has to count."""
+def _countable(vertex_id: str) -> str:
+    """The id; empty for one that cannot be counted by. Nothing can be booked there either, and whatever else the proc
+    takes has to count."""
     if not any(separator in vertex_id for separator in SEPARATORS):
-        return True
+        return vertex_id
     log.error("vertex_cannot_be_counted", id=vertex_id)
-    return False
+    return ""
 
 
 def may_still_commit(engine: Engine, age_seconds: float) -> bool:
@@ -213,13 +171,18 @@ def may_still_commit(engine: Engine, age_seconds: float) -> bool:
     return stalled > 0
 
 
-def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
+def fresh_additions(engine: Engine, proc_ids: Sequence[str]) -> list[Change]:
     """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
     changes: list[Change] = []
-    for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
+    for part in chunks(proc_ids, _IDS_PER_STATEMENT):
         with engine.begin() as connection:
             changes += additions(entries_of(store.procs(connection, proc_ids=part)))
     return changes
+
+
+def additions(entries: Mapping[str, str]) -> list[Change]:
+    """Changes that add these procs. The script still refuses an id that is tombstoned by then."""
+    return [Change(proc_id, None, entry, cause=Cause.MISSING) for proc_id, entry in entries.items()]
 
 
 # Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
@@ -229,9 +192,7 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
 # saw the entry at a mark. That is kept in Redis, for each boot of each machine, so that any process of the machine can
 # go on where another stopped; without it a judgement is only postponed.
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_SECONDS = 24 * 3600
-_AT_ONCE = 500
 
 
 def boot_clock() -> float:
@@ -243,9 +204,9 @@ def boot_clock() -> float:
 def boot_id() -> str:
     """A name for this boot of this machine; for this process alone where the system gives none."""
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return f"process-{uuid.getnode():x}-{time.time_ns():x}"
+        return f"process-{uuid.uuid4()}"
 
 
 class FirstSeen:
@@ -264,15 +225,15 @@ class FirstSeen:
         Remembers those seen for the first time, forgets those that are gone.
         """
         with answering():
-            stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self.key, count=_AT_ONCE)))
+            stored = cast("Mapping[str, str]", self._client.hgetall(self.key))
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
         seen = {r.proc_id: first_seen_at(stored.get(r.proc_id), r, marked_at) for r in in_flight}
         wanted = {r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}
         if wanted != stored:
             with answering(), self._client.pipeline(transaction=False) as pipe:
                 pipe.unlink(self.key)
-                for part in chunks(list(wanted.items()), _AT_ONCE):
-                    pipe.hset(self.key, mapping=dict(part))
+                if wanted:
+                    pipe.hset(self.key, mapping=wanted)
                 pipe.expire(self.key, _KEPT_SECONDS)
                 pipe.execute()
         return frozenset(
@@ -333,21 +294,20 @@ def reconcile(
         mark.seq, snapshot.entries, check.records.values(), too_old=too_old, managed=snapshot.managed, only=only
     )
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
-    for change in fresh_additions(engine, found.absent):
-        found.add(Cause.MISSING, change)
+    found.changes += fresh_additions(engine, found.absent)
     _lend_before_retiring(engine, ledger, check, found)
     return Pass(mark, snapshot, check, found, ledger.apply(found.changes, epoch=mark.epoch))
 
 
-def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
-    """Give the entries of these shows new sequence numbers, so that no pass that has read them can touch them.
+def renew_entries(ledger: Ledger, show_id: str) -> None:
+    """Give the entries of a show new sequence numbers, so that no pass that has read them can touch them.
 
-    For shows that are managed again: one that saw them unmanaged would retire entries that are needed by now.
+    For a show that is managed again: a pass that saw it unmanaged would retire entries that are needed by now.
     """
     changes = [
         Change(record.proc_id, record.changed_seq, record.entry, record.state)
         for record in ledger.records()
-        if record.show_id in show_ids
+        if record.show_id == show_id
     ]
     ledger.apply(changes, epoch=ledger.epoch())
 
@@ -357,9 +317,8 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 
     The other way round a process that read the limits while the show was managed could book its licences again.
     """
-    retired = [proc_id for proc_id, cause in found.cause_of.items() if cause is Cause.RETIRED]
-    moved = (key for proc_id in retired for key, _, _ in amounts(check.records[proc_id].entry))
-    limits = {key for key in moved if key.startswith(keys.LIMIT_PREFIX)}
+    retired = [check.records[change.proc_id].entry for change in found.changes if change.cause is Cause.RETIRED]
+    limits = {key for entry in retired for key, _, _ in amounts(entry) if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
         load_caps(engine, ledger, sorted(limits))
 
@@ -393,21 +352,16 @@ def reseed_booked(
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
     """Write every counter as the ledger says, if only this pass moved anything since its mark."""
-    own = (*done.check.seqs, *done.applied.seqs)
-    if not is_undisturbed(done.mark.seq, own):
-        return False
-    values = counters(done.entries_now().values(), _stored(ledger, done.check))
+    own = [*done.check.seqs, *done.applied.seqs]
     expected = done.mark.seq + len(own)
+    if own != list(range(done.mark.seq + 1, expected + 1)):
+        return False  # the numbers of our calls do not follow the mark without a gap: somebody else moved something
+    values = counters(done.entries_now().values(), _stored(ledger, done.check))
     for part in chunks(values, _KEYS_PER_ROUND_TRIP):
         answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
         if any(int(answer[0]) != 1 for answer in answers):
             return False
     return True
-
-
-def is_undisturbed(mark_seq: int, own_seqs: Sequence[int]) -> bool:
-    """Whether the sequence numbers our own calls got follow the mark without a gap: then nobody else moved anything."""
-    return list(own_seqs) == list(range(mark_seq + 1, mark_seq + 1 + len(own_seqs)))
 
 
 def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -445,20 +399,17 @@ class RecomputeReport:
     ``causes``: entries that differed, by Cause. ``drifted``: counters that were off their entries, because another
     program wrote to them, by kind of vertex (``check_complete`` False: not looked at this time). ``passed_over``:
     differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
-    ``tables``: PostgreSQL rows written. ``swapped``: of a dual store, whether the counters were written anew.
+    ``swapped``: of a dual store, whether the counters were written anew.
     """
 
     shows: int
     procs: int
-    entries: int
     causes: Mapping[str, int] = field(default_factory=dict)
     drifted: Mapping[str, int] = field(default_factory=dict)
     check_complete: bool = True
     passed_over: int = 0
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
-    reclaimed: int = 0
-    tables: Mapping[str, int] = field(default_factory=dict)
     swapped: bool | None = None
     seconds: float = 0.0
 
@@ -478,25 +429,18 @@ def recompute(
     cas_max_retries: int = 3,
     publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
-    renew: bool = False,
 ) -> RecomputeReport:
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
     ``age_seconds`` is accounting.in_flight_age; ``cas_max_retries`` and ``publish_grace`` (seconds) only matter to a
-    store that another program publishes into. ``renew``: ``show_ids`` may have been unmanaged a moment
-    ago, and passes under way may have seen them so. Raises NotReady and SQLAlchemy's errors: then nothing
-    or a part was applied, and each part is right by itself.
+    store that another program publishes into. Raises NotReady and SQLAlchemy's errors: then nothing or a part was
+    applied, and each part is right by itself.
     """
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
-    eyes = first_seen or FirstSeen(ledger.client)
+    first_seen = first_seen or FirstSeen(ledger.client)
+    one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)
     swapped: bool | None = None
-    if renew:
-        renew_entries(ledger, only or ())
-
-    def one_pass() -> Pass:
-        return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=eyes)
-
     if ledger.epoch().dual:
         epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
         done, swapped = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
@@ -504,45 +448,36 @@ def recompute(
         done = one_pass()
     # The reading may have taken long. What follows is written outside the scripts, which would look at the fence.
     ledger.check_leader()
-    check, found, applied = done.check, done.found, done.applied
-    oldest = found.oldest_in_flight_at
-    report = RecomputeReport(
-        shows=len(done.snapshot.managed),
-        procs=len(done.snapshot.entries),
-        entries=len(check.records),
-        causes={cause.value: count for cause, count in found.causes.items() if count},
-        drifted=Counter(vertex[0].value for key in check.healed if (vertex := keys.parse(key))),
-        check_complete=check.complete,
-        passed_over=len(applied.passed_over),
-        in_flight=found.in_flight,
-        oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, done.mark.seconds - oldest)),
-        reclaimed=reclaim_orphans(engine, ledger, done.mark, check) if only is None and check.complete else 0,
-        tables=store.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
-        swapped=swapped,
-        seconds=time.monotonic() - started,
-    )
+    if only is None and done.check.complete:
+        reclaim_orphans(engine, ledger, done)
+    if write_tables:
+        store.refresh_tables(engine, only or done.snapshot.managed)
     if only is None:
         with answering():
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
+    in_flight = [r.booked_at for r in done.check.records.values() if r.state is EntryState.IN_FLIGHT]
+    report = RecomputeReport(
+        shows=len(done.snapshot.managed),
+        procs=len(done.snapshot.entries),
+        causes={cause.value: count for cause, count in done.found.causes.items()},
+        drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
+        check_complete=done.check.complete,
+        passed_over=len(done.applied.passed_over),
+        in_flight=len(in_flight),
+        oldest_in_flight_seconds=max(0.0, done.mark.seconds - min(in_flight, default=done.mark.seconds)),
+        swapped=swapped,
+        seconds=time.monotonic() - started,
+    )
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))
     return report
 
 
-def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:
-    """Free the keys of jobs and layers that are finished or gone, if they count nothing; returns how many."""
-    rows: dict[str, dict[str, str]] = defaultdict(dict)
-    for key in check.readings:
-        kind, ids = keys.parse(key) or (VertexKind.LIMIT, ())
-        if kind in (VertexKind.JOB, VertexKind.LAYER):
-            rows[kind.value][key] = ids[0]
-    freed = 0
-    for table, row_of in rows.items():
-        alive: set[str] = set()
-        for part in chunks(sorted(set(row_of.values())), _IDS_PER_STATEMENT):
-            with engine.begin() as connection:
-                alive |= store.alive(connection, table, part)
-        orphans = [key for key, row_id in row_of.items() if row_id not in alive]
-        for piece in chunks(orphans, _KEYS_PER_ROUND_TRIP):
-            answers = ledger.call_under(free_calls(mark.epoch.text, piece, idle=True))
-            freed += sum(int(answer[1]) for answer in answers)
-    return freed
+def reclaim_orphans(engine: Engine, ledger: Ledger, done: Pass) -> None:
+    """Free the keys of jobs and layers that are finished or gone, if they count nothing."""
+    vertices = {key: keys.parse(key) for key in done.check.readings}
+    ids = {key: it[1][0] for key, it in vertices.items() if it and it[0] in (VertexKind.JOB, VertexKind.LAYER)}
+    for part in chunks(list(ids), _KEYS_PER_ROUND_TRIP):
+        with engine.begin() as connection:
+            alive = store.alive(connection, [ids[key] for key in part])
+        orphans = [key for key in part if ids[key] not in alive]
+        ledger.call_under(free_calls(done.mark.epoch.text, orphans, idle=True))

@@ -45,8 +45,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
-from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.reconcile import Cause, RecomputeReport, recompute
+from opencue_sched.accounting.ledger import Cause, Ledger, answering
+from opencue_sched.accounting.reconcile import RecomputeReport, recompute, renew_entries
 from opencue_sched.errors import NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
@@ -177,7 +177,8 @@ class ImportedShows:
     def _import(self, show_id: str) -> RecomputeReport:
         reseed_limits(self._engine, self._ledger, [show_id])
         # A recompute under way may have seen the show unmanaged: new numbers keep it from retiring the show's entries.
-        report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False, renew=True)
+        renew_entries(self._ledger, show_id)
+        report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False)
         log.info("show_imported", show=show_id, procs=report.procs, healed=report.healed)
         return report
 

@@ -303,12 +303,13 @@ _PROCS = text(
        AND (CAST(:ids AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:ids AS varchar[])))
     """
 )
-_ALIVE: Mapping[str, TextClause] = {
-    "job": text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'"),
-    "layer": text(
-        "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
-    ),
-}
+_ALIVE = text(
+    """
+    SELECT pk_job AS id FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'
+     UNION ALL
+    SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'
+    """
+)
 _UNFINISHED_COMMITS = text(
     """
     SELECT count(*) FROM pg_stat_activity
@@ -332,9 +333,9 @@ def procs(
     yield from rows.execute(_PROCS, {"shows": shows, "ids": ids})
 
 
-def alive(connection: Connection, table: str, ids: Collection[str]) -> set[str]:
-    """Those of these ids that are in table job or layer, of jobs that are not FINISHED."""
-    return set(connection.execute(_ALIVE[table], {"ids": list(ids)}).scalars())
+def alive(connection: Connection, ids: Sequence[str]) -> set[str]:
+    """Those of these ids of jobs and layers that exist, of jobs that are not FINISHED."""
+    return set(connection.execute(_ALIVE, {"ids": ids}).scalars())
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine, Row
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import bootstrap, keys
@@ -23,7 +23,6 @@ from opencue_sched.accounting.caps import imported_shows, make_ledger
 from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, epoch_set_call
-from opencue_sched.accounting.reconcile import ProcSnapshot
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady
@@ -52,14 +51,14 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, m
     """A show that a Cuebot hands over while it is read is not taken for counted: its procs were not seen."""
     with emptied.engine.begin() as connection:
         theirs = Farm(connection).show("theirs", managed=False)
-    read = bootstrap.snapshot_of
+    read = bootstrap.entries_of
 
-    def handed_over(connection: Connection, **how: Any) -> ProcSnapshot:
-        snapshot = read(connection, **how)
+    def handed_over(rows: Iterable[Row[Any]]) -> dict[str, str]:
+        entries = read(rows)
         emptied.sql("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show", show=theirs.id)
-        return snapshot
+        return entries
 
-    monkeypatch.setattr(bootstrap, "snapshot_of", handed_over)
+    monkeypatch.setattr(bootstrap, "entries_of", handed_over)
     assert store_state(emptied.store.client) is StoreState.LOST
     assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     assert len(emptied.store.ids()) == 3
@@ -261,7 +260,7 @@ def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open
 def test_a_filler_keeps_its_lease_while_it_writes(emptied: World, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     """However long that takes: a piece of it took all but a second of the lease."""
     client, write, left = emptied.store.client, getattr(emptied.ledger, slow), []
-    monkeypatch.setattr(bootstrap, "_CHANGES_PER_RENEWAL", 1)
+    monkeypatch.setattr(bootstrap, "_ROWS_PER_RENEWAL", 1)
 
     def slowly(*args: Any, **how: Any) -> Any:
         left.append(client.pttl(keys.BOOTSTRAP_LEASE))

@@ -11,17 +11,18 @@ import pytest
 
 from opencue_sched.accounting import reconcile
 from opencue_sched.accounting.keys import Record
-from opencue_sched.accounting.ledger import Change
-from opencue_sched.accounting.reconcile import Cause
+from opencue_sched.accounting.ledger import Cause, Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours
 
 Play = Callable[..., Side]
 
 
-def _absent_is_gone(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> tuple[Cause, Change] | None:
+def _absent_is_gone(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> Change | None:
     """The rule of a naive recompute: no look at the mark, nor at the age."""
-    return None if actual is not None else (Cause.MISSED_RELEASE, Change(record.proc_id, record.changed_seq, None))
+    if actual is not None:
+        return None
+    return Change(record.proc_id, record.changed_seq, None, cause=Cause.MISSED_RELEASE)
 
 
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import text
 
-from opencue_sched.accounting import reconcile as recompute_module
+from opencue_sched.accounting import show_handover
 from opencue_sched.accounting.caps import imported_shows
 from opencue_sched.accounting.reconcile import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
@@ -31,7 +31,7 @@ MOMENTS = (START, COMMIT, VISIBLE, RENEWED, SNAPSHOT, JUDGED)
 @pytest.fixture(params=[True, False], ids=["ours", "numbers stay"])
 def renewing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(recompute_module, "renew_entries", lambda *_: None)
+        monkeypatch.setattr(show_handover, "renew_entries", lambda *_: None)
     return bool(request.param)
 
 

@@ -16,13 +16,14 @@ from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.reconcile import (
     FirstSeen,
     RecomputeReport,
+    entries_of,
     may_still_commit,
     read_snapshot,
     recompute,
-    snapshot_of,
 )
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.store.accounting import procs
 from tests.integration.accounting.conftest import Store
 from tests.polling import eventually
 
@@ -88,7 +89,7 @@ class World:
             disk, booker = (stack.enter_context(self.engine.connect()) for _ in range(2))
             disk.execute(text("SELECT pg_advisory_lock(1)"))
             (proc_id,) = Farm(booker).run(self.job.layers[0].frames[-1:], self.host, cores=2)
-            booked = unpack_entry(proc_id, snapshot_of(booker).entries[proc_id])
+            booked = unpack_entry(proc_id, entries_of(procs(booker))[proc_id])
             committing = stack.enter_context(ThreadPoolExecutor(1)).submit(booker.commit)
 
             def finish() -> None:

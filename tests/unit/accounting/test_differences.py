@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from opencue_sched.accounting.keys import EntryState, Record
-from opencue_sched.accounting.ledger import Change
-from opencue_sched.accounting.reconcile import Cause, Differences, additions, find_differences
+from opencue_sched.accounting.ledger import Cause, Change
+from opencue_sched.accounting.reconcile import Differences, additions, find_differences
 
 MARK = 100
 ENTRY = "4|0|show|alloc|folder|job|layer|dept|"
@@ -77,11 +77,3 @@ def test_a_narrow_pass_judges_only_its_shows() -> None:
     others = frozenset({"another"})
     assert judge(record(CONFIRMED), None, only=others).changes == []
     assert judge(None, ENTRY, only=others).absent == []
-
-
-def test_bookings_in_flight_are_counted_with_the_oldest() -> None:
-    young, old, younger = (
-        Record(name, IN_FLIGHT, at, 3, "me", ENTRY) for name, at in zip("pqr", (2000, 1500, 2500), strict=True)
-    )
-    found = find_differences(MARK, {}, [young, old, younger, record(CONFIRMED, MARK + 1)], too_old=set(), managed=OURS)
-    assert (found.in_flight, found.oldest_in_flight_at) == (3, 1500)

@@ -17,7 +17,7 @@ from opencue_sched.accounting.consistency import (
     parse_event,
 )
 from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts, read_caps, show_of, unpack, unpack_entry
-from opencue_sched.accounting.reconcile import counters, first_seen_at, is_too_old, is_undisturbed
+from opencue_sched.accounting.reconcile import counters, first_seen_at, is_too_old
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
 
@@ -214,12 +214,6 @@ class TestStock:
 
 
 class TestCas:
-    def test_only_our_own_numbers_may_follow_the_mark(self) -> None:
-        assert is_undisturbed(10, [])
-        assert is_undisturbed(10, [11, 12])
-        assert not is_undisturbed(10, [12])
-        assert not is_undisturbed(10, [11, 13])
-
     def test_stored_vertices_without_entries_are_zero_and_limits_are_left_out(self) -> None:
         assert {key: (c, g) for key, c, g in counters(["4|1|||f|j|||n1", "2|0|||f||||"], ["acct:job:gone"])} == {
             "acct:folder:f": (6, 1),

@@ -52,6 +52,6 @@ def test_refusals_are_counted_by_what_refused() -> None:
 
 
 def test_of_a_recompute_is_shown_what_is_in_flight_and_since_when() -> None:
-    record_recompute(RecomputeReport(shows=1, procs=2, entries=9, in_flight=7, oldest_in_flight_seconds=3.5))
+    record_recompute(RecomputeReport(shows=1, procs=2, in_flight=7, oldest_in_flight_seconds=3.5))
     assert sample("scheduler_ledger_in_flight") == 7
     assert sample("scheduler_ledger_oldest_in_flight_seconds") == 3.5
