@@ -32,15 +32,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 import redis
 import structlog
-from redis.exceptions import WatchError
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting import keys
@@ -76,14 +74,16 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
         triggered = ANNOUNCES_RELEASES in triggers_of_proc(connection)
     if not managed:
         return False, "no show is managed by this scheduler"
-    late = "cores released by others stay booked until the next recompute."
-    if release_feed == "proc-trigger" and not triggered:
-        why = f"the trigger that announces deleted procs is not in the database: {late} Run `opencue-sched migrate`."
-        return True, f"{managed} managed shows, but {why}"
-    if release_feed == "recompute-only":
-        return True, f"{managed} managed shows with accounting.release_feed=recompute-only: {late}"
-    return False, f"{managed} managed shows, releases arrive by {release_feed}"
+    if release_feed == "cuebot-redis" or (release_feed == "proc-trigger" and triggered):
+        return False, f"{managed} managed shows, releases arrive by {release_feed}"
+    why = "accounting.release_feed is recompute-only"
+    if release_feed == "proc-trigger":
+        why = "the trigger that announces deleted procs is not in the database (run `opencue-sched migrate`)"
+    return True, f"{managed} managed shows, but {why}: cores released by others stay booked until the next recompute"
 
+
+_LOSSES = (NotReady, OperationalError, InterfaceError, PoolTimeout)
+"""A store does not answer, which no show is to blame for."""
 
 # From new to ours: by the worker that would book the show, or by our command.
 
@@ -145,9 +145,9 @@ class ImportedShows:
             self._ours.pop(show_id, None)
             try:
                 self.admits(show_id)
-            except Exception as error:
-                if _is_loss(error):
-                    raise
+            except _LOSSES:
+                raise
+            except Exception:
                 log.exception("show_not_imported", show=show_id)
 
     def _read(self, show_id: str) -> tuple[ImportNote | None, float]:
@@ -181,14 +181,6 @@ class ImportedShows:
         report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False)
         log.info("show_imported", show=show_id, procs=report.procs, healed=report.healed)
         return report
-
-
-def _is_loss(error: Exception) -> bool:
-    """Whether a store does not answer, which no show is to blame for. PostgreSQL then gives no SQLSTATE."""
-    if not isinstance(error, DBAPIError):
-        return isinstance(error, NotReady | PoolTimeout)
-    silent = isinstance(error, OperationalError | InterfaceError) and not getattr(error.orig, "pgcode", None)
-    return silent or error.connection_invalidated
 
 
 # Our own command.
@@ -241,10 +233,10 @@ def hand_back(
             return Flip(False)
         refresh_tables(engine, [show_id], as_cuebot=True)
         shows.set_rows(connection, "show", "pk_show", [show_id], {"b_scheduler_managed": False})
-    _remember_handed_back(ledger.client, [show_id])
     sleep(wait_seconds)
     try:
         _settle_handed_back(engine, ledger, [show_id], age_seconds)
+        _take_notes(ledger.client, [show_id])
     except NotReady:
         return Flip(True, store_ready=False)
     return Flip(True)
@@ -253,37 +245,36 @@ def hand_back(
 # From ours to handed back, to Cuebot's: what follows when the flag alone was cleared, by a Cuebot for instance.
 
 
-def notice_handed_back(engine: Engine, client: redis.Redis) -> list[str]:
-    """Note the shows that lost their flag since the last call as handed back, whoever did it; returns them.
-
-    The notes are read before the flags, and WATCH deletes none if any note was written since: a show that is handed
-    over meanwhile keeps its note. The next call finds what is left then. Raises NotReady.
-    """
-    with answering(), client.pipeline(transaction=True) as pipe, suppress(WatchError):
-        pipe.watch(keys.IMPORTED)  # type: ignore[no-untyped-call]
-        noted = cast("list[str]", pipe.hkeys(keys.IMPORTED))
-        with engine.begin() as connection:
-            gone = sorted(set(noted) - managed_show_ids(connection))
-        if gone:
-            pipe.multi()
-            pipe.hdel(keys.IMPORTED, *gone)
-            pipe.execute()
-            _remember_handed_back(client, gone)
-        return gone
-    return []
-
-
 def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) -> list[str]:
-    """Bring tables and ledger up to date for shows that have just lost their flag; returns the shows.
+    """Bring tables and ledger up to date for shows that have lost their flag since the last call, whoever cleared it;
+    returns the shows that this call has seen to.
 
-    Until then their tables are as old as the last recompute, and Cuebot books by them. Every process is notified, but
-    only one takes a show's note. What a commit of ours that had read the flag adds later, refresh_handed_back() counts.
-    Raises NotReady, RedisError and SQLAlchemy's errors; the next recompute does what is left undone.
+    Until then their tables are as old as the last recompute, and Cuebot books by them. What a commit of ours that had
+    read the flag adds later, refresh_handed_back() counts. Raises NotReady and SQLAlchemy's errors; the next recompute
+    does what is left undone.
     """
-    gone = notice_handed_back(engine, ledger.client)
+    # The notes are read before the flags: of a show that is handed over in between there is no note yet. One whose flag
+    # is set again after that is imported once more.
+    with answering():
+        noted = cast("list[str]", ledger.client.hkeys(keys.IMPORTED))
+    with engine.begin() as connection:
+        gone = _take_notes(ledger.client, sorted(set(noted) - managed_show_ids(connection)))
     if gone:
         log.info("shows_handed_back", shows=gone, retired=_settle_handed_back(engine, ledger, gone, age_seconds))
     return gone
+
+
+def _take_notes(client: redis.Redis, show_ids: Sequence[str]) -> list[str]:
+    """Remember these shows as handed back, and delete their notes; returns those whose notes were still there.
+
+    Every process is notified, and only the one that deletes a show's note does what follows.
+    """
+    if not show_ids:
+        return []
+    with answering():
+        known_at = float(client.time()[0]) + CUEBOT_CACHE_SECONDS
+        client.zadd(HANDED_BACK, dict.fromkeys(show_ids, known_at))
+        return [show_id for show_id in show_ids if client.hdel(keys.IMPORTED, show_id)]
 
 
 def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
@@ -292,25 +283,18 @@ def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
     Each call does it again for ten minutes, because it passes over locked rows. Raises RedisError.
     """
     now = float(client.time()[0])
-    due = [str(show) for show in client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)]
-    if not due:
+    known = client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)
+    if not known:
         return 0
-    written = sum(refresh_tables(engine, due, managed=False, as_cuebot=True).values())
+    with engine.begin() as connection:
+        theirs = set(map(str, known)) - managed_show_ids(connection)
+    written = sum(refresh_tables(engine, theirs, as_cuebot=True).values())
     client.zremrangebyscore(HANDED_BACK, "-inf", now - _REFRESHED_SECONDS)
-    log.info("tables_of_handed_back_shows", shows=len(due), rows=written)
+    log.info("tables_of_handed_back_shows", shows=len(theirs), rows=written)
     return written
 
 
 def _settle_handed_back(engine: Engine, ledger: Ledger, show_ids: Sequence[str], age_seconds: float) -> int:
     """Write the tables as Cuebot counts, and remove the ledger's entries; returns how many. Raises NotReady."""
-    refresh_tables(engine, show_ids, managed=False, as_cuebot=True)
+    refresh_tables(engine, show_ids, as_cuebot=True)
     return recompute(engine, ledger, show_ids, age_seconds=age_seconds, write_tables=False).healed
-
-
-def _remember_handed_back(client: redis.Redis, show_ids: Sequence[str]) -> None:
-    try:
-        known_at = float(client.time()[0]) + CUEBOT_CACHE_SECONDS
-        client.hdel(keys.IMPORTED, *show_ids)
-        client.zadd(HANDED_BACK, dict.fromkeys(show_ids, known_at))
-    except redis.RedisError as error:
-        log.warning("handed_back_shows_not_remembered", shows=list(show_ids), error=str(error))

@@ -133,11 +133,10 @@ _RAISED = "CASE WHEN {cap} = 2147483647 THEN 2147483646 ELSE 2147483647 END"
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One table: its name and the column that identifies a row, how its rows find their show, and its sums.
+    """A table and its key; the joins from a row to its show; the procs, and the expression of them that is the key.
 
-    ``owner`` joins ``row`` to ``show``. ``sums`` groups procs by ``summed_by``, the expression that equals ``key``.
-    ``caps`` are the columns the triggers compare cores, and GPUs, with. ``local_of_ours`` and ``local_of_theirs``:
-    whether local procs count, in a show of ours, and in one of Cuebot's: what Cuebot takes off when such a proc ends.
+    ``caps`` are the columns the triggers compare cores, and GPUs, with. ``local``: whether local procs count in a show
+    of ours, and in one of Cuebot's, which takes no more off when such a proc ends.
     """
 
     name: str
@@ -146,8 +145,7 @@ class _Table:
     summed_from: str
     summed_by: str
     caps: tuple[str, ...] = ()
-    local_of_ours: bool = True
-    local_of_theirs: bool = False
+    local: tuple[bool, bool] = (True, False)
 
     def sums(self, condition: str) -> str:
         return f"""SELECT {self.summed_by} AS id, CAST(sum(proc.int_cores_reserved) AS bigint) AS cores,
@@ -159,7 +157,7 @@ class _Table:
         return text(
             f"""SELECT counted.{self.key} FROM {self.name} counted {self.owner}
                   LEFT JOIN ({self.sums("proc.pk_show = ANY(:shows)")}) used ON used.id = counted.{self.key}
-                 WHERE show.pk_show = ANY(:shows) AND show.b_scheduler_managed = :managed
+                 WHERE show.pk_show = ANY(:shows) AND (show.b_scheduler_managed OR :as_cuebot)
                    AND (counted.int_cores <> coalesce(used.cores, 0) OR counted.int_gpus <> coalesce(used.gpus, 0))
                  ORDER BY counted.{self.key}"""
         )
@@ -171,39 +169,25 @@ class _Table:
                  ORDER BY {self.key} FOR NO KEY UPDATE SKIP LOCKED"""
         )
 
-    def sums_of_rows(self) -> TextClause:
-        return text(self.sums(f"{self.summed_by} = ANY(:ids)"))
-
-    def write(self) -> TextClause:
-        raised = "".join(f", {cap} = {_RAISED.format(cap=cap)}" for cap in self.caps)
-        return text(
-            f"""UPDATE {self.name} SET int_cores = wanted.cores, int_gpus = wanted.gpus{raised}
-                  FROM {_WANTED} WHERE {self.key} = wanted.id"""
-        )
-
-    def restore(self) -> TextClause:
-        caps = ", ".join(f"{cap} = wanted.{amount}" for cap, amount in zip(self.caps, ("cores", "gpus"), strict=False))
-        return text(f"UPDATE {self.name} SET {caps} FROM {_WANTED} WHERE {self.key} = wanted.id")
+    def update(self, *changes: str) -> TextClause:
+        return text(f"UPDATE {self.name} SET {', '.join(changes)} FROM {_WANTED} WHERE {self.key} = wanted.id")
 
 
-def refresh_tables(
-    engine: Engine, show_ids: Collection[str], *, managed: bool = True, as_cuebot: bool = False
-) -> dict[str, int]:
+def refresh_tables(engine: Engine, show_ids: Collection[str], *, as_cuebot: bool = False) -> dict[str, int]:
     """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table.
 
-    ``managed`` False: for those that are not (any more). That is right beside a Cuebot that keeps their books, because
-    it changes proc and tables in one transaction, and rows are summed under their locks. ``as_cuebot``: count local
-    procs as it does, for shows that are Cuebot's or are about to be.
+    ``as_cuebot``: also for those that are not (any more), and with local procs as Cuebot counts them. That is right
+    beside a Cuebot that keeps their books, because it changes proc and tables in one transaction, and rows are summed
+    under their locks.
     """
-    shows = list(show_ids)
-    return {table.name: _refresh(engine, table, shows, managed, as_cuebot) if shows else 0 for table in _TABLES}
+    return {table.name: _refresh(engine, table, list(show_ids), as_cuebot) for table in _TABLES}
 
 
-def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool, as_cuebot: bool) -> int:
-    local = table.local_of_theirs if as_cuebot else table.local_of_ours
-    wanted = {"shows": shows, "managed": managed, "local": local}
+def _refresh(engine: Engine, table: _Table, shows: Sequence[str], as_cuebot: bool) -> int:
+    local = table.local[as_cuebot]
     with engine.begin() as connection:
-        differing = list(connection.execute(table.differing(), wanted).scalars())
+        wanted = {"shows": shows, "as_cuebot": as_cuebot, "local": local}
+        differing = connection.execute(table.differing(), wanted).scalars().all()
     written = 0
     for start in range(0, len(differing), _ROWS_PER_TRANSACTION):
         with engine.begin() as connection:
@@ -212,25 +196,26 @@ def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool,
 
 
 def _write(connection: Connection, table: _Table, ids: Sequence[str], local: bool) -> int:
-    locked = {row[0]: row for row in connection.execute(table.lock(), {"ids": list(ids)})}
-    sums = connection.execute(table.sums_of_rows(), {"ids": list(locked), "local": local})
+    locked = {row[0]: row for row in connection.execute(table.lock(), {"ids": ids})}
+    sums = connection.execute(text(table.sums(f"{table.summed_by} = ANY(:ids)")), {"ids": list(locked), "local": local})
     used = dict.fromkeys(locked, (0, 0)) | {row.id: (row.cores, row.gpus) for row in sums}
     changed = {row_id: count for row_id, count in used.items() if count != tuple(locked[row_id][1:3])}
-    if changed and table.caps:
-        connection.execute(_QUIET)
     if changed:
-        connection.execute(table.write(), _wanted(changed))
+        raised = (f"{cap} = {_RAISED.format(cap=cap)}" for cap in table.caps)
+        connection.execute(_QUIET)
+        connection.execute(
+            table.update("int_cores = wanted.cores", "int_gpus = wanted.gpus", *raised), _wanted(changed)
+        )
     if changed and table.caps:
-        connection.execute(table.restore(), _wanted({row_id: (*locked[row_id][3:], 0)[:2] for row_id in changed}))
+        restored = (f"{cap} = wanted.{unit}" for cap, unit in zip(table.caps, ("cores", "gpus"), strict=False))
+        caps = {row_id: (*locked[row_id][3:], 0) for row_id in changed}
+        connection.execute(table.update(*restored), _wanted(caps))
     return len(changed)
 
 
-def _wanted(pairs: Mapping[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
-    return {
-        "ids": list(pairs),
-        "cores": [pair[0] for pair in pairs.values()],
-        "gpus": [pair[1] for pair in pairs.values()],
-    }
+def _wanted(amounts: Mapping[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    cores, gpus, *_ = zip(*amounts.values(), strict=True)
+    return {"ids": list(amounts), "cores": list(cores), "gpus": list(gpus)}
 
 
 _TABLES = (
@@ -240,7 +225,7 @@ _TABLES = (
         owner="JOIN job USING (pk_job) JOIN show USING (pk_show)",
         summed_from="proc",
         summed_by="proc.pk_layer",
-        local_of_theirs=True,
+        local=(True, True),
     ),
     _Table(
         "job_resource",
@@ -276,7 +261,7 @@ _TABLES = (
         ),
         summed_by="subscription.pk_subscription",
         caps=("int_burst",),
-        local_of_ours=False,
+        local=(False, False),
     ),
 )
 

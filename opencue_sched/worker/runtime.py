@@ -25,7 +25,7 @@ from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     ImportedShows,
     check_release_feed,
-    notice_handed_back,
+    follow_handed_back,
     refresh_handed_back,
 )
 from opencue_sched.coordination.board import LayerPermits
@@ -243,14 +243,10 @@ class Runtime:
 
     def recompute(self, *, fence: int | None = None) -> dict[str, object]:
         """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""
-        accounting = self.settings.accounting
-        report = recompute(
-            self.engine,
-            self.ledger.under(self._fence(fence)),
-            age_seconds=accounting.in_flight_age,
-        )
+        ledger, age = self.ledger.under(self._fence(fence)), self.settings.accounting.in_flight_age
+        report = recompute(self.engine, ledger, age_seconds=age)
         metrics.record_recompute(report)
-        notice_handed_back(self.engine, self.client)
+        follow_handed_back(self.engine, self.ledger, age_seconds=age)
         self.imported.import_all()
         refresh_handed_back(self.engine, self.client)
         self.check_feed()

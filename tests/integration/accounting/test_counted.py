@@ -12,7 +12,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps, note_imported
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
-from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, hand_over, notice_handed_back
+from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, follow_handed_back, hand_over
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -204,9 +204,9 @@ def test_a_store_that_is_lost_admits_nobody(world: World) -> None:
 def test_a_show_taken_back_by_cuebot_is_looked_after_and_has_to_be_counted_again(world: World) -> None:
     world.run(1)
     note(world)
-    assert notice_handed_back(world.engine, world.store.client) == []
+    assert follow_handed_back(world.engine, world.ledger, age_seconds=AGE) == []
     flag(world, False)
-    assert notice_handed_back(world.engine, world.store.client) == [world.show.id]
+    assert follow_handed_back(world.engine, world.ledger, age_seconds=AGE) == [world.show.id]
     assert world.store.client.zscore(HANDED_BACK, world.show.id) is not None
     flag(world, True)
     assert not counted(world).admits(world.show.id)
@@ -314,16 +314,23 @@ def managed_by_another_process_meanwhile(world: World, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("noted_before", [False, True])
-def test_a_show_that_is_handed_over_while_others_are_forgotten_keeps_its_note(
+def test_a_show_that_is_handed_over_while_others_are_forgotten_is_imported(
     world: World, monkeypatch: pytest.MonkeyPatch, noted_before: bool
 ) -> None:
-    if noted_before:
-        note(world)
+    """A note of before is deleted, and written again by the import after it; no entry of the show goes."""
+    world.run(2)
+    counted(world, cuebots=False).import_all()
+    running = world.store.ids()
+    if not noted_before:
+        world.store.client.delete(keys.IMPORTED)
     flag(world, False)
     managed_by_another_process_meanwhile(world, monkeypatch)
-    assert notice_handed_back(world.engine, world.store.client) == []
-    assert world.store.client.hexists(keys.IMPORTED, world.show.id)
-    assert world.store.client.zscore(HANDED_BACK, world.show.id) is None
+    followed = follow_handed_back(world.engine, world.ledger, age_seconds=AGE)
+    assert followed == ([world.show.id] if noted_before else [])
+    counted(world, cuebots=False).import_all()
+    assert imported_shows(world.store.client).keys() == {world.show.id}
+    assert world.store.ids() == running
+    world.exact()
 
 
 @pytest.fixture

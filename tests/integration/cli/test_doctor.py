@@ -215,7 +215,7 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
         ),
         ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts that are up have an RQD"),
         ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run: frames are booked and never launched"),
-        ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows with accounting."),
+        ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows, but accounting."),
     ],
 )
 def test_settings_that_cannot_work_are_said(
