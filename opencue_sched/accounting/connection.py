@@ -14,12 +14,10 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.connection import AbstractConnection, Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.domain.redis_url import UNDECODABLE, read_redis_url
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
@@ -27,10 +25,8 @@ from opencue_sched.settings import Settings
 # The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
 #
 # ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}:{ms it has been closed}|{run id}`` while a
-# bootstrap waits and writes. The run id is the server's own: after a restart or a failover it is another, and the
-# connection that notices deletes the epoch, which closes the store for everybody at once. ``|dual`` behind either says
-# that another program publishes plain decrements (release_feed cuebot-redis), so the scripts keep what the ledger
-# accounts for apart.
+# bootstrap waits and writes. The run id is the server's own (see guard_epoch). ``|dual`` behind either says that
+# another program publishes plain decrements (release_feed cuebot-redis): what the ledger accounts for is kept apart.
 #
 # It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error:
 # such an epoch is none, and whoever fills the store writes over it.
@@ -100,7 +96,6 @@ def make_redis(url: str, settings: Settings) -> redis.Redis:
         "socket_keepalive": True,
         "max_connections": settings.accounting.redis_pool_size,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES),
-        "retry_on_error": [RedisConnectionError, RedisTimeoutError],
         "redis_connect_func": guard_epoch,
     }
     if url.startswith("sentinel://"):
@@ -112,21 +107,19 @@ def make_redis(url: str, settings: Settings) -> redis.Redis:
     except ValueError as error:
         raise InvalidInput(f"accounting.redis_url is not a Redis URL: {error}") from error
     pool.connection_class = leaving_replicas(pool.connection_class)
-    client = redis.Redis(connection_pool=pool)
-    client.auto_close_connection_pool = True
-    return client
+    return redis.Redis.from_pool(pool)
 
 
 def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
     named = read_redis_url(url)
-    tls = {} if named.tls is None else {"ssl": True, **named.tls}
     asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
     asking |= {"username": named.sentinel_username, "password": named.sentinel_password}
-    sentinel = Sentinel(named.nodes, sentinel_kwargs={**asking, **tls})  # type: ignore[no-untyped-call]
-    credentials = {"username": named.username, "password": named.password}
-    master: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
-        named.service, db=named.database, **credentials, **tls, **options
-    )
+    options |= {"username": named.username, "password": named.password, "db": named.database}
+    if named.tls is not None:
+        options |= {"ssl": True, **named.tls}
+        asking |= {"ssl": True, **named.tls}
+    sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+    master: redis.Redis = sentinel.master_for(named.service, **options)  # type: ignore[no-untyped-call]
     return master
 
 
@@ -160,20 +153,15 @@ def guard_epoch(connection: Connection) -> None:
     """
     connection.guarded = False  # type: ignore[attr-defined]
     connection.on_connect()  # type: ignore[no-untyped-call]
-    _delete_foreign_epoch(connection)
-    connection.guarded = True  # type: ignore[attr-defined]
-
-
-def _delete_foreign_epoch(connection: Connection) -> None:
     info = _ask(connection, "INFO", "server")
-    (stored,) = _ask(connection, "MGET", EPOCH)
-    if not stored or Epoch(stored).run_id == _server_run_id(info):
-        return
-    try:
-        _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
-    except ResponseError as error:
-        if not takes_no_write(error):
-            raise
+    (stored,) = _ask(connection, "MGET", keys.EPOCH)
+    if stored and f"run_id:{Epoch(stored).run_id}\r\n" not in info:
+        try:
+            _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", keys.EPOCH, stored)
+        except ResponseError as error:
+            if not takes_no_write(error):
+                raise
+    connection.guarded = True  # type: ignore[attr-defined]
 
 
 def takes_no_write(error: ResponseError) -> bool:
@@ -189,10 +177,6 @@ def takes_no_write(error: ResponseError) -> bool:
 def _ask(connection: Connection, *command: str) -> Any:
     connection.send_command(*command)  # type: ignore[no-untyped-call]
     return connection.read_response()
-
-
-def _server_run_id(info: str) -> str:
-    return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
 
 
 def look_at_store(client: redis.Redis) -> tuple[bool, float | None]:
