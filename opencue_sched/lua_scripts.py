@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from opencue_sched.domain.cluster import Fence
-from opencue_sched.errors import FencedOff, SchedulerError
+from opencue_sched.errors import FencedOff
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
 _PACKAGE = Path(__file__).resolve().parent
@@ -27,10 +27,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def lua_directory() -> Path:
     """Where the scripts are: inside an installed wheel, or beside the package in a checkout."""
-    for candidate in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        if candidate.is_dir():
-            return candidate
-    raise SchedulerError(f"the Lua scripts are neither in {_PACKAGE / '_lua'} nor in {_PACKAGE.parent / 'lua'}")
+    in_wheel = _PACKAGE / "_lua"
+    return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "lua"
 
 
 @dataclass(frozen=True, slots=True)

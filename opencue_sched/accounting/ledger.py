@@ -39,7 +39,7 @@ from opencue_sched.accounting.keys import (
 )
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import FENCED, ScriptCall, call_scripts, check_fence, under_fence
+from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
 
 log = structlog.get_logger(__name__)
 
@@ -233,13 +233,8 @@ class Ledger:
     def check_leader(self) -> None:
         """Raise FencedOff once there is a newer leader, as the scripts do: work that finds nothing to correct calls
         none of them."""
-        fence = self._fence
-        if fence is None:
-            return
-        with answering():
-            newest = self.client.get(fence.key)
-        if newest is not None and int(newest) > fence.number:
-            check_fence(fence, [[0, FENCED, newest, fence.number]])
+        if self._fence is not None:
+            self._call(lambda epoch: [ScriptCall("inventory", LEDGER_KEYS, (epoch,))])
 
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
         """Apply differences that were found under ``epoch``."""
@@ -278,20 +273,14 @@ class Ledger:
         reads: Sequence[Sequence[str]] = (),
         raising: bool = True,
     ) -> tuple[list[Any], list[Any]]:
-        """Make the calls, once more if the store has a new epoch by now. ``raising`` False: errors of Redis stand among
-        the answers."""
-        epoch = self.epoch()
-        made = calls(epoch.text)
-        if not made and not reads:
-            return [], []
-        answers, values = self._send(made, reads, raising=raising)
-        if _refused_for_the_epoch(answers):
-            # All of them again: what was answered under the former epoch went with the store that had it.
-            answers, values = self._send(calls(self.learn_epoch().text), reads, raising=raising)
-            if _refused_for_the_epoch(answers):
-                self.forget_epoch()
-                raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
-        return answers, values
+        """Make the calls; all of them again if the store has a new epoch by now, because what was answered under the
+        former one went with the store that had it. ``raising`` False: errors of Redis stand among the answers."""
+        for epoch in (self.epoch, self.learn_epoch):
+            answers, values = self._send(calls(epoch().text), reads, raising=raising)
+            if not _refused_for_the_epoch(answers):
+                return answers, values
+        self.forget_epoch()
+        raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
 
     def call_under(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Make calls that carry an epoch of their own. Raises NotReady when it is not the store's (any more)."""
@@ -418,12 +407,11 @@ def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
-    return _calls("reconcile", (epoch, owner), [_row(change) for change in changes])
-
-
-def _row(change: Change) -> tuple[str, str, str, str]:
-    expected = "" if change.expected_seq is None else str(change.expected_seq)
-    return change.proc_id, expected, change.state.value if change.entry is not None else "", change.entry or ""
+    rows = [
+        (it.proc_id, str(it.expected_seq or ""), it.state.value if it.entry is not None else "", it.entry or "")
+        for it in changes
+    ]
+    return _calls("reconcile", (epoch, owner), rows)
 
 
 def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
