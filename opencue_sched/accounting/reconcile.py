@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis
 import structlog
@@ -188,9 +188,9 @@ def additions(entries: Mapping[str, str]) -> list[Change]:
 # Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
 #
 # Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
-# committed would be thrown away. So an age must also have passed on this machine's boot clock since this machine first
-# saw the entry at a mark. That is kept in Redis, for each boot of each machine, so that any process of the machine can
-# go on where another stopped; without it a judgement is only postponed.
+# committed would be thrown away. So an entry must also stand unchanged since a mark that is an age old by the boot
+# clock of this machine. The marks are kept in Redis, for each boot of each machine, so that any process of the machine
+# can go on where another stopped; without them a judgement is only postponed.
 
 _KEPT_SECONDS = 24 * 3600
 
@@ -210,48 +210,31 @@ def boot_id() -> str:
 
 
 class FirstSeen:
-    """When this machine first saw each in-flight entry, in the hash ``key``. ``clock`` is in seconds, never jumps."""
+    """The marks of this machine, each with the moment it was first taken. ``clock`` is in seconds and never jumps."""
 
     def __init__(
         self, client: redis.Redis, *, clock: Callable[[], float] = boot_clock, boot: str | None = None
     ) -> None:
         self._client = client
-        self.key = keys.FIRST_SEEN_PREFIX + (boot or boot_id())
+        self._key = keys.FIRST_SEEN_PREFIX + (boot or boot_id())
         self.clock = clock
 
-    def too_old(self, records: Iterable[Record], mark: Mark, marked_at: float, *, age_seconds: float) -> frozenset[str]:
-        """In-flight ids that were too old at ``mark``, which was taken at ``marked_at`` on the boot clock.
-
-        Remembers those seen for the first time, forgets those that are gone.
-        """
-        with answering():
-            stored = cast("Mapping[str, str]", self._client.hgetall(self.key))
-        in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
-        seen = {r.proc_id: first_seen_at(stored.get(r.proc_id), r, marked_at) for r in in_flight}
-        wanted = {r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}
-        if wanted != stored:
-            with answering(), self._client.pipeline(transaction=False) as pipe:
-                pipe.unlink(self.key)
-                if wanted:
-                    pipe.hset(self.key, mapping=wanted)
-                pipe.expire(self.key, _KEPT_SECONDS)
-                pipe.execute()
-        return frozenset(
-            r.proc_id
-            for r in in_flight
-            if is_too_old(r, seen[r.proc_id], mark.seconds, marked_at, age_seconds=age_seconds)
-        )
+    def an_age_ago(self, mark: Mark, marked_at: float, age_seconds: float) -> int:
+        """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
+        with answering(), self._client.pipeline(transaction=False) as pipe:
+            pipe.zadd(self._key, {str(mark.seq): marked_at}, nx=True)
+            pipe.zrevrangebyscore(self._key, marked_at - age_seconds, "-inf", start=0, num=1)
+            pipe.zremrangebyscore(self._key, "-inf", marked_at - _KEPT_SECONDS)
+            pipe.expire(self._key, _KEPT_SECONDS)
+            newest = pipe.execute()[1]
+        return int(newest[0]) if newest else -1
 
 
-def first_seen_at(stored: str | None, record: Record, marked_at: float) -> float:
-    """When the entry was first seen as it is now; this mark, when it never was."""
-    changed, _, seen = (stored or "").partition("|")
-    return float(seen) if changed == str(record.changed_seq) else marked_at
-
-
-def is_too_old(record: Record, first_seen: float, mark_seconds: int, marked_at: float, *, age_seconds: float) -> bool:
-    """Both clocks say that an age has passed: Redis TIME since the booking, the boot clock since it was first seen."""
-    return mark_seconds - record.booked_at >= age_seconds and marked_at - first_seen >= age_seconds
+def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds: float) -> bool:
+    """Both clocks say that an age has passed in flight: Redis TIME since the booking, the boot clock since the mark of
+    ``seen_seq``, at which the entry was what it is."""
+    in_flight = record.state is EntryState.IN_FLIGHT
+    return in_flight and mark_seconds - record.booked_at >= age_seconds and record.changed_seq <= seen_seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,14 +268,14 @@ def reconcile(
     # mark, and is left to the next pass; a COMMIT that has ended before the snapshot is in it.
     marked_at = first_seen.clock()
     mark = ledger.mark()
+    seen = first_seen.an_age_ago(mark, marked_at, age_seconds)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch, heal=True)
-    old = first_seen.too_old(check.records.values(), mark, marked_at, age_seconds=age_seconds)
+    records = check.records.values()
+    old = frozenset(it.proc_id for it in records if is_too_old(it, seen, mark.seconds, age_seconds=age_seconds))
     too_old = frozenset[str]() if stalled else old
-    found = find_differences(
-        mark.seq, snapshot.entries, check.records.values(), too_old=too_old, managed=snapshot.managed, only=only
-    )
+    found = find_differences(mark.seq, snapshot.entries, records, too_old=too_old, managed=snapshot.managed, only=only)
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
     found.changes += fresh_additions(engine, found.absent)
     _lend_before_retiring(engine, ledger, check, found)

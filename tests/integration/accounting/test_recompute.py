@@ -93,15 +93,17 @@ def test_an_age_on_the_boot_clock_alone_is_not_enough(world: World) -> None:
     assert world.recompute().causes == {}
 
 
-def test_a_settled_booking_starts_its_sightings_anew(world: World) -> None:
-    (proc,) = world.run()
-    again = Booking("p", world.entry(proc).vertices, 4)
-    world.ledger.book([again])
+def test_a_booking_that_was_moved_is_judged_by_the_marks_since(world: World) -> None:
+    booked = Booking("p", world.entry(world.run()[0]).vertices, 4)
+    world.ledger.book([booked])
+    world.recompute()
     world.age("p", 3600)
-    world.recompute()
-    world.ledger.rollback([again])
-    world.recompute()
-    assert world.store.client.hgetall(keys.FIRST_SEEN_PREFIX + "test-boot") == {}
+    moved = [Change(r.proc_id, r.changed_seq, r.entry, r.state) for r in world.ledger.records() if r.proc_id == "p"]
+    world.ledger.apply(moved, epoch=world.ledger.epoch())
+    world.now += AGE
+    assert world.recompute().causes == {}
+    world.now += AGE
+    assert world.recompute().causes == {"crashed_booking": 1}
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["ours", "naive"])
@@ -273,7 +275,9 @@ class TestCommutes:
         booked = Booking("young", world.entry(world.run()[0]).vertices, 1)
         self.between(monkeypatch, "read_snapshot", lambda: world.ledger.book([booked]))
         world.recompute()
-        assert world.store.client.hgetall(keys.FIRST_SEEN_PREFIX + "test-boot") == {}
+        world.age("young", 3600)
+        world.now += AGE
+        assert world.recompute().causes == {}
 
     def test_a_proc_released_after_the_snapshot_is_not_added_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch

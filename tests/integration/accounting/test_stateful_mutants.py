@@ -63,8 +63,8 @@ MUTANTS = {
     ),
     "age judged by the clock at apply time": Mutant(
         reconcile.reconcile,
-        "too_old(check.records.values(), mark, marked_at,",
-        "too_old(check.records.values(), ledger.mark(), first_seen.clock(),",
+        "is_too_old(it, seen, mark.seconds,",
+        "is_too_old(it, first_seen.an_age_ago(mark, first_seen.clock(), age_seconds), ledger.mark().seconds,",
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
@@ -105,7 +105,7 @@ MUTANTS = {
         bootstrap._Filler.fill, "self._wait(filling)", "filling", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
-        reconcile.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
+        reconcile.is_too_old, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
     ),
     "unknown COMMIT rolled back": Mutant(
         Booker.work,
@@ -127,8 +127,8 @@ MUTANTS = {
     ),
     "booking that never grows too old": Mutant(
         reconcile.is_too_old,
-        "return mark_seconds - record.booked_at >= age_seconds and ",
-        "return False and ",
+        "mark_seconds - record.booked_at >= age_seconds",
+        "False",
         plots.in_flight_during_a_recompute,
         DIVERGED,
     ),

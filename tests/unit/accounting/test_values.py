@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from opencue_sched.accounting.consistency import (
     parse_event,
 )
 from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts, read_caps, show_of, unpack, unpack_entry
-from opencue_sched.accounting.reconcile import counters, first_seen_at, is_too_old
+from opencue_sched.accounting.reconcile import counters, is_too_old
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
 
@@ -133,16 +135,15 @@ class TestAge:
     record = Record("p", EntryState.IN_FLIGHT, 1000, 17, "me", ENTRY)
 
     @pytest.mark.parametrize(
-        ("redis_time", "boot", "old"),
-        [(1040, 540.0, True), (1039, 540.0, False), (1040, 539.9, False), (9999, 500.0, False)],
+        ("redis_time", "seen_seq", "old"),
+        [(1040, 17, True), (1039, 17, False), (1040, 16, False), (9999, 16, False), (9999, -1, False)],
     )
-    def test_both_clocks_must_say_so(self, redis_time: int, boot: float, old: bool) -> None:
-        assert is_too_old(self.record, 500.0, redis_time, boot, age_seconds=40) is old
+    def test_both_clocks_must_say_so_of_the_entry_as_it_is(self, redis_time: int, seen_seq: int, old: bool) -> None:
+        assert is_too_old(self.record, seen_seq, redis_time, age_seconds=40) is old
 
-    def test_a_sighting_counts_only_for_the_entry_as_it_is(self) -> None:
-        assert first_seen_at("17|500.5", self.record, 900.0) == 500.5
-        assert first_seen_at("16|500.5", self.record, 900.0) == 900.0
-        assert first_seen_at(None, self.record, 900.0) == 900.0
+    def test_only_a_booking_in_flight_grows_too_old(self) -> None:
+        settled = replace(self.record, state=EntryState.CONFIRMED)
+        assert not is_too_old(settled, 17, 9999, age_seconds=40)
 
 
 def check(records: dict[str, str], events: list[EntryChange], **counted: tuple[int, int, int]) -> ConsistencyCheck:
