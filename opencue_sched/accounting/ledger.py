@@ -20,8 +20,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import redis
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, takes_no_write
@@ -137,22 +138,20 @@ class Ledger:
     def book(self, bookings: Sequence[Booking]) -> BookAnswers:
         """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded.
 
-        An error of one script refuses its own booking. When caps cannot be loaded, or Redis forbids a command, what was
-        accepted by then is rolled back before the error goes on.
+        An error of one script refuses its own booking, and caps that PostgreSQL does not give refuse what waits for
+        them: what is accepted beside it is the caller's to commit or to roll back.
         """
         answers, caps = self._book(bookings)
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
         if unseeded and self.load_caps is not None:
             try:
                 self.load_caps(_capped_keys(unseeded))  # each refusal names only the first in its way
-            except NotReady:
-                raise
-            except Exception:
-                self._take_back([b for b in bookings if _newly_taken(answers[b.proc_id])])
-                raise
-            again, fresh = self._book(unseeded)
-            answers |= again
-            caps |= fresh
+            except SQLAlchemyError as error:
+                log.warning("caps_not_loaded", procs=len(unseeded), error=str(error))
+            else:
+                again, fresh = self._book(unseeded)
+                answers |= again
+                caps |= fresh
         refused = {proc_id: _refused(answer) for proc_id, answer in answers.items() if refused_for(answer) is not None}
         return BookAnswers(frozenset(answers) - refused.keys(), refused, caps)
 
@@ -163,11 +162,10 @@ class Ledger:
             reads=[("HMGET", key, *cap_fields(key)) for key in vertices],
             raising=False,
         )
-        fatal = next((it for it in (*answers, *reads) if isinstance(it, Exception) and not _of_one_key(it)), None)
-        if fatal is not None:
-            self._take_back([b for b, answer in zip(bookings, answers, strict=True) if _newly_taken(answer)])
-            with answering():
-                raise fatal
+        for answer in (*answers, *reads):
+            if isinstance(answer, Exception) and not _of_one_key(answer):
+                with answering():
+                    raise answer
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
@@ -184,13 +182,6 @@ class Ledger:
             answers = pipe.execute(raise_on_error=False)
         counted = zip(listed, answers, strict=True)
         return {pair: int(text) for pair, text in counted if isinstance(text, str) and text.isdecimal()}
-
-    def _take_back(self, taken: Sequence[Booking]) -> None:
-        """Roll back what nobody will commit. Where that fails, recompute finds it too old."""
-        try:
-            self.rollback(taken)
-        except (NotReady, RedisError) as error:
-            log.warning("rollback_left_to_recompute", procs=len(taken), error=str(error))
 
     def force(self, bookings: Sequence[Booking]) -> None:
         """Book without looking at caps: what PostgreSQL already holds is a fact. Tombstoned ids stay out."""
@@ -332,11 +323,6 @@ def _refused_for_the_epoch(answers: Sequence[Any]) -> bool:
 def _of_one_key(error: Exception) -> bool:
     """Whether an error says that one key is spoilt, and not that Redis refuses whatever it is sent."""
     return type(error) is ResponseError and not takes_no_write(error)
-
-
-def _newly_taken(answer: Any) -> bool:
-    """Whether this call has booked it: neither refused nor booked before (which may be committed)."""
-    return refused_for(answer) is None and len(answer) == 2
 
 
 def _refused(answer: Any) -> BookingRefused:

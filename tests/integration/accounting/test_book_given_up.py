@@ -1,19 +1,16 @@
-"""A plan that cannot be booked to its end, because PostgreSQL has no caps to tell: nothing of it stays in flight."""
+"""A plan that cannot be booked to its end: PostgreSQL has no caps to tell, or a counter is spoilt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from redis.exceptions import NoPermissionError
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched import lua_scripts
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.errors import NotReady
-from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
 
 SUB = keys.subscription("show", "alloc")
@@ -23,44 +20,20 @@ def database_is_away(_vertices: Sequence[str]) -> None:
     raise OperationalError("SELECT caps", {}, Exception("the server closed the connection"))
 
 
-def test_what_was_accepted_is_taken_out_again_when_caps_cannot_be_loaded(store: Store) -> None:
-    # given a plan of two procs that are accepted, and one under a job whose caps nobody has loaded
+def test_caps_that_cannot_be_loaded_refuse_what_waits_for_them_and_nothing_else(store: Store) -> None:
+    # given a plan of two procs that fit, and one under a job whose caps nobody has loaded
     store.ledger.load_caps = database_is_away
-    running = booking(8, proc_id="running")
-    store.ledger.book([running])
     plan = [booking(4, 1), booking(2), booking(1, job_id="new")]
 
     # when PostgreSQL fails in the middle of the booking
-    with pytest.raises(OperationalError):
-        store.ledger.book(plan)
+    with capture_logs() as said:
+        answers = store.ledger.book(plan)
 
-    # then only what runs is counted, and the same procs are not booked by anybody's late message
-    assert store.ids() == {"running"}
-    assert store.counter(SUB) == store.counter(keys.job("job")) == (8, 0)
-    assert store.ledger.book(plan[:1]).refusals[plan[0].proc_id].table == "tombstoned"
-
-
-def test_what_an_earlier_call_had_booked_stays(store: Store) -> None:
-    """It may be committed by now."""
-    store.ledger.load_caps = database_is_away
-    before = booking(8, proc_id="before")
-    store.ledger.book([before])
-    with pytest.raises(OperationalError):
-        store.ledger.book([before, booking(4), booking(1, job_id="new")])
-    assert store.ids() == {"before"}
-    assert store.counter(SUB) == (8, 0)
-
-
-def test_a_rollback_that_fails_too_is_told_and_left_to_recompute(store: Store) -> None:
-    def everything_is_away(_vertices: Sequence[str]) -> None:
-        store.client.delete(keys.EPOCH)
-        database_is_away(())
-
-    store.ledger.load_caps = everything_is_away
-    with capture_logs() as said, pytest.raises(OperationalError):
-        store.ledger.book([booking(4, proc_id="p"), booking(1, job_id="new")])
-    assert [(line["event"], line["procs"]) for line in said] == [("rollback_left_to_recompute", 1)]
-    assert store.ids() == {"p"}
+    # then the two are the caller's to commit, or to roll back, and the third is refused
+    assert answers.accepted == store.ids() == {plan[0].proc_id, plan[1].proc_id}
+    assert {proc_id: refusal.table for proc_id, refusal in answers.refusals.items()} == {plan[2].proc_id: "unseeded"}
+    assert store.counter(SUB) == (6, 1)
+    assert [(line["event"], line["procs"]) for line in said] == [("caps_not_loaded", 1)]
 
 
 def test_a_store_that_is_lost_meanwhile_is_not_asked_once_more(store: Store) -> None:
@@ -113,18 +86,3 @@ def test_a_release_beside_a_spoilt_counter_takes_off_all_others(store: Store) ->
     assert (store.ids(), store.counter(keys.job("other")), store.counter(SUB)) == (set(), (0, 0), (0, 0))
     check_consistency(store.ledger, heal=True)
     assert store.counter(keys.job("job")) == (0, 0)
-
-
-def test_what_was_accepted_is_taken_out_again_when_redis_forbids_the_next(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send = lua_scripts._pipelined
-
-    def forbidden(client: object, calls: Sequence[ScriptCall], reads: object) -> list[object]:
-        answers = send(client, calls, reads)  # type: ignore[arg-type]
-        return [NoPermissionError("may not"), *answers[1:]] if len(calls) == 2 else answers
-
-    monkeypatch.setattr(lua_scripts, "_pipelined", forbidden)
-    with pytest.raises(NoPermissionError):
-        store.ledger.book([booking(1, proc_id="first"), booking(2, proc_id="second")])
-    assert "second" not in store.ids()
