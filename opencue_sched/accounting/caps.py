@@ -82,6 +82,7 @@ def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
 # Caps, read and written.
 
 _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
+_RECLAIMED = (VertexKind.JOB, VertexKind.LAYER)
 _IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")
 
 
@@ -109,15 +110,24 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> t
 
 def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | None = None) -> tuple[int, int]:
     """Write all caps of these shows (default: the managed ones), and every limit; returns as Ledger.write_caps.
-    Subscriptions that were deleted get burst 0."""
+
+    Subscriptions that were deleted get burst 0. Of all shows the keys of layers, and of jobs that are finished or gone,
+    are freed if they count nothing: a layer has no caps, and those of a job are loaded again when it is booked.
+    """
     with answering():
-        stored = list(cast("Iterable[str]", ledger.client.scan_iter(keys.subscription("*"), count=_SCAN_COUNT)))
+        wanted = keys.EVERYTHING if show_ids is None else keys.subscription("*")
+        scanned = cast("Iterable[str]", ledger.client.scan_iter(wanted, count=_SCAN_COUNT))
+        stored = {key: found for key in scanned if (found := keys.parse(key))}
     imported = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         of_shows = store.managed_show_ids(connection) if show_ids is None else frozenset(show_ids)
         rows = cap_rows_of_shows(connection, of_shows, imported)
-    _add_absent_subscriptions(rows, [key for key in stored if (found := keys.parse(key)) and found[1][0] in of_shows])
+    if show_ids is None:
+        capped = {key for key, _ in rows}
+        left = [key for key, (kind, _) in stored.items() if kind in _RECLAIMED and key not in capped]
+        ledger.free_idle(left)
+    _add_absent_subscriptions(rows, [key for key, (_, ids) in stored.items() if ids[0] in of_shows])
     return ledger.write_caps(version, rows)
 
 

@@ -82,15 +82,6 @@ class Mark:
     seconds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """How many differences were applied, the ids passed over because they had changed, and our sequence numbers."""
-
-    count: int
-    passed_over: tuple[str, ...]
-    seqs: tuple[int, ...]
-
-
 class Ledger:
     """The ledger of one process. ``owner`` names it in the entries; thread-safe, since clients and pipelines are.
 
@@ -227,15 +218,15 @@ class Ledger:
         if self._fence is not None:
             self._call(lambda epoch: [ScriptCall("inventory", LEDGER_KEYS, (epoch,))])
 
-    def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
-        """Apply differences that were found under ``epoch``."""
-        applied, passed, seqs = 0, [], []
+    def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[list[str], list[int]]:
+        """Apply differences that were found under ``epoch``; returns the ids passed over because they had changed, and
+        our sequence numbers."""
+        passed_over, seqs = [], []
         for part in chunks(changes, _APPLIED_PER_ROUND_TRIP):
             answers = self.call_under(reconcile_calls(epoch.text, part, self.owner))
-            applied += sum(int(answer[2]) for answer in answers)
-            passed += [proc_id for answer in answers for proc_id in answer[3:]]
+            passed_over += [proc_id for answer in answers for proc_id in answer[3:]]
             seqs += [int(answer[1]) for answer in answers if int(answer[2])]
-        return Applied(applied, tuple(passed), tuple(seqs))
+        return passed_over, seqs
 
     def write_caps(
         self, version: str, rows: Sequence[tuple[str, Sequence[str]]], *, epoch: Epoch | None = None
@@ -246,6 +237,10 @@ class Ledger:
         else:
             answers = self.call_under(caps_calls(epoch.text, version, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
+
+    def free_idle(self, vertex_keys: Sequence[str]) -> None:
+        """Delete the keys of those vertices that count nothing."""
+        self._call(lambda epoch: free_calls(epoch, vertex_keys, idle=True))
 
     def records(self) -> Iterator[Record]:
         """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may be seen or not, any twice.
@@ -304,10 +299,8 @@ def answering() -> Iterator[None]:
     """Turn "Redis does not answer, or may not write" into NotReady: for a booking it means the same."""
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        raise NotReady(f"Redis cannot be used for the counters: {error}") from error
-    except ResponseError as error:
-        if not takes_no_write(error):
+    except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
+        if isinstance(error, ResponseError) and not takes_no_write(error):
             raise
         raise NotReady(f"Redis cannot be used for the counters: {error}") from error
 

@@ -25,9 +25,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
-from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, VertexKind, amounts, show_of
+from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts, show_of
 from opencue_sched.accounting.ledger import (
-    Applied,
     Cause,
     Change,
     Ledger,
@@ -36,7 +35,6 @@ from opencue_sched.accounting.ledger import (
     answering,
     chunks,
     foreign_calls,
-    free_calls,
     reseed_cas_calls,
 )
 from opencue_sched.domain.farm import Vertices, booked_cores
@@ -245,13 +243,14 @@ class Pass:
     snapshot: ProcSnapshot
     check: ConsistencyCheck
     found: Differences
-    applied: Applied
+    passed_over: Sequence[str]
+    seqs: Sequence[int]
 
     def entries_now(self) -> dict[str, str]:
         """The ledger after the changes, provided that nobody else changed it meanwhile."""
         entries = {proc_id: record.entry for proc_id, record in self.check.records.items()}
         for change in self.found.changes:
-            if change.proc_id in self.applied.passed_over:
+            if change.proc_id in self.passed_over:
                 continue
             if change.entry is None:
                 entries.pop(change.proc_id, None)
@@ -279,7 +278,7 @@ def reconcile(
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
     found.changes += fresh_additions(engine, found.absent)
     _lend_before_retiring(engine, ledger, check, found)
-    return Pass(mark, snapshot, check, found, ledger.apply(found.changes, epoch=mark.epoch))
+    return Pass(mark, snapshot, check, found, *ledger.apply(found.changes, epoch=mark.epoch))
 
 
 def renew_entries(ledger: Ledger, show_id: str) -> None:
@@ -335,7 +334,7 @@ def reseed_booked(
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
     """Write every counter as the ledger says, if only this pass moved anything since its mark."""
-    own = [*done.check.seqs, *done.applied.seqs]
+    own = [*done.check.seqs, *done.seqs]
     expected = done.mark.seq + len(own)
     if own != list(range(done.mark.seq + 1, expected + 1)):
         return False  # the numbers of our calls do not follow the mark without a gap: somebody else moved something
@@ -431,8 +430,6 @@ def recompute(
         done = one_pass()
     # The reading may have taken long. What follows is written outside the scripts, which would look at the fence.
     ledger.check_leader()
-    if only is None and done.check.complete:
-        reclaim_orphans(engine, ledger, done)
     if write_tables:
         store.refresh_tables(engine, only or done.snapshot.managed)
     if only is None:
@@ -445,7 +442,7 @@ def recompute(
         causes={cause.value: count for cause, count in done.found.causes.items()},
         drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
         check_complete=done.check.complete,
-        passed_over=len(done.applied.passed_over),
+        passed_over=len(done.passed_over),
         in_flight=len(in_flight),
         oldest_in_flight_seconds=max(0.0, done.mark.seconds - min(in_flight, default=done.mark.seconds)),
         swapped=swapped,
@@ -453,14 +450,3 @@ def recompute(
     )
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))
     return report
-
-
-def reclaim_orphans(engine: Engine, ledger: Ledger, done: Pass) -> None:
-    """Free the keys of jobs and layers that are finished or gone, if they count nothing."""
-    vertices = {key: keys.parse(key) for key in done.check.readings}
-    ids = {key: it[1][0] for key, it in vertices.items() if it and it[0] in (VertexKind.JOB, VertexKind.LAYER)}
-    for part in chunks(list(ids), _KEYS_PER_ROUND_TRIP):
-        with engine.begin() as connection:
-            alive = store.alive(connection, [ids[key] for key in part])
-        orphans = [key for key in part if ids[key] not in alive]
-        ledger.call_under(free_calls(done.mark.epoch.text, orphans, idle=True))

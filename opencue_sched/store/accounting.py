@@ -288,13 +288,6 @@ _PROCS = text(
        AND (CAST(:ids AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:ids AS varchar[])))
     """
 )
-_ALIVE = text(
-    """
-    SELECT pk_job AS id FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'
-     UNION ALL
-    SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'
-    """
-)
 _UNFINISHED_COMMITS = text(
     """
     SELECT count(*) FROM pg_stat_activity
@@ -316,11 +309,6 @@ def procs(
     shows, ids = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids))
     rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)
     yield from rows.execute(_PROCS, {"shows": shows, "ids": ids})
-
-
-def alive(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Those of these ids of jobs and layers that exist, of jobs that are not FINISHED."""
-    return set(connection.execute(_ALIVE, {"ids": ids}).scalars())
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:
