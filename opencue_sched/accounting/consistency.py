@@ -36,7 +36,7 @@ _KEYS_PER_ROUND_TRIP = 2000
 
 @dataclass(frozen=True, slots=True)
 class EntryChange:
-    """An entry that came (``added``) or went, at a sequence number."""
+    """An entry that came (``added``) or went, at a sequence number: a line of acct:audit:log."""
 
     seq: int
     added: bool
@@ -45,25 +45,17 @@ class EntryChange:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterReading:
-    """A counter at a sequence number: cores and GPUs, or frames and 0."""
-
-    seq: int
-    counted: Amounts
-
-
-@dataclass(frozen=True, slots=True)
 class ConsistencyCheck:
-    """The ledger as scanned, the counters as read, and what happened meanwhile.
+    """The ledger as scanned, each counter (cores and GPUs, or frames and 0) behind the sequence number it was read at,
+    and what happened meanwhile.
 
     ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
-    valid. ``healed``: counters that were corrected, and by how much they were off; ``seqs``: our sequence numbers of
-    that.
+    valid. ``healed``: counters that were corrected, and by how much they were off; ``seqs``: our numbers of that.
     """
 
     epoch: Epoch
     records: Mapping[str, Record]
-    readings: Mapping[str, CounterReading]
+    readings: Mapping[str, tuple[int, Amounts]]
     events: Sequence[EntryChange]
     complete: bool
     healed: Mapping[str, Amounts] = field(default_factory=dict)
@@ -120,15 +112,13 @@ def vertex_keys(ledger: Ledger) -> set[str]:
         return {key for key in scanned if keys.parse(key) is not None}
 
 
-def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, CounterReading]:
+def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, tuple[int, Amounts]]:
     """Read counters in pieces; each piece knows its moment."""
-    readings: dict[str, CounterReading] = {}
+    read: list[tuple[int, Amounts]] = []
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        left = iter(part)
         for _, seq, *numbers in ledger.call_under(inventory_calls(epoch.text, part)):
-            for first, second, key in zip(numbers[::2], numbers[1::2], left, strict=False):
-                readings[key] = CounterReading(int(seq), (int(first), int(second)))
-    return readings
+            read += [(int(seq), (int(a), int(b))) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+    return dict(zip(vertices, read, strict=True))
 
 
 def _read_log(ledger: Ledger) -> list[EntryChange]:
@@ -136,15 +126,11 @@ def _read_log(ledger: Ledger) -> list[EntryChange]:
     while True:
         with answering():
             page = cast("list[str]", ledger.client.lrange(keys.AUDIT_LOG, len(events), len(events) + _LOG_PAGE - 1))
-        events += map(parse_event, page)
+        for line in page:
+            seq, sign, proc_id, entry = line.split("|", 3)
+            events.append(EntryChange(int(seq), sign == "+", proc_id, entry))
         if len(page) < _LOG_PAGE:
             return events
-
-
-def parse_event(line: str) -> EntryChange:
-    """One line of acct:audit:log: ``seq|+ or -|pk_proc|entry``."""
-    seq, sign, proc_id, entry = line.split("|", 3)
-    return EntryChange(int(seq), sign == "+", proc_id, entry)
 
 
 def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
@@ -153,7 +139,7 @@ def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
     logged: dict[str, list[EntryChange]] = defaultdict(list)
     for event in check.events:
         logged[event.proc_id].append(event)
-    off = {key: reading.counted for key, reading in check.readings.items()}
+    off = {key: counted for key, (_, counted) in check.readings.items()}
 
     def take(entry: str, times: int = 1, only: str | None = None) -> None:
         for key, cores, gpus in amounts(entry):
@@ -165,7 +151,7 @@ def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
         take(entry, times)
     for events in logged.values():
         for key in {key for event in events for key, _, _ in amounts(event.entry)} & off.keys():
-            present = entry_at(events, check.readings[key].seq)
+            present = entry_at(events, check.readings[key][0])
             if present is not None:
                 take(present, only=key)
     return {key: differing for key, differing in off.items() if differing != (0, 0)}

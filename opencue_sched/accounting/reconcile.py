@@ -65,7 +65,7 @@ class Differences:
     @property
     def causes(self) -> Counter[Cause]:
         """How many entries differ for which cause."""
-        return Counter(change.cause for change in self.changes)
+        return Counter(change.cause for change in self.changes if change.cause is not None)
 
 
 def find_differences(

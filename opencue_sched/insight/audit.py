@@ -146,7 +146,7 @@ def compare_counters(ledger: Ledger) -> Finding:
         return _check("I1", text, (), (str(error),))
     after = drift(check)
     wrong = [
-        _contradiction(key, check.readings[key].counted, off) for key, off in after.items() if before.get(key) == off
+        _contradiction(key, check.readings[key][1], off) for key, off in after.items() if before.get(key) == off
     ]
     moving = sorted(key for key, off in after.items() if before.get(key) not in (None, off))
     text += f": {len(check.readings) - len(wrong)} of {len(check.readings)}"
