@@ -103,7 +103,9 @@ def ensure_bootstrapped(
     action = Action.VERIFIED
     while True:
         state = store_state(ledger.client)
-        if state is StoreState.OPEN and (not fleet_start or (action is Action.WAITED and filler.idle())):
+        with answering():
+            others_done = action is Action.WAITED and not ledger.client.exists(keys.BOOTSTRAP_LEASE)
+        if state is StoreState.OPEN and (others_done or not fleet_start):
             if ledger.learn_epoch().dual != dual:
                 raise InvalidInput(
                     "accounting.release_feed differs from the running fleet's: cuebot-redis needs every worker to use "
@@ -141,11 +143,6 @@ class _Filler:
     def __exit__(self, *_: object) -> None:
         with answering():
             call_script(self._client, "lease_drop", [keys.BOOTSTRAP_LEASE], [self._token])
-
-    def idle(self) -> bool:
-        """Nobody is filling or reconciling."""
-        with answering():
-            return not self._client.exists(keys.BOOTSTRAP_LEASE)
 
     def reconcile(self) -> Action:
         """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt."""
@@ -220,10 +217,8 @@ class _Filler:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
         spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
         with answering():
-            stale = [
-                key for key in self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT) if key not in spared
-            ]
-        for part in chunks(stale, _SCAN_COUNT):
+            stored = set(self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
+        for part in chunks(list(stored - spared), _SCAN_COUNT):
             self._ledger.call_under(free_calls(filling.text, part, idle=False))
 
     def _replace(self, seen: Epoch, wanted: Epoch) -> bool:

@@ -24,12 +24,8 @@ BOOTSTRAP_LEASE = "acct:bootstrap"
 RECOMPUTED_AT = "acct:recomputed"
 IMPORTED = "acct:counted"
 FIRST_SEEN_PREFIX = "acct:seen:"
-TOMBSTONE_PREFIX = "acct:tomb:"
 LIMIT_PREFIX = "acct:limit:"
 EVERYTHING = "acct:*"
-
-TOMBSTONE_SECONDS = 120
-"""Of Redis TIME, for each of the keys with TOMBSTONE_PREFIX (lua/includes/ledger.lua)."""
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
 
@@ -98,8 +94,6 @@ def parse(key: str) -> tuple[VertexKind, tuple[str, ...]] | None:
     return (kind, tuple(ids)) if kind is not None and len(ids) == ids_of(kind) else None
 
 
-# What a vertex may have, and has: the fields of the ``acct:*`` hashes as values.
-
 _CAP_FIELDS = {
     VertexKind.SUBSCRIPTION: ("int_cores", "int_gpus", "burst"),
     VertexKind.FOLDER: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
@@ -154,12 +148,10 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
 # An *entry* is one line of text, ``cores|gpus|show|alloc|folder|job|layer|dept|limit,limit`` with the limits sorted, so
 # that two entries say the same exactly when they are the same text. A *record* is an entry with its state.
 
-RECORD_VERSION = "1"
 SEPARATORS = "|,:"
 """What no id in an entry, or in a vertex's key, may contain."""
 
-_FIELDS_OF_AN_ENTRY = 9
-_RECORD = re.compile(rf"{RECORD_VERSION}\|([FC])\|([0-9]+)\|([0-9]{{1,15}})\|([^|]*)\|([^|]*(?:\|[^|]*){{8}})")
+_RECORD = re.compile(r"1\|([FC])\|([0-9]+)\|([0-9]{1,15})\|([^|]*)\|([^|]*(?:\|[^|]*){8})")
 
 
 class EntryState(StrEnum):
@@ -187,7 +179,7 @@ class Booking:
         ids = (v.show_id, v.alloc_id, v.folder_id, v.job_id, v.layer_id, v.dept_id)
         text = f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
         separators = text.count("|"), text.count(","), text.count(":")
-        if separators != (_FIELDS_OF_AN_ENTRY - 1, max(0, len(v.limit_ids) - 1), 0):
+        if separators != (8, max(0, len(v.limit_ids) - 1), 0):  # of nine fields
             check_ids(*ids, *v.limit_ids)
         return text
 
@@ -244,8 +236,8 @@ def show_of(entry: str) -> str:
 
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
-    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of an entry that
-    that is spoilt, which the scripts take out of no counter either (lua/includes/moves.lua)."""
+    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of a spoilt
+    entry, which the scripts take out of no counter either (lua/includes/moves.lua)."""
     try:
         booking = unpack_entry("", entry)
     except InvalidInput:

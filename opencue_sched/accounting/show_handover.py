@@ -38,14 +38,13 @@ from typing import cast
 import redis
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DataError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
 from opencue_sched.accounting.ledger import Cause, Ledger, answering
 from opencue_sched.accounting.reconcile import RecomputeReport, recompute, renew_entries
-from opencue_sched.errors import NotReady
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
 from opencue_sched.store.schema import ANNOUNCES_RELEASES, triggers_of_proc
@@ -82,9 +81,6 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
     return True, f"{managed} managed shows, but {why}: cores released by others stay booked until the next recompute"
 
 
-_LOSSES = (NotReady, OperationalError, InterfaceError, PoolTimeout)
-"""A store does not answer, which no show is to blame for."""
-
 # From new to ours: by the worker that would book the show, or by our command.
 
 
@@ -119,7 +115,11 @@ class ImportedShows:
         ours = (self._ledger.epoch().text, version)
         if self._ours.get(show_id) == ours:
             return 0
-        note, now = self._read(show_id)
+        with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
+            pipe.hget(keys.IMPORTED, show_id)
+            pipe.time()
+            text, (seconds, micros) = pipe.execute()
+        note, now = ImportNote.parse(text), float(seconds) + float(micros) / 1e6
         wanted = self._next(show_id, note, version, now)
         if wanted != note:
             with answering():
@@ -130,10 +130,10 @@ class ImportedShows:
         return 0
 
     def import_all(self) -> None:
-        """Import every managed show that is not ours yet, with or without work to book.
+        """Import every managed show that is not ours yet, with or without work to book. Raises as admits() does.
 
         The frames of a show that is not imported count as foreign under their limits, and twice once a recompute has
-        found them. Raises as admits() does when a store is lost.
+        found them.
         """
         imported = imported_shows(self._ledger.client)
         with self._engine.begin() as connection:
@@ -145,18 +145,8 @@ class ImportedShows:
             self._ours.pop(show_id, None)
             try:
                 self.admits(show_id)
-            except _LOSSES:
-                raise
-            except Exception:
+            except (InvalidInput, DataError):  # the show's own rows; any other error would meet every show
                 log.exception("show_not_imported", show=show_id)
-
-    def _read(self, show_id: str) -> tuple[ImportNote | None, float]:
-        """The note of a show, and Redis TIME in seconds."""
-        with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
-            pipe.hget(keys.IMPORTED, show_id)
-            pipe.time()
-            text, (seconds, micros) = pipe.execute()
-        return ImportNote.parse(text), float(seconds) + float(micros) / 1e6
 
     def _next(self, show_id: str, note: ImportNote | None, version: str, now: float) -> ImportNote:
         """The note of the show's next state; imports the show on its way there."""

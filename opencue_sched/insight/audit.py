@@ -145,9 +145,7 @@ def compare_counters(ledger: Ledger) -> Finding:
     except NotReady as error:
         return _check("I1", text, (), (str(error),))
     after = drift(check)
-    wrong = [
-        _contradiction(key, check.readings[key][1], off) for key, off in after.items() if before.get(key) == off
-    ]
+    wrong = [_contradiction(key, check.readings[key][1], off) for key, off in after.items() if before.get(key) == off]
     moving = sorted(key for key, off in after.items() if before.get(key) not in (None, off))
     text += f": {len(check.readings) - len(wrong)} of {len(check.readings)}"
     return _check("I1", text, wrong, [f"{key} differed by another amount each time" for key in moving])

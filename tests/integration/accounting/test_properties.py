@@ -100,7 +100,7 @@ def apply(store: Store, model: Model, name: str, argument: object) -> None:
     elif name == "reconcile":
         reconcile(store, model, *argument)  # type: ignore[misc]
     elif name == "forget tombstones":
-        for key in store.client.scan_iter(match=keys.TOMBSTONE_PREFIX + "*"):
+        for key in store.client.scan_iter(match="acct:tomb:*"):
             store.client.delete(key)
         model.tombs.clear()
     else:

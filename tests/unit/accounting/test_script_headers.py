@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from opencue_sched.accounting import keys
 from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
@@ -89,10 +88,6 @@ def test_no_script_call_takes_more_than_its_bound() -> None:
     assert [text for call in calls for text in call.args[1:]] == ids
     assert max(len(call.args) for call in calls) == 1 + scripts.VERTICES_PER_CALL
     assert scripts.release_calls("e", []) == []
-
-
-def test_python_and_lua_agree_on_how_long_a_released_id_is_remembered() -> None:
-    assert f"local TOMB_WIDTH = {keys.TOMBSTONE_SECONDS}\n" in load_script("release").text
 
 
 def test_a_change_says_remove_add_and_move() -> None:
