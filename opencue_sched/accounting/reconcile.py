@@ -207,25 +207,16 @@ def boot_id() -> str:
         return f"process-{uuid.uuid4()}"
 
 
-class FirstSeen:
-    """The marks of this machine, each with the moment it was first taken. ``clock`` is in seconds and never jumps."""
-
-    def __init__(
-        self, client: redis.Redis, *, clock: Callable[[], float] = boot_clock, boot: str | None = None
-    ) -> None:
-        self._client = client
-        self._key = keys.FIRST_SEEN_PREFIX + (boot or boot_id())
-        self.clock = clock
-
-    def an_age_ago(self, mark: Mark, marked_at: float, age_seconds: float) -> int:
-        """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
-        with answering(), self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self._key, {str(mark.seq): marked_at}, nx=True)
-            pipe.zrevrangebyscore(self._key, marked_at - age_seconds, "-inf", start=0, num=1)
-            pipe.zremrangebyscore(self._key, "-inf", marked_at - _KEPT_SECONDS)
-            pipe.expire(self._key, _KEPT_SECONDS)
-            newest = pipe.execute()[1]
-        return int(newest[0]) if newest else -1
+def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:
+    """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
+    key = keys.FIRST_SEEN_PREFIX + boot_id()
+    with answering(), client.pipeline(transaction=False) as pipe:
+        pipe.zadd(key, {str(mark.seq): marked_at}, nx=True)
+        pipe.zrevrangebyscore(key, marked_at - age_seconds, "-inf", start=0, num=1)
+        pipe.zremrangebyscore(key, "-inf", marked_at - _KEPT_SECONDS)
+        pipe.expire(key, _KEPT_SECONDS)
+        newest = pipe.execute()[1]
+    return int(newest[0]) if newest else -1
 
 
 def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds: float) -> bool:
@@ -260,14 +251,14 @@ class Pass:
 
 
 def reconcile(
-    engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, first_seen: FirstSeen
+    engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, clock: Callable[[], float]
 ) -> Pass:
     """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
     # The order is the rule: mark, open COMMITs, snapshot, ledger. What happens between two of them is newer than the
     # mark, and is left to the next pass; a COMMIT that has ended before the snapshot is in it.
-    marked_at = first_seen.clock()
+    marked_at = clock()
     mark = ledger.mark()
-    seen = first_seen.an_age_ago(mark, marked_at, age_seconds)
+    seen = seen_an_age_ago(ledger.client, mark, marked_at, age_seconds)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch, heal=True)
@@ -407,21 +398,20 @@ def recompute(
     show_ids: Collection[str] | None = None,
     *,
     age_seconds: float = DEFAULT_AGE_SECONDS,
-    first_seen: FirstSeen | None = None,
+    clock: Callable[[], float] = boot_clock,
     cas_max_retries: int = 3,
     publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
 ) -> RecomputeReport:
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
-    ``age_seconds`` is accounting.in_flight_age; ``cas_max_retries`` and ``publish_grace`` (seconds) only matter to a
-    store that another program publishes into. Raises NotReady and SQLAlchemy's errors: then nothing or a part was
-    applied, and each part is right by itself.
+    ``age_seconds`` is accounting.in_flight_age; ``clock`` is in seconds and never jumps. ``cas_max_retries`` and
+    ``publish_grace`` (seconds) only matter to a store that another program publishes into. Raises NotReady and
+    SQLAlchemy's errors: then nothing or a part was applied, and each part is right by itself.
     """
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
-    first_seen = first_seen or FirstSeen(ledger.client)
-    one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)
+    one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, clock=clock)
     swapped: bool | None = None
     if ledger.epoch().dual:
         epoch = ledger.mark().epoch  # the store may have been filled since it was learnt

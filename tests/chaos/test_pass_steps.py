@@ -24,7 +24,7 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.reconcile import FirstSeen, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 from opencue_sched.coordination.postings import (
@@ -368,15 +368,14 @@ def the_same_cluster_follows(stage: Stage, scene: Scene) -> None:
 def forget_bookings_of_the_dead(stage: Stage) -> None:
     """They are too old by both clocks: Redis' and that of who looks."""
     client, now = stage.worker.client, 1000.0
-    first_seen = FirstSeen(client, clock=lambda: now, boot="test-boot")
     ledger, age = stage.worker.runner.ledger, stage.worker.settings.accounting.in_flight_age
-    recompute(stage.worker.engine, ledger, age_seconds=age, first_seen=first_seen)
+    recompute(stage.worker.engine, ledger, age_seconds=age, clock=lambda: now)
     for record in ledger.records():
         parts = str(client.hget(keys.LEDGER, record.proc_id)).split("|", 3)
         parts[2] = str(int(parts[2]) - round(age) - 1)
         client.hset(keys.LEDGER, record.proc_id, "|".join(parts))
     now += age + 1
-    report = recompute(stage.worker.engine, ledger, age_seconds=age, first_seen=first_seen)
+    report = recompute(stage.worker.engine, ledger, age_seconds=age, clock=lambda: now)
     assert report.causes["crashed_booking"] > 0
 
 

@@ -20,7 +20,7 @@ from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot, recompute
+from opencue_sched.accounting.reconcile import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.dispatch import cluster_pass
@@ -66,7 +66,6 @@ class Ours(Side):
         super().__init__(engine, client, clock, settings)
         client.set(keys.EPOCH, Epoch.new(server_run_id(client)).text)
         self.ledger = make_ledger(engine, client, owner="beat")
-        self.first_seen = FirstSeen(client, clock=clock.monotonic, boot="test")
         with engine.connect() as connection:
             self.facts = check_schema(connection)
 
@@ -115,7 +114,7 @@ class Ours(Side):
         return self.actor("recompute", self._recomputes)
 
     def _recomputes(self) -> object:
-        return recompute(self.engine, self.ledger, age_seconds=AGE, first_seen=self.first_seen)
+        return recompute(self.engine, self.ledger, age_seconds=AGE, clock=self.clock.monotonic)
 
     def load_caps(self) -> Actor:
         return self.actor("caps", lambda: reseed_limits(self.engine, self.ledger, [self.show.id]))

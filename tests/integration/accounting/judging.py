@@ -47,7 +47,7 @@ class Judged(RuleBasedStateMachine):
         self._judge()
 
     def _judge(self) -> None:
-        if not hasattr(self, "first_seen") or self.client.used == self.looked_at:
+        if not hasattr(self, "workers") or self.client.used == self.looked_at:
             return
         seen = look(self.client, self.farm.vertex_keys)
         if seen.epoch != self.epoch:

@@ -22,7 +22,7 @@ from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import FirstSeen, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
 from tests.integration.accounting.judging import Judged
@@ -82,7 +82,6 @@ class Accounting(Judged):
         self.client.sent.clear()
         self.client.set(keys.EPOCH, Epoch.new(server_run_id(self.client), dual=self.cuebot is not None).text)
         self.workers = [make_ledger(self.farm.engine, self.client, owner=f"worker{i}") for i in range(2)]
-        self.first_seen = FirstSeen(self.client, clock=self.clock.monotonic, boot="test")
         if seeded:
             self._reseed()
         for worker in self.workers:
@@ -271,7 +270,7 @@ class Accounting(Judged):
         for actor in self.actors:
             actor.kill()
         self.disk.answer()
-        if not hasattr(self, "first_seen"):
+        if not hasattr(self, "workers"):
             return
         self._judge()
         self._pass_time()
@@ -359,7 +358,7 @@ class Accounting(Judged):
         return True
 
     def _recomputes(self, ledger: Ledger, shows: list[str] | None = None) -> None:
-        how: dict[str, Any] = {"age_seconds": AGE, "first_seen": self.first_seen, "write_tables": False}
+        how: dict[str, Any] = {"age_seconds": AGE, "clock": self.clock.monotonic, "write_tables": False}
         retries = 0 if self.cuebot and self.cuebot.busy else 1
         recompute(self.farm.engine, ledger, shows, cas_max_retries=retries, **how)
 

@@ -108,7 +108,7 @@ def boundary(name: str) -> None:
 
 
 class Clock:
-    """Seconds of the test's own time; what the bootstrap and the first_seen take for the machine's."""
+    """Seconds of the test's own time; what the bootstrap and a recompute take for the machine's."""
 
     def __init__(self) -> None:
         self.now = 1000.0

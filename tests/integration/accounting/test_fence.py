@@ -145,7 +145,7 @@ def test_a_recompute_paused_past_a_take_over_changes_nothing_and_the_new_leaders
             world.engine,
             world.ledger.under(fence),
             age_seconds=AGE,
-            first_seen=world.first_seen,
+            clock=world.boot_clock,
         )
 
     former = elect(client)

@@ -169,7 +169,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
 
 def recompute_later(world: World, booked: Booking) -> None:
     """With an age so short that a COMMIT of a moment ago hangs; then more than an age passes on both clocks."""
-    recompute(world.engine, world.ledger, age_seconds=0.003, first_seen=world.first_seen, write_tables=False)
+    recompute(world.engine, world.ledger, age_seconds=0.003, clock=world.boot_clock, write_tables=False)
     world.now += 100
     if booked.proc_id in world.store.ids():
         world.age(booked.proc_id, 100)

@@ -14,7 +14,6 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.reconcile import (
-    FirstSeen,
     RecomputeReport,
     entries_of,
     may_still_commit,
@@ -53,7 +52,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.ledger = make_ledger(self.engine, self.store.client, owner="test")
-        self.first_seen = FirstSeen(self.store.client, clock=lambda: self.now, boot="test-boot")
+
+    def boot_clock(self) -> float:
+        return self.now
 
     def recompute(self, *show_ids: str, **rest: float) -> RecomputeReport:
         return recompute(
@@ -61,7 +62,7 @@ class World:
             self.ledger,
             show_ids or None,
             age_seconds=AGE,
-            first_seen=self.first_seen,
+            clock=self.boot_clock,
             write_tables=False,
             **rest,  # type: ignore[arg-type]
         )
