@@ -201,22 +201,11 @@ class Ledger:
     # For recompute, caps and bootstrap
 
     def mark(self) -> Mark:
-        """This moment: the sequence number every earlier change is at or below, and Redis TIME."""
-        epoch = self.epoch()
-        with answering(), self.client.pipeline(transaction=True) as pipe:
-            pipe.mget(keys.EPOCH, keys.SEQ)
-            pipe.time()
-            (stored, seq), (seconds, _) = pipe.execute()
-        if stored != epoch.text:
-            self.learn_epoch()
-            return self.mark()
-        return Mark(epoch, int(seq or 0), int(seconds))
-
-    def check_leader(self) -> None:
-        """Raise FencedOff once there is a newer leader, as the scripts do: work that finds nothing to correct calls
-        none of them."""
-        if self._fence is not None:
-            self._call(lambda epoch: [ScriptCall("inventory", LEDGER_KEYS, (epoch,))])
+        """This moment: the sequence number every earlier change is at or below, and Redis TIME after it."""
+        (answer,), (now,) = self._call(
+            lambda epoch: [ScriptCall("inventory", LEDGER_KEYS, (epoch,))], reads=[("TIME",)]
+        )
+        return Mark(self.epoch(), int(answer[1]), int(now[0]))
 
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[list[str], list[int]]:
         """Apply differences that were found under ``epoch``; returns the ids passed over because they had changed, and

@@ -314,7 +314,7 @@ def reseed_booked(
 
     ``grace_seconds``: how long after dropping an entry its decrement may still come.
     """
-    _dissolve(ledger, epoch, "before", grace_seconds, _hierarchy(vertex_keys(ledger)))
+    _dissolve(ledger, epoch, "before", grace_seconds, _stored(ledger))
     for _ in range(1 + max_retries):
         done = one_pass()
         if swap_counters(ledger, done):
@@ -348,12 +348,9 @@ def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, i
     return [(key, cores, gpus) for key, (cores, gpus) in sums.items()]
 
 
-def _stored(ledger: Ledger, check: ConsistencyCheck) -> list[str]:
-    """Every vertex that has a counter, also where another consistency check was under way."""
-    return _hierarchy(check.readings if check.complete else vertex_keys(ledger))
-
-
-def _hierarchy(vertices: Iterable[str]) -> list[str]:
+def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
+    """Every vertex but the limits that has a counter, also where another consistency check was under way."""
+    vertices = check.readings if check is not None and check.complete else vertex_keys(ledger)
     return [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
 
 
@@ -418,8 +415,8 @@ def recompute(
         done, swapped = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
     else:
         done = one_pass()
-    # The reading may have taken long. What follows is written outside the scripts, which would look at the fence.
-    ledger.check_leader()
+    # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
+    ledger.mark()
     if write_tables:
         store.refresh_tables(engine, only or done.snapshot.managed)
     if only is None:
