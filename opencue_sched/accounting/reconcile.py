@@ -211,7 +211,7 @@ def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_secon
     """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
     key = keys.FIRST_SEEN_PREFIX + boot_id()
     with answering(), client.pipeline(transaction=False) as pipe:
-        pipe.zadd(key, {str(mark.seq): marked_at}, nx=True)
+        pipe.zadd(key, {f"{mark.seq:016}": marked_at}, nx=True)  # so that those of one moment are in order too
         pipe.zrevrangebyscore(key, marked_at - age_seconds, "-inf", start=0, num=1)
         pipe.zremrangebyscore(key, "-inf", marked_at - _KEPT_SECONDS)
         pipe.expire(key, _KEPT_SECONDS)
