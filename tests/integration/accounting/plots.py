@@ -240,6 +240,17 @@ def ended_while_another_takes_stock(game: Accounting, how: dict[str, Any]) -> It
     yield
 
 
+def booked_before_a_swap(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Ledger and counters are read, then a proc is booked, committed and settled, then the counters are swapped."""
+    game.recompute(None, AFTER)
+    recompute = game.newest("recompute")
+    game.go_on(recompute, until="redis LRANGE")
+    game.book(**how, steps=ALL)
+    yield
+    game.go_on(recompute)
+    yield
+
+
 def decremented_for_nothing(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """It publishes one end twice, and another not at all."""
     game.book(**how, steps=ALL)
@@ -297,6 +308,7 @@ DUAL_PLOTS: dict[str, Plot] = {
         ended_during_a_recompute,
         ended_while_another_takes_stock,
         decremented_for_nothing,
+        booked_before_a_swap,
         booked_during_a_recompute,
         in_flight_during_a_recompute,
         lost_before_its_commit,

@@ -161,7 +161,7 @@ MUTANTS = {
         "dual",
     ),
     "swap although something moved": Mutant(
-        "reseed_cas.lua", "if seq ~= ARGV[2] then", "if false then", plots.booked_during_a_recompute, MISCOUNTED, "busy"
+        "reseed_cas.lua", "if seq ~= ARGV[2] then", "if false then", plots.booked_before_a_swap, MISCOUNTED, "busy"
     ),
     "entry that takes its decrement with it": Mutant(
         "reconcile.lua",
