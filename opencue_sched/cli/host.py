@@ -15,12 +15,11 @@ from opencue_sched.cli.inputs import (
     HOST,
     JOB,
     SHOW,
-    Body,
     Commands,
     current_user,
     most_option,
     new_name,
-    notify_hosts_changed,
+    notify_hosts,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
@@ -246,14 +245,15 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
         else:
             source = current_user() or "opencue-sched"
             hosts.set_lock(connection, [host.id], old=list(LockState), new=LockState.LOCKED, source=source)
-    notify_hosts_changed([host.id])
+    notify_hosts([host.id])
 
 
-def _places(function: Body) -> Body:
-    for it in (ALLOCATION, SHOW, JOB, HOST):
-        name = "alloc" if it is ALLOCATION else it.name
-        function = click.option(f"--{name}", f"{name}_id", type=it, help=f"Only of this {it.name}.")(function)
-    return function
+_PLACES = (
+    click.Option(["--host", "host_id"], type=HOST, help="Only of this host."),
+    click.Option(["--job", "job_id"], type=JOB, help="Only of this job."),
+    click.Option(["--show", "show_id"], type=SHOW, help="Only of this show."),
+    click.Option(["--alloc", "alloc_id"], type=ALLOCATION, help="Only of this allocation."),
+)
 
 
 def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
@@ -263,17 +263,15 @@ def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
 proc_command = Commands("proc")
 
 
-@proc_command.in_transaction("list --job demo-sh010-alice_comp_v001")
-@_places
+@proc_command.in_transaction("list --job demo-sh010-alice_comp_v001", params=_PLACES)
 @most_option(1000)
 def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> Done:
     """List procs, the oldest first. Memory is used / reserved, Ping is how long ago a report last named it."""
     return _PROC_COLUMNS.listed(hosts.list_procs(connection, **_ids(places), most=most + 1), "proc", most)
 
 
-@proc_command.on_farm('kill --host render01 --reason "fan is broken"')
+@proc_command.on_farm('kill --host render01 --reason "fan is broken"', params=_PLACES)
 @click.argument("proc_ids", nargs=-1, metavar="[PROC...]")
-@_places
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option

@@ -91,7 +91,7 @@ def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:
             time.sleep(_ASK_AGAIN_SECONDS)
 
 
-def notify_hosts_changed(host_ids: Sequence[str]) -> None:
+def notify_hosts(host_ids: Sequence[str]) -> None:
     """Tell every worker's host cache, after the commit. Without Redis they see it at their next refresh."""
     if not host_ids:
         return
@@ -203,8 +203,11 @@ class Commands(click.Group):
     def _help(self, does: str, example: str) -> str:
         return f"{does}\n\nExample: {' '.join(self._words)} {example}"
 
-    def answers(self, example: str, does: str = "", **settings: Any) -> _Decorator:
-        """A command that opens what it needs itself. ``does`` is its help in place of the function's docstring."""
+    def answers(
+        self, example: str, does: str = "", params: Sequence[click.Parameter] = (), **settings: Any
+    ) -> _Decorator:
+        """A command that opens what it needs itself. ``does`` is its help in place of the function's docstring, and
+        ``params`` are what it takes besides those of its decorators."""
 
         def decorate(function: Body) -> click.Command:
             @wraps(function)
@@ -214,9 +217,9 @@ class Commands(click.Group):
             said = self._help(does or cleandoc(function.__doc__ or ""), example)
             if not self.commands:
                 self.help = self._help(self.help or "", example)
-            made = self.command(example.split()[0], help=said, **settings)(run)
             as_json = "Print JSON for scripts instead of a table."
-            made.params.append(click.Option(["--json", "as_json"], is_flag=True, help=as_json))
+            made = self.command(example.split()[0], help=said, **settings)(run)
+            made.params += [*params, click.Option(["--json", "as_json"], is_flag=True, help=as_json)]
             return made
 
         return decorate
@@ -245,7 +248,7 @@ class Commands(click.Group):
             def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
                 with engine.begin() as connection:
                     answer = function(connection, **given)
-                notify_hosts_changed(answer.hosts)
+                notify_hosts(answer.hosts)
                 return answer
 
             return self.on_farm(example, **settings)(run)
@@ -282,7 +285,10 @@ def new_name(what: str, name: str) -> str:
 
 def core_count(value: str) -> int:
     """A number of cores, which may have a fraction, as centicores."""
-    centicores = _centicores(value)
+    try:
+        centicores = centicores_of(float(value))
+    except (ValueError, InvalidInput) as error:
+        raise click.BadParameter(f"{value!r} is not a number of cores, to the hundredth") from error
     if centicores < 0:
         raise click.BadParameter(f"{value} is negative")
     return centicores
@@ -290,9 +296,9 @@ def core_count(value: str) -> int:
 
 def core_cap(value: str) -> int:
     """The same as a cap: 0 and -1 are no cap, and what is below one core would let nothing run."""
-    centicores = _centicores(value)
-    if centicores in (0, -CENTICORES_PER_CORE):
+    if value in ("0", "-1"):
         return UNLIMITED
+    centicores = core_count(value)
     if centicores < CENTICORES_PER_CORE:
         raise click.BadParameter(f"{value} is less than one core, so nothing could ever run; 0 or -1 is no cap")
     return centicores
@@ -309,10 +315,3 @@ def frame_range(value: str) -> FrameRange:
         return FrameRange.parse(value)
     except InvalidInput as error:
         raise click.BadParameter(str(error)) from error
-
-
-def _centicores(value: str) -> int:
-    try:
-        return centicores_of(float(value))
-    except (ValueError, InvalidInput) as error:
-        raise click.BadParameter(f"{value!r} is not a number of cores, to the hundredth") from error

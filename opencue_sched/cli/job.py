@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,6 @@ from opencue_sched.cli.inputs import (
     LIMIT,
     NEGATIVE_NUMBERS,
     SHOW,
-    Body,
     Commands,
     core_cap,
     core_count,
@@ -35,7 +34,6 @@ from opencue_sched.cli.output import (
     cap_text,
     cores,
     in_cores,
-    watch,
     working,
 )
 from opencue_sched.domain.cluster import join_tags
@@ -162,7 +160,7 @@ def list_jobs(
             return jobs.list_jobs(connection, show_id=of_show, state=_STATES[state], **wanted, by_wait=False, most=most)
 
     if watched:
-        watch(lambda rows: find(min(most, rows)), _COLUMNS)
+        _COLUMNS.watch(lambda rows: find(min(most, rows)))
     return _COLUMNS.listed(find(most + 1), most=most)
 
 
@@ -266,20 +264,14 @@ def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, .
 # ``opencue-sched job frames|kill|retry|eat``.
 
 
-def _selecting(default: tuple[str, ...]) -> Callable[[Body], Body]:
-    def decorate(function: Body) -> Body:
-        said = f"Only frames in this state, or ANY. May be given several times. Default: {', '.join(default) or 'any'}."
-        states = click.Choice(_FRAME_STATES, case_sensitive=False)
-        several = "Only of this layer. May be given several times."
-        for option in (
-            click.option("--state", "states", multiple=True, default=default, type=states, help=said),
-            click.option("--frames", "numbers", type=frame_range, metavar="RANGE", help="Only of these numbers."),
-            click.option("--layer", "layers", multiple=True, metavar="NAME", help=several),
-        ):
-            function = option(function)
-        return function
-
-    return decorate
+def _selecting(state: str) -> list[click.Parameter]:
+    kind, several = click.Choice(_FRAME_STATES, case_sensitive=False), "May be given several times."
+    said = f"Only in this state, or ANY; {state} unless given. {several}"
+    return [
+        click.Option(["--layer", "layers"], multiple=True, metavar="NAME", help=f"Only of this layer. {several}"),
+        click.Option(["--frames", "numbers"], type=frame_range, metavar="RANGE", help="Only of these numbers."),
+        click.Option(["--state", "states"], multiple=True, type=kind, default=[state], help=said),
+    ]
 
 
 def _wanted(
@@ -287,13 +279,12 @@ def _wanted(
 ) -> dict[str, Any]:
     """Which frames of a job store.jobs is asked for. Raises InvalidInput for a layer the job has not."""
     ids = layer_ids(connection, job, layers)
-    in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
+    in_states = None if _ANY in states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
 
 
-@job_command.in_transaction("frames demo-sh010-alice_comp_v001 --layer render --state DEAD")
+@job_command.in_transaction("frames demo-sh010-alice_comp_v001 --layer render --state DEAD", params=_selecting(_ANY))
 @_JOB
-@_selecting(())
 @most_option(1000)
 def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Done:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
@@ -328,9 +319,8 @@ def kill(engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], reason: str
 def _change_command(verb: str, example: str, does: str) -> None:
     """Add a command that changes frames, and kills those of them that run first."""
 
-    @job_command.on_farm(example, does=does)
+    @job_command.on_farm(example, does=does, params=_selecting(FrameState.DEAD.value))
     @_JOB
-    @_selecting((FrameState.DEAD.value,))
     @reason_option
     @force_option
     def change_frames(

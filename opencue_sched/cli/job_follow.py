@@ -168,7 +168,6 @@ def _words(layer: LayerView) -> tuple[str, str, str, str]:
 # ``opencue-sched job log``.
 
 NOT_VISIBLE = 3
-_MOST_DIGITS = 9
 _OVER = frozenset({FrameState.SUCCEEDED, FrameState.DEAD, FrameState.EATEN})
 
 
@@ -203,7 +202,7 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
 def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[str, ...]) -> FrameView:
     """The frame of a name, an id or a number. Raises InvalidInput unless it is one."""
     ids = layer_ids(connection, job, layers)
-    numbers = [int(word)] if word.isdecimal() and len(word) <= _MOST_DIGITS else None
+    numbers = [int(word)] if word.isdecimal() else None
     named = word if numbers is None else None
     found = jobs.frames_of(connection, job.id, layer_ids=ids, numbers=numbers, named=named, most=4)
     if not found:

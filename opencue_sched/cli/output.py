@@ -109,7 +109,7 @@ class Done:
     def show(self, *, as_json: bool) -> None:
         """Print it, and end with the exit status."""
         if as_json:
-            click.echo(json.dumps(self.document, indent=2, default=_json_value))
+            click.echo(json.dumps(self.document, indent=2, default=datetime.isoformat))
         elif self.lines:
             click.echo(self.lines if isinstance(self.lines, str) else "\n".join(self.lines))
         elif self.nothing:
@@ -169,6 +169,21 @@ class Columns:
             lines += ["", *its_columns.lines(its)]
         return Done(lines, {**self.document(thing), key: [its_columns.document(it) for it in its]})
 
+    def watch(self, find: Callable[[int], Sequence[Any]]) -> None:
+        """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
+        if not sys.stdout.isatty():
+            raise click.UsageError("--watch needs a terminal")
+        from rich.text import Text
+
+        def pictures(console: Console) -> Iterator[Text]:
+            while True:
+                title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
+                lines = self.lines(find(console.height - _LINES_AROUND))
+                yield Text.from_ansi("\n".join([click.style(title, dim=True), *lines]))
+                time.sleep(_WATCH_SECONDS)
+
+        live(pictures, screen=True)
+
     def lines(self, things: Sequence[Any]) -> Iterator[str]:
         """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
         cut, and the names of those that do not; a pipe gets all."""
@@ -191,7 +206,7 @@ class Columns:
         rows = [[column.value(thing) for column in columns] for thing in things]
         cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
         widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
-        right = [any(_is_number(row[number]) for row in rows) for number in range(len(columns))]
+        right = [any(type(row[number]) in (int, float) for row in rows) for number in range(len(columns))]
         shown = list(range(len(columns))) if width is None else self._fit(cells, widths, width + len(_GAP))
         wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
         return Table([column.title for column in columns], cells, widths, right, shown, wraps)
@@ -205,10 +220,9 @@ class Columns:
         shown = list(range(len(widths)))
         if cells and sum(width + len(_GAP) for width in widths) > room:
             shown = [number for number in shown if any(texts[number] for texts in cells)]
-        optional = sorted(shown, key=lambda it: (-self._titled[it].importance, it))
-        while (
-            optional and self._titled[optional[-1]].importance < NAME and sum(least[number] for number in shown) > room
-        ):
+        importance = [column.importance for column in self._titled]
+        optional = sorted((it for it in shown if importance[it] < NAME), key=lambda it: (-importance[it], it))
+        while optional and sum(least[number] for number in shown) > room:
             shown.remove(optional.pop())
         return shown
 
@@ -258,22 +272,6 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
             shown.update(picture, refresh=True)
 
 
-def watch(find: Callable[[int], Sequence[Any]], columns: Columns) -> None:
-    """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
-    if not sys.stdout.isatty():
-        raise click.UsageError("--watch needs a terminal")
-    from rich.text import Text
-
-    def pictures(console: Console) -> Iterator[Text]:
-        while True:
-            title = f"every {_WATCH_SECONDS:g} s, Ctrl-C ends: {time_text(datetime.now(UTC))}"
-            lines = columns.lines(find(console.height - _LINES_AROUND))
-            yield Text.from_ansi("\n".join([click.style(title, dim=True), *lines]))
-            time.sleep(_WATCH_SECONDS)
-
-    live(pictures, screen=True)
-
-
 def cores(centicores: int | None) -> float | None:
     """Centicores of the database as cores; the sentinels 0 and -1 stay."""
     if centicores is None or centicores <= 0:
@@ -292,9 +290,9 @@ def cap_text(value: float | None) -> str:
     return "-" if value is None or value <= 0 else f"{value:g}"
 
 
-def time_text(moment: datetime | None) -> str:
-    """A moment in local time; empty when there is none."""
-    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def time_text(moment: datetime) -> str:
+    """A moment in local time."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def age_text(moment: datetime | None, now: datetime | None = None) -> str:
@@ -302,11 +300,3 @@ def age_text(moment: datetime | None, now: datetime | None = None) -> str:
     if moment is None:
         return ""
     return duration_text(((now or datetime.now(UTC)) - moment).total_seconds())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _json_value(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else str(value)

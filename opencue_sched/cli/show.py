@@ -14,7 +14,6 @@ from opencue_sched.cli.inputs import (
     LIMIT,
     NEGATIVE_NUMBERS,
     SHOW,
-    Body,
     Commands,
     choose,
     core_cap,
@@ -198,15 +197,13 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> D
     return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])
 
 
-_OPTIONS = {"min_cores": core_count, "max_cores": core_cap, "min_gpus": click.IntRange(0, INT_MAX), "max_gpus": gpu_cap}
-
-
-def _caps(function: Body) -> Body:
-    for name, kind in _OPTIONS.items():
-        unit = "CORES" if "cores" in name else "GPUS"
-        does = "What its jobs should get together." if name.startswith("min") else "The most; 0 or -1 is no cap."
-        function = click.option(f"--{name.replace('_', '-')}", name, type=kind, metavar=unit, help=does)(function)
-    return function
+_LEAST, _MOST_OF_ALL = "What its jobs should get together.", "The most; 0 or -1 is no cap."
+_CAPS = (
+    click.Option(["--max-gpus"], type=gpu_cap, metavar="GPUS", help=_MOST_OF_ALL),
+    click.Option(["--min-gpus"], type=click.IntRange(0, INT_MAX), metavar="GPUS", help=_LEAST),
+    click.Option(["--max-cores"], type=core_cap, metavar="CORES", help=_MOST_OF_ALL),
+    click.Option(["--min-cores"], type=core_count, metavar="CORES", help=_LEAST),
+)
 
 
 folder_command = Commands("folder")
@@ -222,11 +219,10 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
     return _FOLDER_COLUMNS.listed(shows.list_folders(connection, show and show.id), "folder")
 
 
-@folder_command.in_transaction("create demo lighting --max-cores 200", context_settings=NEGATIVE_NUMBERS)
+@folder_command.in_transaction("create demo lighting --max-cores 200", params=_CAPS, context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name")
 @click.option("--parent", metavar="FOLDER", help="Below this folder. Default: the show's root.")
-@_caps
 def create_folder(connection: Connection, show: NamedRow, name: str, parent: str | None, **caps: int | None) -> Done:
     """Create a folder, with the department of the one it is in."""
     new_name("folder", name)
@@ -239,10 +235,9 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     return _set_caps(connection, show, made, caps)
 
 
-@folder_command.in_transaction("caps demo lighting --max-cores 200 --max-gpus 8", context_settings=NEGATIVE_NUMBERS)
+@folder_command.in_transaction("caps demo lighting --max-cores 200", params=_CAPS, context_settings=NEGATIVE_NUMBERS)
 @_SHOW
 @click.argument("name", metavar="FOLDER")
-@_caps
 def set_caps(connection: Connection, show: NamedRow, name: str, **caps: int | None) -> Done:
     """Set what the jobs of a folder may use together. What runs above a cap goes on."""
     if all(value is None for value in caps.values()):
