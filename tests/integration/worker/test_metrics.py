@@ -29,7 +29,7 @@ from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
@@ -297,7 +297,7 @@ def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_mos
     assert shown_waiting(census) == (9, 9)
     # when the hosts of one tag are busy
     busy = LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 9)
-    runtime.verdicts.record({"manual-1": [busy]})
+    VerdictLog(redis_client, "cue").record({"manual-1": [busy]})
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="capacity") == 9
     # when an older version of the program left something
