@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import INT_MAX, Headroom
-from opencue_sched.domain.frames import cores_cap, gpus_cap
+from opencue_sched.domain.farm import INT_MAX
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 
@@ -517,72 +515,3 @@ def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
     """Every limit by id, in one statement: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under
     it, of managed and unmanaged shows alike, and how many more may run (``left``)."""
     return {row.id: row for row in connection.execute(_LIMITS)}
-
-
-# The headroom under the caps of some folders, jobs and limits now, by live use.
-
-_HEADROOM = text(
-    f"""
-    SELECT 'folder' AS kind, r.pk_folder AS id, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
-    FROM folder_resource r
-    CROSS JOIN LATERAL (
-        SELECT {USED}
-        FROM job j JOIN proc p ON p.pk_job = j.pk_job
-        WHERE j.pk_folder = r.pk_folder
-    ) used
-    WHERE r.pk_folder = ANY(CAST(:folders AS varchar[]))
-    UNION ALL
-    SELECT 'job', r.pk_job, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
-    FROM job_resource r
-    CROSS JOIN LATERAL (
-        SELECT {USED}
-        FROM proc p
-        WHERE p.pk_job = r.pk_job
-    ) used
-    WHERE r.pk_job = ANY(CAST(:jobs AS varchar[]))
-    """  # noqa: S608 - only our own constant
-)
-
-
-class CapKind(StrEnum):
-    """What has a cap under which runs of any tags are counted."""
-
-    FOLDER = auto()
-    JOB = auto()
-    LIMIT = auto()
-
-
-class Capped(NamedTuple):
-    """One of them, by its id."""
-
-    kind: CapKind
-    id: str
-
-
-class CapHeadroom(NamedTuple):
-    """Whole cores (of a limit: running frames) and GPUs."""
-
-    cores: float
-    gpus: float
-
-    def covers(self, other: CapHeadroom) -> bool:
-        return self.cores >= other.cores and self.gpus >= other.gpus
-
-    def less(self, other: CapHeadroom) -> CapHeadroom:
-        return CapHeadroom(self.cores - other.cores, self.gpus - other.gpus)
-
-
-def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Capped, CapHeadroom]:
-    """What each has left; none for one that is gone. A statement for folders and jobs, and one for limits."""
-    ids = {kind: [capped.id for capped in caps if capped.kind is kind] for kind in CapKind}
-    headroom = {}
-    if ids[CapKind.FOLDER] or ids[CapKind.JOB]:
-        for row in connection.execute(_HEADROOM, {"folders": ids[CapKind.FOLDER], "jobs": ids[CapKind.JOB]}):
-            cores = Headroom(cores_cap(row.int_max_cores or 0), row.cores).left
-            gpus = Headroom(gpus_cap(row.int_max_gpus or 0), row.gpus).left
-            headroom[Capped(CapKind(row.kind), row.id)] = CapHeadroom(cores, gpus)
-    if ids[CapKind.LIMIT]:
-        limits = fetch_limits(connection)
-        for key in limits.keys() & ids[CapKind.LIMIT]:
-            headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(limits[key].left, 0)
-    return headroom

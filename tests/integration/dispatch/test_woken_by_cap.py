@@ -16,7 +16,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, fetch_headroom
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
@@ -108,30 +107,6 @@ def test_clusters_that_wait_at_a_cap_are_roused_by_a_run_that_ends_until_they_wa
         said = put_to_rest(here, woken_by(here, host))
         assert {tag for tag, verdicts in said.items() if verdicts == [Verdict.FLOWING]} == booked
         assert set(said) == {"tag0", "tag1", "tag2"} - ({"tag0"} - booked)
-
-
-def test_room_is_what_a_cap_leaves_of_live_use_and_a_vertex_without_a_cap_has_no_end_of_it(engine: Engine) -> None:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        show = farm.default_show()
-        host = farm.host(cores=16, gpus=4, gpu_memory_gb=8)
-        folder = farm.folder(show, "capped", max_cores=10, max_gpus=3)
-        limit, unused = farm.limit("arnold", 5), farm.limit("maya", -1)
-        first = farm.job([LayerSpec(frames=2, limits=[limit])], folder_id=folder, max_cores=-1, max_gpus=0)
-        second = farm.job([LayerSpec(frames=1)], folder_id=folder, max_cores=4.5, max_gpus=2)
-        farm.run(first.frames, host, cores=1.5, gpus=1)
-        farm.run(second.frames, host, cores=1)
-        asked = [Capped(CapKind.FOLDER, folder), Capped(CapKind.LIMIT, limit), Capped(CapKind.LIMIT, unused)]
-        asked += [Capped(CapKind.JOB, job) for job in (first.id, second.id, "gone")]
-        room = fetch_headroom(connection, asked)
-    assert list(map(room.get, asked)) == [
-        CapHeadroom(5, 1),
-        CapHeadroom(3, 0),
-        CapHeadroom(0, 0),
-        CapHeadroom(float("inf"), float("inf")),
-        CapHeadroom(3, 2),
-        None,
-    ]
 
 
 def test_the_sweeps_of_a_worker_rouse_what_its_own_passes_wait_for(settings: Settings, engine: Engine) -> None:
