@@ -27,20 +27,16 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import NamedRow
 
-UNDECIDED_STATUS = 3
-
 
 @TOP.on_farm("audit --json | jq .failed")
 def audit_command(engine: Engine, _: SchemaFacts) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
-    One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
-    changed each time it was looked at (undecided: run it again).
+    One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails.
     """
     with redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
-    status = 1 if report.failed else UNDECIDED_STATUS if report.undecided else 0
-    return Done(with_names(report.lines()), report.as_dict(), status=status)
+    return Done(with_names(report.lines()), report.as_dict(), status=1 if report.failed else 0)
 
 
 @TOP.answers("""doctor --json | jq '.findings[] | select(.level == "FAIL")'""")

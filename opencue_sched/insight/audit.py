@@ -7,20 +7,19 @@ docs/architecture.md names the tests that show it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import cast
+from typing import TypeVar
 
 import redis
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
-from opencue_sched.accounting.keys import EntryState, Record, unpack
-from opencue_sched.accounting.ledger import Ledger, chunks
+from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.farm import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
@@ -28,26 +27,25 @@ from opencue_sched.store.accounting import procs
 from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge
 
 STAYS_WRONG_SECONDS = 2.0
-LOOKS = 3
 CHECK_DEADLINE_SECONDS = 5.0
-KEYS_PER_ROUND_TRIP = 1000
 LOST_AFTER_SECONDS = 60.0
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Severity(StrEnum):
-    """How it is. FAIL must be put right; WARN is what somebody probably did not mean. UNDECIDED changed in every look:
-    ask again."""
+    """How it is. FAIL must be put right; WARN is what somebody probably did not mean."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "FAIL"
-    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing looked at, an invariant for an audit, with figures. ``remedy`` is empty when nothing is to be done.
-    ``offenders`` are what is wrong or undecided."""
+    ``offenders`` are what is wrong."""
 
     level: Severity
     what: str
@@ -67,11 +65,6 @@ class Report:
         """Whether something must be put right."""
         return any(finding.level is Severity.FAIL for finding in self.findings)
 
-    @property
-    def undecided(self) -> bool:
-        """Whether anything is: neither passed nor failed."""
-        return any(finding.level is Severity.UNDECIDED for finding in self.findings)
-
     def lines(self) -> list[str]:
         """One line each, and one for each offender and for what to do."""
         levels = max(len(finding.level.value) for finding in self.findings)
@@ -84,11 +77,7 @@ class Report:
         return lines
 
     def as_dict(self) -> dict[str, object]:
-        return {
-            "failed": self.failed,
-            "undecided": self.undecided,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+        return {"failed": self.failed, "findings": [asdict(finding) for finding in self.findings]}
 
 
 def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
@@ -108,13 +97,8 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
     return Report(tuple(sorted(checks, key=attrgetter("what"))))
 
 
-def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Finding:
-    """Wrong is a failure whatever else is undecided; and what is undecided is never a pass."""
-    level = Severity.FAIL if wrong else Severity.UNDECIDED if undecided else Severity.OK
-    if undecided:
-        text += f"; undecided: {len(undecided)} changed while looked at"
-    named = (*wrong[:OFFENDERS_NAMED], *undecided[:OFFENDERS_NAMED])
-    return Finding(level, invariant, text, offenders=named)
+def _check(invariant: str, text: str, wrong: Sequence[str]) -> Finding:
+    return Finding(Severity.FAIL if wrong else Severity.OK, invariant, text, offenders=tuple(wrong[:OFFENDERS_NAMED]))
 
 
 def _ready(ledger: Ledger) -> Finding:
@@ -128,27 +112,34 @@ def _ready(ledger: Ledger) -> Finding:
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
 #
 # Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
-# and Redis have no moment in common; so those ids that differ, and only those, are looked at again until they agree, or
-# contradict each other as they did ``STAYS_WRONG_SECONDS`` ago.
+# and Redis have no moment in common, and the decrement of another program may be on its way to a counter (release_feed
+# cuebot-redis). So what contradicts is looked at twice: wrong is what contradicts as it did STAYS_WRONG_SECONDS before.
+
+
+def _twice(look: Callable[[], tuple[T, dict[str, U]]]) -> tuple[T, dict[str, U]]:
+    """What the last look saw, and what contradicted in the same way in both. One look is enough where nothing does."""
+    seen, before = look()
+    if not before:
+        return seen, before
+    time.sleep(STAYS_WRONG_SECONDS)
+    seen, after = look()
+    return seen, {key: it for key, it in after.items() if before.get(key) == it}
 
 
 def compare_counters(ledger: Ledger) -> Finding:
-    """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two checks,
-    because another program's decrement may be on its way (release_feed cuebot-redis)."""
+    """I1: every counter is the sum of its ledger entries."""
     text = "counters that are the sum of their ledger entries"
-    try:
+
+    def look() -> tuple[ConsistencyCheck, dict[str, Amounts]]:
         check = _check_consistency(ledger)
-        before = drift(check)
-        if before:
-            time.sleep(STAYS_WRONG_SECONDS)
-            check = _check_consistency(ledger)
+        return check, drift(check)
+
+    try:
+        check, wrong = _twice(look)
     except NotReady as error:
-        return _check("I1", text, (), (str(error),))
-    after = drift(check)
-    wrong = [_contradiction(key, check.readings[key][1], off) for key, off in after.items() if before.get(key) == off]
-    moving = sorted(key for key, off in after.items() if before.get(key) not in (None, off))
-    text += f": {len(check.readings) - len(wrong)} of {len(check.readings)}"
-    return _check("I1", text, wrong, [f"{key} differed by another amount each time" for key in moving])
+        return Finding(Severity.WARN, "I1", f"{text}: not looked at, {error}", "run it again")
+    offenders = [_contradiction(key, check.readings[key][1], off) for key, off in wrong.items()]
+    return _check("I1", f"{text}: {len(check.readings) - len(wrong)} of {len(check.readings)}", offenders)
 
 
 def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
@@ -175,45 +166,21 @@ _Sides = tuple[Record | None, Amounts | None]
 def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Finding:
     """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
     flight may wait for its commit until it is ``age_seconds`` old."""
-    records = {record.proc_id: record for record in ledger.records()}
-    sides, contradictions = _look(engine, ledger, records, age_seconds)
-    suspects = {proc_id: sides[proc_id] for proc_id in contradictions}
-    wrong, undecided = _look_until_decided(engine, ledger, suspects, age_seconds)
-    booked = sum(proc is None for proc_id, (_, proc) in sides.items() if proc_id not in contradictions)
-    procs = sum(proc is not None for _, proc in sides.values())
-    text = f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {procs} procs, {booked} being booked"
-    return _check("I4", text, wrong, undecided)
 
+    def look() -> tuple[Mapping[str, _Sides], dict[str, tuple[_Sides, str]]]:
+        records = {record.proc_id: record for record in ledger.records()}
+        with engine.connect() as connection:
+            held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in procs(connection)}
+        booked_before = int(ledger.client.time()[0]) - age_seconds
+        sides = {proc_id: (records.get(proc_id), held.get(proc_id)) for proc_id in records.keys() | held.keys()}
+        found = {proc_id: (it, _contradicting(proc_id, *it, booked_before)) for proc_id, it in sides.items()}
+        return sides, {proc_id: it for proc_id, it in found.items() if it[1]}
 
-def _look_until_decided(
-    engine: Engine, ledger: Ledger, said: dict[str, _Sides], age: float
-) -> tuple[list[str], list[str]]:
-    """Look at these suspects again, LOOKS times at most, till each agrees or has contradicted itself unchanged.
-
-    Returns what is wrong, and what never held still.
-    """
-    wrong: dict[str, str] = {}
-    for _ in range(LOOKS):
-        if not said:
-            break
-        time.sleep(STAYS_WRONG_SECONDS)
-        sides, contradictions = _look(engine, ledger, _records(ledger, said), age, sorted(said))
-        wrong |= {proc_id: text for proc_id, text in contradictions.items() if sides[proc_id] == said[proc_id]}
-        said = {proc_id: sides[proc_id] for proc_id in contradictions.keys() - wrong.keys()}
-    return [wrong[i] for i in sorted(wrong)], [f"proc {i} changed each time" for i in sorted(said)]
-
-
-def _look(
-    engine: Engine, ledger: Ledger, records: Mapping[str, Record], age: float, proc_ids: Sequence[str] | None = None
-) -> tuple[dict[str, _Sides], dict[str, str]]:
-    """Records read just now beside the procs, all or these, by their ids; and what contradicts."""
-    with engine.connect() as connection:
-        rows = procs(connection, proc_ids=proc_ids)
-        held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in rows}
-    booked_before = int(ledger.client.time()[0]) - age
-    sides = {proc_id: (records.get(proc_id), held.get(proc_id)) for proc_id in records.keys() | held.keys()}
-    found = {proc_id: _contradicting(proc_id, *said, booked_before) for proc_id, said in sides.items()}
-    return sides, {proc_id: text for proc_id, text in found.items() if text}
+    sides, wrong = _twice(look)
+    entries, there = (sum(it[side] is not None for it in sides.values()) for side in (0, 1))
+    booked = sum(proc is None for proc_id, (_, proc) in sides.items() if proc_id not in wrong)
+    text = f"ledger and proc{'' if wrong else ' agree'}: {entries} entries, {there} procs, {booked} being booked"
+    return _check("I4", text, [wrong[proc_id][1] for proc_id in sorted(wrong)])
 
 
 def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, booked_before: float) -> str:
@@ -228,14 +195,3 @@ def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, bo
     except InvalidInput as error:
         return str(error)
     return "" if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
-
-
-def _records(ledger: Ledger, proc_ids: Iterable[str]) -> dict[str, Record]:
-    """Some entries of the ledger. As in Ledger.records, what cannot be read is no entry."""
-    records = {}
-    for part in chunks(sorted(proc_ids), KEYS_PER_ROUND_TRIP):
-        texts = cast("list[str | None]", ledger.client.hmget(keys.LEDGER, list(part)))
-        for proc_id, text in zip(part, texts, strict=True):
-            with suppress(InvalidInput):
-                records[proc_id] = unpack(proc_id, text or "")
-    return records

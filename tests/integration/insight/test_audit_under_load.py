@@ -16,7 +16,6 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.insight import audit as audit_ledger
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
@@ -117,25 +116,3 @@ def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings
     assert keys.job(load.world.job.id) in said["I1"][1]
     assert said["I4"][0] is Severity.FAIL
     assert said["I4"][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]
-
-
-def test_what_changes_in_every_look_is_undecided_and_no_pass(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    stray = Booking("99999999-0000-0000-0000-000000000000", load.vertices, 1)
-    load.world.ledger.force([stray])
-    load.world.ledger.settle([stray])
-    looks: list[float] = []
-
-    def changed_meanwhile(seconds: float) -> None:
-        looks.append(seconds)
-        record = str(load.world.store.client.hget(keys.LEDGER, stray.proc_id)).split("|", 4)
-        record[3] = str(int(record[3]) + 1)
-        load.world.store.client.hset(keys.LEDGER, stray.proc_id, "|".join(record))
-
-    monkeypatch.setattr(audit_ledger.time, "sleep", changed_meanwhile)
-    report = run_audit(load.world.engine, load.world.store.client, Settings())
-    (check,) = [check for check in report.findings if check.what == "I4"]
-    assert check.level is Severity.UNDECIDED
-    assert "undecided: 1 changed while looked at" in check.text
-    assert len(looks) == audit_ledger.LOOKS
-    assert report.undecided
-    assert report.as_dict()["undecided"] is True
