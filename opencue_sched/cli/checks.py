@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -19,8 +20,9 @@ from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.farm import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.insight.explain import explain_job, explanation_dict, explanation_lines, passes_over
+from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import fleet_view
+from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import StoreUnusable, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
@@ -76,10 +78,10 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     """
     with engine.connect() as connection:
         ids = layer_ids(connection, job, [] if layer is None else [layer])
-        explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), with_logs=True)
-    chosen = [one for one in explanation.layers if ids is None or one.layer.id in ids]
-    lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
-    return Done(lines, explanation_dict(explanation, chosen))
+        deaths = deaths_of(connection, job.id)
+        found = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), deaths)
+    found = replace(found, layers=tuple(one for one in found.layers if ids is None or one.id in ids))
+    return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 
 
 _WORKER_COLUMNS = Columns(

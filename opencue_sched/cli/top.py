@@ -33,6 +33,7 @@ from opencue_sched.domain.farm import counted, duration_text
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, farm_view
+from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.schema import SchemaFacts
@@ -155,8 +156,9 @@ def _look(
             return Read(view)
         passes = passes_over(client, settings, chosen.explained)
         with engine.connect() as connection:
-            found = explain_job(connection, chosen.explained, settings, facts, *passes, with_logs=True)
-        return Read(view, [found.job, *explanation_lines(found, found.layers)])
+            deaths = deaths_of(connection, chosen.explained)
+            found = explain_job(connection, chosen.explained, settings, facts, *passes, deaths)
+        return Read(view, [found.job, *explanation_lines(found)])
     except NoResultFound:
         return Read(view, ["the job is gone"])
     except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:

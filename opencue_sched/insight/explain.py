@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -36,7 +36,7 @@ from opencue_sched.domain.farm import (
     os_names,
 )
 from opencue_sched.domain.frames import Need, Search, least_cores
-from opencue_sched.insight.frame_logs import Deaths, deaths_of
+from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
@@ -53,6 +53,7 @@ RECENT_VERDICT_SECONDS = 60.0
 """A job that passes have not looked at for so long has others before it."""
 _DEATHS = 3
 """So many ways in which frames died are told of each layer, unless every reason is."""
+_STATES = ("waiting", "running", "depend", "dead", "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,20 @@ class WaitReason:
 
 @dataclass(frozen=True, slots=True)
 class LayerExplanation:
-    """Why a layer's frames wait, the reason that explains most first, and the most telling verdict of the passes."""
+    """A layer by name, its ``frames`` by state, and why they wait, the reason that explains most first. ``deaths``: of
+    what dead frames died, where that was asked for; ``verdict``: the most telling one of the passes, by its parts."""
 
-    layer: jobs.LayerView
+    layer: str
+    id: str
+    frames: int
+    waiting: int
+    running: int
+    depend: int
+    dead: int
+    done: int
     reasons: tuple[WaitReason, ...]
-    verdict: RecordedVerdict | None
+    deaths: tuple[Deaths, ...]
+    verdict: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +106,16 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A job: what holds all of it back, and each layer."""
+    """A job by name: what holds all of it back, how it stands (rank_of), the hosts that stopped reporting while frames
+    of it run there, and each layer. ``dataclasses.asdict`` gives JSON."""
 
-    job_id: str
     job: str
+    id: str
     state: str
     reasons: tuple[WaitReason, ...]
+    rank: Mapping[str, Any] | None
+    silent_hosts: tuple[SilentHost, ...]
     layers: tuple[LayerExplanation, ...]
-    rank: Mapping[str, Any] | None = None
-    """See rank_of."""
-    deaths: tuple[Deaths, ...] = ()
-    """Of what dead frames died, where that was asked for: it reads logs."""
-    silent: tuple[SilentHost, ...] = ()
-    """Hosts that stopped reporting while frames of the job run there."""
 
 
 def explain_job(
@@ -118,45 +125,58 @@ def explain_job(
     facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     skipped: Sequence[SkippedCluster] = (),
-    *,
-    with_logs: bool = False,
+    deaths: Sequence[Deaths] = (),
 ) -> Explanation:
-    """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over; both are empty when Redis does not answer.
-    ``with_logs``: say of what dead frames died, which reads their logs."""
+    """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over, empty when Redis does not answer;
+    ``deaths`` those of frame_logs.deaths_of, which reads logs."""
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
-    whole = (
-        *switch_reasons(job),
-        *_quarantine(job),
-        *_out_of_scope(job, settings.scheduler.facility),
-        *_of_subscriptions(job, subscriptions),
-        *_of_caps(job, *(it for it in list_folders(connection, job.show_id) if it.id == job.folder_id)),
-    )
+    whole = [*switch_reasons(job)]
+    if (scope := settings.scheduler.facility) not in (None, job.facility):
+        text = f"the job is in facility {job.facility}; this scheduler works on {scope} only"
+        whole.append(WaitReason("facility", text))
+    whole += _of_subscriptions(job, subscriptions)
+    for folder in list_folders(connection, job.show_id):
+        whole += _of_caps(job, folder) if folder.id == job.folder_id else []
     layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
-    newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
-    unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
     rank = rank_of(connection, job, settings.queue)
-    behind = list(_behind(rank["place"] - 1, settings)) if rank is not None else []
+    behind = _behind(rank, settings.queue.max_jobs_per_cluster_pass)
     explained = []
     for layer in layers:
         reasons: list[WaitReason] = []
+        newest = most_telling(verdicts.get(layer.id, ()))
         if layer.waiting:
             reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
             full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
-            reasons += behind if layer.id in unseen else []
-            reasons = _in_order(reasons, newest[layer.id], now)
+            reasons += behind if newest is None or now - newest.at > RECENT_VERDICT_SECONDS else []
+            reasons = _in_order(reasons, newest, now)
         reasons += _of_states(layer, depends, job.name)
-        explained.append(LayerExplanation(layer, tuple(reasons), newest[layer.id]))
+        explained.append(
+            LayerExplanation(
+                layer=layer.name,
+                id=layer.id,
+                frames=layer.total,
+                reasons=tuple(reasons),
+                deaths=tuple(death for death in deaths if death.layer_id == layer.id),
+                verdict=None if newest is None else _parts_of(newest),
+                **{state: getattr(layer, state) for state in _STATES},
+            )
+        )
     silent = silent_hosts(connection, settings, facts, job_id)
-    deaths = tuple(deaths_of(connection, job_id)) if with_logs else ()
-    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank, deaths, silent)
+    return Explanation(job.name, job_id, job.state, tuple(whole), rank, silent, tuple(explained))
+
+
+def _parts_of(recorded: RecordedVerdict) -> dict[str, Any]:
+    it = recorded.verdict
+    said = {"verdict": it.verdict.value, "detail": it.detail, "placed": it.frames, "waiting": it.waiting}
+    return {**said, "cluster": recorded.cluster, "at": recorded.at}
 
 
 def passes_over(
@@ -241,7 +261,7 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
 
 
 def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
-    """What somebody switched off for the job or its show; nothing of it can be booked meanwhile."""
+    """What is switched off for the job or its show, and its quarantine; nothing of it can be booked meanwhile."""
     show_on = f"`opencue-sched show {{}} {job.show} on`".format
     unmanaged = f"show {job.show} is not managed by this scheduler; {show_on('managed')}"
     for holds, code, text in (
@@ -256,19 +276,10 @@ def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
     ):
         if holds:
             yield WaitReason(code, text)
-
-
-def _quarantine(job: jobs.JobView) -> Iterator[WaitReason]:
     if job.quarantined is not None:
         until = job.quarantined_until.astimezone().strftime("%H:%M:%S")
         text = f"the job is in quarantine until {until}, because booking it failed: {job.quarantined}"
         yield WaitReason(Verdict.QUARANTINED, text)
-
-
-def _out_of_scope(job: Row[Any], scope: str | None) -> Iterator[WaitReason]:
-    """``scope`` is scheduler.facility."""
-    if scope not in (None, job.facility):
-        yield WaitReason("facility", f"the job is in facility {job.facility}; this scheduler works on {scope} only")
 
 
 def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Iterator[WaitReason]:
@@ -423,12 +434,12 @@ def _unavailable(host: Row[Any], staleness: float) -> str:
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
 
 
-def _behind(ahead: int, settings: Settings) -> Iterator[WaitReason]:
+def _behind(rank: Mapping[str, Any] | None, window: int) -> list[WaitReason]:
     """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
-    window = settings.queue.max_jobs_per_cluster_pass
-    if ahead >= window:
-        text = f"{ahead} jobs of its show with waiting frames come before it (priority, then age)"
-        yield WaitReason(Verdict.BEHIND, f"{text}; a pass looks at {window}", decides=False)
+    if rank is None or rank["place"] <= window:
+        return []
+    text = f"{rank['place'] - 1} jobs of its show with waiting frames come before it (priority, then age)"
+    return [WaitReason(Verdict.BEHIND, f"{text}; a pass looks at {window}", decides=False)]
 
 
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
@@ -525,71 +536,28 @@ def _becomes(row: Row[Any], settings: Settings, facts: SchemaFacts) -> str:
     return f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 
 
-# A whole explanation, for a terminal and for programs.
+def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -> list[str]:
+    """A line for each layer with something left to do, and how the job stands where others are in the way.
 
-
-def explanation_lines(
-    explanation: Explanation, layers: Sequence[LayerExplanation], *, every_reason: bool = False
-) -> list[str]:
-    """A line for each of these layers with something left to do, and how the job stands where others are in the way.
-
-    ``every_reason``: of every layer, with a line for each further reason.
+    ``every_reason``: for every layer, with a line for each further reason.
     """
     lines = []
-    for one in layers:
-        counts = _frames_by_state(one.layer)
-        if not every_reason and not any(counts[state] for state in ("waiting", "running", "depend", "dead")):
+    for it in explanation.layers:
+        if not (every_reason or it.waiting or it.running or it.depend or it.dead):
             continue
-        numbers = ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "no frames"
-        lines.append(f"{one.layer.name} ({numbers}): {one.reasons[0].text}")
+        counts = ((getattr(it, state), state) for state in _STATES)
+        numbers = ", ".join(f"{number} {state}" for number, state in counts if number) or "no frames"
+        lines.append(f"{it.layer} ({numbers}): {it.reasons[0].text}")
         if every_reason:
-            lines += [f"  also: {reason.text}" for reason in one.reasons[1:]]
-        deaths = [death for death in explanation.deaths if death.layer_id == one.layer.id]
-        for death in deaths if every_reason else deaths[:_DEATHS]:
+            lines += [f"  also: {reason.text}" for reason in it.reasons[1:]]
+        for death in it.deaths if every_reason else it.deaths[:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    lines += [host.words for host in explanation.silent]
+    lines += [host.words for host in explanation.silent_hosts]
     # Where waiting frames of it may be booked, its rank says when.
-    if explanation.rank and any(it.layer.waiting and not it.reasons[0].decides for it in explanation.layers):
+    if explanation.rank and any(it.waiting and not it.reasons[0].decides for it in explanation.layers):
         lines += _rank_words(explanation.rank)
     return lines
-
-
-def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
-    counts = {state: getattr(layer, state) for state in ("waiting", "running", "depend", "dead")}
-    return counts | {"done": layer.done}
-
-
-def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation]) -> dict[str, Any]:
-    """Everything of these layers, JSON-able."""
-    return {
-        "job": explanation.job,
-        "id": explanation.job_id,
-        "state": explanation.state,
-        "reasons": [asdict(reason) for reason in explanation.reasons],
-        "rank": explanation.rank,
-        "silent_hosts": [asdict(host) for host in explanation.silent],
-        "layers": [
-            {
-                "layer": one.layer.name,
-                "id": one.layer.id,
-                "frames": one.layer.total,
-                **_frames_by_state(one.layer),
-                "reasons": [asdict(reason) for reason in one.reasons],
-                "deaths": [asdict(death) for death in explanation.deaths if death.layer_id == one.layer.id],
-                "verdict": one.verdict
-                and {
-                    "verdict": one.verdict.verdict.verdict.value,
-                    "detail": one.verdict.verdict.detail,
-                    "placed": one.verdict.verdict.frames,
-                    "waiting": one.verdict.verdict.waiting,
-                    "cluster": one.verdict.cluster,
-                    "at": one.verdict.at,
-                },
-            }
-            for one in layers
-        ],
-    }
 
 
 # Clusters that no pass looks at.

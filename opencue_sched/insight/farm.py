@@ -254,8 +254,6 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
     """What keeps the job from going on. `explain` says more, and of each layer."""
     if switched := next(switch_reasons(row), None):
         return switched
-    if row.quarantined is not None:
-        return WaitReason(Verdict.QUARANTINED, f"in quarantine, because booking it failed: {row.quarantined}")
     if unreached is not None:  # no pass looks at such a layer
         whose = f" that show {row.show} may use" if unreached.elsewhere else ""
         words = listed(sorted(normalise_tags(unreached.tags)), last="or")

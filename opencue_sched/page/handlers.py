@@ -102,7 +102,7 @@ class FarmReader:
         passes = passes_over(self._redis, self._settings, job_id)
         with self._engine.connect() as connection:
             found = explain_job(connection, job_id, self._settings, check_schema(connection), *passes)
-        return {"state": found.state, "lines": explanation_lines(found, found.layers, every_reason=True)}
+        return {"state": found.state, "lines": explanation_lines(found, every_reason=True)}
 
 
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
