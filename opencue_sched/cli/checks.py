@@ -14,7 +14,6 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
-from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.farm import duration_text
@@ -124,8 +123,6 @@ def fleet_command() -> Done:
 
 def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
     yield view["leader"]["words"]
-    if view["leader"]["two_redis"]:
-        yield f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}"
     said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
     yield f"beats: {', '.join(said) or 'none alive'}"
     yield from _WORKER_COLUMNS.lines(view["workers"]) if view["workers"] else ["workers: none alive"]

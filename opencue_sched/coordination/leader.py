@@ -195,8 +195,6 @@ class LeaderGate:
             self._elsewhere_since = None
             return False
         self._elsewhere_since = now if self._elsewhere_since is None else self._elsewhere_since
-        if self.led_elsewhere:
-            self._fences.note_other_redis(self.keys.name)
         return True
 
     def _store(self) -> int:

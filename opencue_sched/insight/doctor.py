@@ -16,8 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
-from opencue_sched.coordination.leader import ONE_REDIS
-from opencue_sched.coordination.names import QueueType, beat_keys
+from opencue_sched.coordination.names import QueueType
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import SchedulerError
@@ -27,7 +26,6 @@ from opencue_sched.insight.stores import check_postgresql, check_redis, describe
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.engine import OURS
-from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
@@ -142,13 +140,6 @@ def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts
         yield _warn("quarantine", f"jobs left alone for a while: {names}", remedy)
 
 
-def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    keys = beat_keys(settings.coordination.namespace, settings.scheduler.facility)
-    if PersistentFences(connection.engine).leader(keys.name).two_redis:
-        text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
-        yield _fail("beats", text, ONE_REDIS)
-
-
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
@@ -185,7 +176,7 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
         yield _ok("release feed", message)
 
 
-_ON_THE_DATABASE = (_schema, _shows, _hosts, _quarantine, _two_redis, _rqds, _release_feed)
+_ON_THE_DATABASE = (_schema, _shows, _hosts, _quarantine, _rqds, _release_feed)
 
 
 def _redis(

@@ -319,8 +319,7 @@ def leader_view(
 ) -> dict[str, Any]:
     """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
 
-    ``two_redis``: beats of two Redis recently wanted to lead, so one stands by. That and the age of the tick are None
-    when ``fences`` does not answer.
+    The age of the tick is None when ``fences`` does not answer.
     """
     try:
         record = None if fences is None else fences.leader(keys.name)
@@ -341,7 +340,6 @@ def leader_view(
         "instance": instance,
         "fence": fence,
         "tick_age_seconds": age,
-        "two_redis": None if record is None else record.two_redis,
     }
 
 

@@ -10,7 +10,6 @@ and, in microseconds since the epoch by the clock of PostgreSQL:
 
     <name>|seen     when the leader last renewed its lease
     <name>|fired    when a tick was fired last
-    <name>|other    when a beat of another Redis last stood by
 
 A leader may only lead once ``claim`` has recorded its fence, and may only send the message of a tick once
 ``claim_tick`` has recorded the tick; each gives a number out once. The receiver of a message compares with the same
@@ -71,15 +70,6 @@ _READ = text(
       FROM opencue_sched_fence WHERE starts_with(name, :name)
     """
 )
-_NOTE_OTHER = text(
-    """
-    INSERT INTO opencue_sched_fence (name, fence)
-    VALUES (:name || '|other', CAST(1000000 * extract(epoch FROM clock_timestamp()) AS bigint))
-    ON CONFLICT (name) DO UPDATE SET fence = excluded.fence
-    """
-)
-_LATELY_SECONDS = 30.0
-"""Longer than a beat that stands by waits between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +77,7 @@ class LeaderRecord:
     """The leader elected last. ``fence`` is 0 when none was; ``store`` numbers its Redis, None when it is not known.
 
     ``age_seconds`` since it renewed its lease, ``fired_age_seconds`` since any leader fired a tick; ``fired`` tells
-    that moment from others. ``ticks``: the last one fired of every task. ``two_redis``: beats of two Redis wanted to
-    lead in the last half minute.
+    that moment from others. ``ticks``: the last one fired of every task.
     """
 
     fence: int = 0
@@ -96,7 +85,6 @@ class LeaderRecord:
     age_seconds: float = math.inf
     fired: int | None = None
     fired_age_seconds: float = math.inf
-    two_redis: bool = False
     ticks: Mapping[str, int] = field(default_factory=dict)
 
     def why_stale(self, fence: int, task: str, tick: int) -> str:
@@ -130,7 +118,6 @@ class PersistentFences:
             age.get("|seen", math.inf),
             number.get("|fired"),
             age.get("|fired", math.inf),
-            -1 <= age.get("|other", math.inf) < _LATELY_SECONDS,
             {what[1:]: tick for what, tick in number.items() if what.startswith("/")},
         )
 
@@ -149,11 +136,6 @@ class PersistentFences:
         """
         (row,) = self._rows(_CLAIM_TICK, name=name, fence=fence, task=f"{name}/{task}", tick=tick)
         return bool(row.claimed), int(row.highest or 0)
-
-    def note_other_redis(self, name: str) -> None:
-        """Record that a beat stands by, because one of another Redis leads at the same time."""
-        with self._engine.connect() as connection:
-            connection.execute(_NOTE_OTHER, {"name": name})
 
     def _rows(self, statement: TextClause, **values: object) -> list[Any]:
         with self._engine.connect() as connection:

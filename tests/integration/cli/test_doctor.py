@@ -23,7 +23,6 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, LayerSpec
@@ -173,16 +172,6 @@ def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, eng
     with engine.begin() as connection:
         quarantine_jobs(connection, {job.id: "broken"}, 600)
     assert "jobs left alone for a while: show-s-u_bad" in cli("doctor").out
-
-
-def test_two_redis_under_one_database_are_said(cli: Cli, healthy: None, engine: Engine) -> None:
-    assert "two Redis" not in cli("fleet").out
-    PersistentFences(engine).note_other_redis("cue:beat")
-    found = finding(cli("doctor", "--json"), "FAIL")
-    assert found["what"] == "beats"
-    assert "two Redis want to lead in this database and namespace 'cue'" in found["text"]
-    assert "OPENCUE_SCHED_REDIS_URL" in found["remedy"]
-    assert "warning: beats of two Redis want to lead" in cli("fleet").out
 
 
 def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(

@@ -599,7 +599,7 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
         assert here.renew() == 1
         assert here.may_fire("recompute", tick)
 
-    # then the leader stays, and the other knows why it does not lead; so does whoever looks
+    # then the leader stays, and the other knows why it does not lead
     assert there.led_elsewhere
     assert not here.led_elsewhere
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
@@ -610,8 +610,6 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
     assert (said["event"], said["log_level"]) == ("two_redis_under_one_database", "error")
     assert "OPENCUE_SCHED_REDIS_URL" in said["cure"]
     assert fences.leader(keys.name).fence == 1
-    assert fences.leader(keys.name).two_redis
-    assert not fences.leader("cue:beat.alpha").two_redis
 
 
 def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client, other_redis, keys, engine, gate):
@@ -645,7 +643,6 @@ def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, 
     assert there.renew() is None
     eventually(lambda: there.renew(), 30)
     assert not there.led_elsewhere
-    assert not fences.leader(keys.name).two_redis, "a Redis that was succeeded by another is one"
 
 
 def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine, gate):
@@ -659,7 +656,6 @@ def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, ot
     clock.now += 5.1
     assert standby.renew() is None
     assert not standby.led_elsewhere
-    assert not fences.leader(keys.name).two_redis
 
 
 def careful(client, keys, engine, clock=None) -> LeaderGate:

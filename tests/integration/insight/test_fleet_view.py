@@ -119,4 +119,4 @@ def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis,
 
     keys = beat_keys("cue", None)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"), Away(engine))
-    assert (view["fence"], view["tick_age_seconds"], view["two_redis"]) == (None, None, None)
+    assert (view["fence"], view["tick_age_seconds"]) == (None, None)
