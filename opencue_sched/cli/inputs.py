@@ -36,7 +36,7 @@ from opencue_sched.insight.stores import StoreUnusable, check_postgresql, check_
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
     Raises StoreUnusable or WrongSchema, saying what to do.
     """
     with database() as engine:
-        check_postgresql(engine, get_settings())
-        with engine.connect() as connection:
-            facts = check_schema(connection)
-        yield engine, facts
+        yield engine, check_postgresql(engine, get_settings())
 
 
 def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:

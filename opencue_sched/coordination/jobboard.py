@@ -35,6 +35,7 @@ from opencue_sched.coordination.board import (
     field_map,
     life_ms,
     new_token,
+    why_unfit,
 )
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE
@@ -262,7 +263,6 @@ def _check_expiry(expiry: float) -> float:
 
 
 DEFAULT_CLAIM_SECONDS = 60.0
-OLDEST_REDIS = (6, 2)
 _LONGEST_LOOK_SECONDS = 1.0
 
 
@@ -302,15 +302,9 @@ class JobBoard(BoardScripts):
     def connect(self) -> None:
         """Check that the store answers and is fit. Raises JobFailure when it does not answer, is too old or evicts."""
         with self._translated():
-            version = str(self.client.info("server").get("redis_version", "0.0"))
-            policy = str(self.client.info("memory").get("maxmemory_policy", "noeviction"))
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-            raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
-        if policy != "noeviction":
-            raise JobFailure(
-                f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
-                "set maxmemory-policy to noeviction"
-            )
+            unfit = why_unfit(self.client)
+        if unfit:
+            raise JobFailure(f"board {self.name!r}: Redis {unfit}")
         self._connected = True
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
-from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
+from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.engine import OURS
@@ -53,7 +53,6 @@ def diagnose(
     findings: list[Finding] = []
     frames = 0
     try:
-        check_postgresql(engine, settings)
         with engine.connect() as connection:
             findings += _server(connection, clock)
             facts = check_schema(connection)

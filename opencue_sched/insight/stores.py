@@ -12,12 +12,10 @@ from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import SchemaFacts, check_schema
 
 if TYPE_CHECKING:
     import redis
-
-OLDEST_REDIS = (6, 2)
 
 
 class StoreUnusable(SchedulerError):
@@ -29,41 +27,38 @@ class StoreAway(StoreUnusable):
 
 
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
-    """Raises StoreUnusable for a store that does not answer, is too old, or may evict keys."""
+    """Raises StoreUnusable for a store that does not answer or is not fit, and WrongSchema."""
     check_postgresql(engine, settings)
     check_redis(client, settings)
 
 
-def check_postgresql(engine: Engine, settings: Settings) -> None:
-    """One connection. Raises StoreUnusable."""
+def check_postgresql(engine: Engine, settings: Settings) -> SchemaFacts:
+    """What the database has. Raises StoreUnusable and WrongSchema."""
     try:
-        engine.connect().close()
-    except (OperationalError, ProgrammingError) as error:
+        with engine.connect() as connection:
+            return check_schema(connection)
+    except SQLAlchemyError as error:
         # The driver refuses an option of the URL that is none as an error of the program.
-        kind = StoreAway if isinstance(error, OperationalError) else StoreUnusable
+        kind = StoreUnusable if isinstance(error, ProgrammingError) else StoreAway
         raise kind(describe_failure(error, settings)) from error
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
-    """Version and eviction policy. A Redis that may evict would lose counters, claims or messages without a sound."""
-    from redis.exceptions import AuthenticationError, RedisError  # what reads PostgreSQL alone starts without them
+    """Raises StoreUnusable for a Redis that does not answer, is too old, or may evict keys."""
+    # What reads PostgreSQL alone starts without them.
+    from redis.exceptions import AuthenticationError, RedisError
+
+    from opencue_sched.coordination.board import why_unfit
 
     where = f"Redis at {_without_password(settings.redis_dsn)}"
     try:
-        info = client.info("server")
-        policy = client.info("memory").get("maxmemory_policy", "noeviction")
+        unfit = why_unfit(client)
     except AuthenticationError as error:
         raise StoreUnusable(f"{where} refuses the password; set OPENCUE_SCHED_REDIS_URL") from error
     except RedisError as error:
         raise StoreAway(describe_failure(error, settings)) from error
-    version = tuple(int(part) for part in str(info.get("redis_version", "0.0")).split(".")[:2])
-    if version < OLDEST_REDIS:
-        raise StoreUnusable(f"{where} is {info['redis_version']}; 6.2 or newer (or Valkey) is needed")
-    if policy != "noeviction":
-        raise StoreUnusable(
-            f"{where} may evict keys (maxmemory-policy {policy}): counters and claims would vanish. "
-            "Set maxmemory-policy to noeviction"
-        )
+    if unfit:
+        raise StoreUnusable(f"{where} {unfit}")
 
 
 def check_broker(settings: Settings) -> None:
@@ -75,14 +70,10 @@ def check_broker(settings: Settings) -> None:
 
 
 def check_for_beat(settings: Settings) -> None:
-    """Both stores and the tables in which leaders are recorded. Raises SchedulerError saying what to do."""
+    """Both stores, of which a beat has no engine yet. Raises SchedulerError saying what to do."""
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
     try:
         check_postgresql(engine, settings)
-        with engine.connect() as connection:
-            check_schema(connection)
-    except SQLAlchemyError as error:
-        raise StoreAway(describe_failure(error, settings)) from error
     finally:
         engine.dispose()
     check_broker(settings)

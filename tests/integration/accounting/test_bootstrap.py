@@ -352,5 +352,5 @@ def test_a_redis_that_evicts_is_refused_at_a_workers_start_with_its_cure(own_red
         check_redis(client, Settings())
         for policy in ("allkeys-lru", "volatile-ttl"):
             client.config_set("maxmemory-policy", policy)
-            with pytest.raises(StoreUnusable, match="Set maxmemory-policy to noeviction"):
+            with pytest.raises(StoreUnusable, match="set maxmemory-policy to noeviction"):
                 check_redis(client, Settings())

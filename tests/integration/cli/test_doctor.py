@@ -258,7 +258,7 @@ def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None)
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "Redis")
     assert "may evict keys (maxmemory-policy allkeys-lru)" in finding(ran, "FAIL")["text"]
-    assert "Set maxmemory-policy to noeviction" in finding(ran, "FAIL")["text"]
+    assert "set maxmemory-policy to noeviction" in finding(ran, "FAIL")["text"]
 
 
 def test_clocks_that_disagree_are_said(cli: Cli, healthy: None, engine: Engine, redis_client: redis.Redis) -> None:

@@ -165,7 +165,7 @@ def test_a_redis_that_evicts_is_refused(redis_client, policy):
 def test_a_redis_that_is_too_old_is_refused(redis_client, settings, monkeypatch):
     info = redis_client.info
     monkeypatch.setattr(redis_client, "info", lambda section: {**info(section), "redis_version": "6.0.16"})
-    with pytest.raises(JobFailure, match=r"Redis 6\.0\.16 is too old"):
+    with pytest.raises(JobFailure, match=r"Redis is 6\.0\.16; 6\.2 or newer"):
         JobBoard(redis_client, "cue").connect()
     with pytest.raises(StoreUnusable, match=r"is 6\.0\.16; 6\.2 or newer"):
         check_redis(redis_client, settings)
