@@ -13,11 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE
 
-_CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"
-
-# What the database alone says about why a job's frames wait.
-#
-# The jobs of the show and facility that passes look for, the job itself among them.
+# Of the jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
     """
     SELECT show.str_name AS show, my.int_priority AS priority, count(*) AS jobs,
@@ -77,8 +73,6 @@ def services(connection: Connection, show_id: str) -> frozenset[str]:
     """The services there are, for all shows or for this one."""
     return frozenset(connection.execute(_SERVICES, {"show": show_id}).scalars())
 
-
-# Figures about a farm as a whole, for somebody who asks whether it can work at all.
 
 _SERVER = text(
     """
@@ -205,31 +199,27 @@ def bookings(connection: Connection, *, seconds: float) -> int:
 
 OFFENDERS_NAMED = 5
 
-_OVER_CAP = f"""
-    WITH booked AS (
-        SELECT p.pk_show, h.pk_alloc, j.pk_folder, p.pk_job, p.b_local,
-               {_CORES} * {CENTICORES_PER_CORE} AS centicores, p.int_gpus_reserved AS gpus
+_OVER_CAP = """
+    SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
+    FROM (
+        SELECT what, name, sum(used) AS used, cap, always
         FROM proc p
         JOIN show s ON s.pk_show = p.pk_show AND s.b_scheduler_managed
         JOIN host h ON h.pk_host = p.pk_host
         JOIN job j ON j.pk_job = p.pk_job
-    ), used AS (
-        SELECT 'subscription' AS what, s.pk_show || ' in ' || s.pk_alloc AS name,
-               sum(b.centicores) / 100::float8 AS used, s.int_burst / 100::float8 AS cap, true AS always
-        FROM booked b JOIN subscription s ON s.pk_show = b.pk_show AND s.pk_alloc = b.pk_alloc
-        WHERE NOT b.b_local GROUP BY s.pk_show, s.pk_alloc, s.int_burst
-        UNION ALL
-        SELECT 'folder cores', b.pk_folder, sum(b.centicores) / 100::float8, f.int_max_cores / 100::float8, false
-        FROM booked b JOIN folder_resource f ON f.pk_folder = b.pk_folder GROUP BY b.pk_folder, f.int_max_cores
-        UNION ALL
-        SELECT 'folder gpus', b.pk_folder, sum(b.gpus), f.int_max_gpus, false
-        FROM booked b JOIN folder_resource f ON f.pk_folder = b.pk_folder GROUP BY b.pk_folder, f.int_max_gpus
-        UNION ALL
-        SELECT 'job cores', b.pk_job, sum(b.centicores) / 100::float8, r.int_max_cores / 100::float8, false
-        FROM booked b JOIN job_resource r ON r.pk_job = b.pk_job GROUP BY b.pk_job, r.int_max_cores
-        UNION ALL
-        SELECT 'job gpus', b.pk_job, sum(b.gpus), r.int_max_gpus, false
-        FROM booked b JOIN job_resource r ON r.pk_job = b.pk_job GROUP BY b.pk_job, r.int_max_gpus
+        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+        LEFT JOIN job_resource r ON r.pk_job = p.pk_job
+        LEFT JOIN subscription sub ON sub.pk_show = p.pk_show AND sub.pk_alloc = h.pk_alloc AND NOT p.b_local
+        CROSS JOIN LATERAL (VALUES ((p.int_cores_reserved + 99) / 100, p.int_gpus_reserved)) booked (cores, gpus)
+        CROSS JOIN LATERAL (VALUES
+            ('subscription', sub.pk_show || ' in ' || sub.pk_alloc, booked.cores, sub.int_burst / 100::float8, true),
+            ('folder cores', f.pk_folder, booked.cores, f.int_max_cores / 100::float8, false),
+            ('folder gpus', f.pk_folder, booked.gpus, f.int_max_gpus, false),
+            ('job cores', p.pk_job, booked.cores, r.int_max_cores / 100::float8, false),
+            ('job gpus', p.pk_job, booked.gpus, r.int_max_gpus, false)
+        ) capped (what, name, used, cap, always)
+        WHERE cap IS NOT NULL
+        GROUP BY what, name, cap, always
         UNION ALL
         SELECT 'limit', l.str_name, count(*), l.int_max_value, true
         FROM proc p
@@ -237,10 +227,8 @@ _OVER_CAP = f"""
         JOIN limit_record l ON l.pk_limit_record = ll.pk_limit_record
         WHERE l.int_max_value IS NOT NULL
         GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
-    )
-    SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
-    FROM used
-"""  # noqa: S608 - constants only
+    ) vertices
+"""
 
 _LOST_FRAMES = """
     SELECT f.pk_frame || ' RUNNING without a proc' AS detail,
@@ -300,4 +288,4 @@ def judge(connection: Connection, invariant: str, *, grace_seconds: float = 0.0)
                (array_agg(detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
         FROM ({RULES[invariant][1]}) judged
         """  # noqa: S608 - constants only
-    return connection.execute(text(statement), {"grace": grace_seconds} if ":grace" in statement else {}).one()
+    return connection.execute(text(statement), {"grace": grace_seconds}).one()

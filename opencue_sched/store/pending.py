@@ -463,10 +463,10 @@ _MANAGED_SUBSCRIPTIONS = text(
     """
 )
 
-# Exactly the conditions of the pending-jobs query that do not change while frames run, and no others: a condition
-# added here and not there would let work wait unseen. Tags are unnested after DISTINCT: many layers, few spellings.
+# No condition that the pending-jobs query has not: it would let work wait unseen. Tags are unnested after DISTINCT:
+# many layers, few spellings.
 _WAITING_TAGS = text(
-    """
+    f"""
     SELECT DISTINCT w.pk_facility, w.pk_show, tag
     FROM (
         SELECT DISTINCT j.pk_facility, j.pk_show, l.str_tags
@@ -474,14 +474,12 @@ _WAITING_TAGS = text(
         JOIN show s ON s.pk_show = j.pk_show
         JOIN layer_stat ls ON ls.pk_job = j.pk_job AND ls.int_waiting_count > 0
         JOIN layer l ON l.pk_layer = ls.pk_layer
-        WHERE j.str_state = 'PENDING' AND j.b_paused = false
-          AND s.b_active AND s.b_scheduler_managed
-          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)
+        WHERE {MAY_BE_BOOKED}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) w
     CROSS JOIN LATERAL unnest(string_to_array(replace(w.str_tags, ' ', ''), '|')) AS tag
     WHERE tag <> ''
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 
