@@ -75,7 +75,7 @@ def settle(
 
     with engine.connect() as connection:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-        silent = silent_hosts(connection, get_settings(), facts, job.id)
+        silent = silent_hosts(connection, get_settings(), facts, jobs.job_of(connection, job.id))
     deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
     count = counted(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)

@@ -8,7 +8,7 @@ passes (``Verdict``, also the label of scheduler_waiting_frames) means the same 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,7 +40,7 @@ from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
-from opencue_sched.store.hosts import list_hosts
+from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import SchemaFacts
@@ -143,7 +143,7 @@ def explain_job(
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
-    rank = rank_of(connection, job, settings.queue)
+    rank = rank_of(connection, job, subscriptions, settings.queue)
     behind = _behind(rank, settings.queue.max_jobs_per_cluster_pass)
     explained = []
     for layer in layers:
@@ -169,7 +169,7 @@ def explain_job(
                 **{state: getattr(layer, state) for state in _STATES},
             )
         )
-    silent = silent_hosts(connection, settings, facts, job_id)
+    silent = silent_hosts(connection, settings, facts, job)
     return Explanation(job.name, job_id, job.state, tuple(whole), rank, silent, tuple(explained))
 
 
@@ -215,19 +215,10 @@ def verdict_text(verdict: LayerVerdict) -> str:
 
 
 def _hosts_of(connection: Connection, layers: Sequence[jobs.LayerView]) -> tuple[Sequence[Row[Any]], Sequence[str]]:
-    """The hosts with any tag of the layers; and all tags there are, where some tag is on no host."""
+    """The hosts with any tag of the layers, and all tags there are."""
     tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    hosts = list_hosts(connection, tags=tags)
-    return hosts, figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+    return list_hosts(connection, tags=tags), figures.all_tags(connection)
 
-
-_LASTING = frozenset(
-    {
-        *("no_subscription", "burst_zero", "no_tags", "ignored_tags", "other_facility", "not_subscribed"),
-        *("hosts_unavailable", "os", Verdict.NO_HOST, Verdict.NO_FIT),
-    }
-)
-"""Reasons that hold for every frame until somebody changes the farm or the job."""
 
 _USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_FOLDER, Verdict.OVER_LIMIT})
 """Reasons that end when frames that run have ended."""
@@ -241,12 +232,12 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     layers = jobs.layers_of(connection, job_id)
     hosts, known_tags = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
-    notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]
+    notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code not in _USED_UP]
     of_layers: dict[str, list[str]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
         found: Iterable[WaitReason] = () if notes else _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
-        said = [reason.text for reason in found if reason.code in _LASTING]
+        said = [reason.text for reason in found]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
@@ -462,48 +453,37 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         yield WaitReason("done", "it is done", decides=False)
 
 
-# How a job stands when passes decide: its show's use of its size among the shows, its place by rank and in the draw.
+# How a job stands when passes decide: its show's use of its size, its place by rank and in the draw.
 # All by the rows as they are now; `placement.policies` says what passes make of them.
 
 
-def rank_of(connection: Connection, job: jobs.JobView, queue: Queue) -> dict[str, Any] | None:
-    """Where the job stands; None for one that passes do not look for, or without waiting frames. Two statements.
+def rank_of(
+    connection: Connection, job: jobs.JobView, subscriptions: Sequence[Row[Any]], queue: Queue
+) -> dict[str, Any] | None:
+    """Where the job stands; None for one that passes do not look for, or without waiting frames.
 
     What ``store.insight.rank`` has, and ``drawn``: the part of the selections that goes by draw instead, for which the
-    job's ``chance`` is; ``shares`` are how its show stands in each allocation of its facility that it is subscribed to:
-    ``size``, ``burst`` and ``used`` in cores, ``of_size`` = used / size, None without a size, and its ``place`` among
-    the managed ``shows`` there: 1 goes first, the one that uses least of its size; those without a size come last, by
-    cores.
+    job's ``chance`` is; ``shares``: what its show has in each allocation of its facility, ``size``, ``burst`` and
+    ``used`` in cores, ``of_size`` = used / size, None without a size.
     """
     rank = figures.rank(connection, job.id)
     if rank is None:
         return None
-    subscriptions = [it for it in list_subscriptions(connection) if it.ours]
     shares = []
-    for own in subscriptions:
-        if (own.show_id, own.facility_id) == (job.show_id, job.facility_id):
-            there = [_order(it) for it in subscriptions if it.alloc_id == own.alloc_id]
-            of_size = None if own.size_centicores <= 0 else _order(own)[1]
-            size, burst = own.size_centicores / CENTICORES_PER_CORE, own.burst_centicores / CENTICORES_PER_CORE
-            share = {"allocation": own.allocation, "size": size, "burst": burst, "used": own.used_cores}
-            place = 1 + sum(it < _order(own) for it in there)
-            shares.append({**share, "of_size": of_size, "place": place, "shows": len(there)})
+    for it in subscriptions:
+        if it.facility_id == job.facility_id:
+            size, burst = (cores / CENTICORES_PER_CORE for cores in (it.size_centicores, it.burst_centicores))
+            of_size = it.used_cores / size if size > 0 else None
+            known = {"allocation": it.allocation, "size": size, "burst": burst, "used": it.used_cores}
+            shares.append({**known, "of_size": of_size})
     return {**rank._asdict(), "drawn": queue.priority_draw, "shares": shares}
-
-
-def _order(subscription: Row[Any]) -> tuple[bool, float]:
-    """Of a show with a size its use by that; the others come after all of these, by cores."""
-    cores, size = subscription.used_cores, subscription.size_centicores
-    return (False, cores * CENTICORES_PER_CORE / size) if size > 0 else (True, cores)
 
 
 def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:
     """A line for each allocation of the show, and one for the job."""
     for it in rank["shares"]:
         of_size = "it has no size" if it["of_size"] is None else f"{it['of_size']:.2f} of its size of {it['size']:g}"
-        uses = f"uses {it['used']} cores, {of_size} (burst {it['burst']:g})"
-        goes = f"goes as number {it['place']} of {counted(it['shows'], 'show')} there"
-        yield f"show {rank['show']} in {it['allocation']}: {uses}; {goes}"
+        yield f"show {rank['show']} in {it['allocation']}: uses {it['used']} cores, {of_size} (burst {it['burst']:g})"
     among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
     draw = f"; {rank['drawn']:.0%} of the selections are drawn, it comes first in {rank['chance']:.1%} of these"
@@ -514,21 +494,28 @@ def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:
 # nobody else takes frames off a host that cannot be asked.
 
 
-def silent_hosts(connection: Connection, settings: Settings, facts: SchemaFacts, job_id: str) -> tuple[SilentHost, ...]:
-    """The silent hosts that frames of a job run on, in one statement."""
+def silent_hosts(
+    connection: Connection, settings: Settings, facts: SchemaFacts, job: jobs.JobView
+) -> tuple[SilentHost, ...]:
+    """The silent hosts that frames of a job run on."""
+    frames: defaultdict[str, list[str]] = defaultdict(list)
+    for proc in list_procs(connection, job_id=job.id):
+        if proc.frame is not None and not proc.local:
+            frames[proc.host_id].append(proc.frame)
     return tuple(
-        SilentHost(row.host, row.state, max(0.0, row.silent_for), tuple(row.frames), _becomes(row, settings, facts))
-        for row in figures.silent_runs(connection, job_id, staleness=settings.host_cache.host_staleness_threshold)
+        SilentHost(it.host, it.state, it.report_age, tuple(sorted(frames[it.id])), _becomes(it, job, settings, facts))
+        for it in list_hosts(connection, host_ids=list(frames))
+        if it.state == HardwareState.DOWN or it.report_age > settings.host_cache.host_staleness_threshold
     )
 
 
-def _becomes(row: Row[Any], settings: Settings, facts: SchemaFacts) -> str:
+def _becomes(host: Row[Any], job: jobs.JobView, settings: Settings, facts: SchemaFacts) -> str:
     again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
-    if facts.origin == "cuebot" and not row.managed:
+    if facts.origin == "cuebot" and not job.show_managed:
         return "its show is not managed by this scheduler, so a Cuebot decides"
-    if row.state == HardwareState.DOWN:
+    if host.state == HardwareState.DOWN:
         return again
-    if row.state == HardwareState.UP:
+    if host.state == HardwareState.UP:
         after = settings.release.host_down_after
         late = duration_text(after * DEAF_FACTOR)
         return f"it is DOWN after {duration_text(after)}, or {late} while most hosts are silent; {again}"

@@ -185,7 +185,8 @@ _PROCS = text(
     SELECT proc.pk_proc AS id, job.str_name AS job, frame.str_name AS frame, int_cores_reserved AS centicores,
            proc.int_mem_reserved AS memory_kb, proc.int_mem_used AS used_memory_kb, int_gpus_reserved AS gpus,
            ts_dispatched AS dispatched, b_local AS local, host.str_name AS host, show.str_name AS show,
-           layer.str_name AS layer, proc.pk_frame AS frame_id, proc.pk_job AS job_id, proc.ts_ping AS pinged
+           layer.str_name AS layer, proc.pk_frame AS frame_id, proc.pk_job AS job_id, proc.pk_host AS host_id,
+           proc.ts_ping AS pinged
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
       LEFT JOIN job ON job.pk_job = proc.pk_job

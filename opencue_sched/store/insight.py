@@ -31,22 +31,6 @@ _RANK = text(
     HAVING bool_or(job.pk_job = mine.pk_job)
     """
 )
-_SILENT = text(
-    """
-    SELECT host.str_name AS host, host_stat.str_state AS state, bool_or(show.b_scheduler_managed) AS managed,
-           CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS silent_for,
-           array_agg(frame.str_name ORDER BY frame.int_layer_order, frame.int_dispatch_order) AS frames
-      FROM proc
-      JOIN frame ON frame.pk_frame = proc.pk_frame
-      JOIN show ON show.pk_show = proc.pk_show
-      JOIN host ON host.pk_host = proc.pk_host
-      JOIN host_stat ON host_stat.pk_host = proc.pk_host
-     WHERE proc.pk_job = :job AND NOT proc.b_local
-       AND (host_stat.str_state = 'DOWN'
-            OR host_stat.ts_ping < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second')
-     GROUP BY host.pk_host, host_stat.pk_host_stat ORDER BY host.str_name
-    """
-)
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
 _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
 
@@ -56,12 +40,6 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
     frames waiting and are looked for (priority, then age; 1 goes first), and its ``chance`` of coming first in a draw:
     its priority by the sum of all. None of other jobs."""
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
-
-
-def silent_runs(connection: Connection, job_id: str, *, staleness: float) -> Sequence[Row[Any]]:
-    """The hosts that frames of a job run on and that are DOWN, or have not reported for ``staleness`` seconds:
-    ``host``, ``state``, ``silent_for`` seconds, the names of the ``frames``, and whether their show is ``managed``."""
-    return connection.execute(_SILENT, {"job": job_id, "staleness": staleness}).all()
 
 
 def all_tags(connection: Connection) -> list[str]:
