@@ -9,7 +9,7 @@ JSON.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
@@ -38,7 +38,7 @@ from opencue_sched.insight.explain import (
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -260,20 +260,16 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
         return WaitReason(Verdict.NO_HOST, f"no host{whose} has the tag {words} of layer {unreached.layer}")
     if row.waiting:
         newest = filter(None, map(most_telling, verdicts.values()))
-        return _of_verdict(max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None), now)
+        said = max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None)
+        # One that left no frame waiting tells of other layers, or of frames that came after it.
+        if said and now - said.at <= (OLD_VERDICT_SECONDS if said.verdict.waiting else RECENT_VERDICT_SECONDS):
+            return WaitReason(said.verdict.verdict, verdict_text(said.verdict))
+        return WaitReason("not_seen", "no pass has looked at it lately")
     if row.running:
         return WaitReason("running", "everything that may run does")
     if row.dead:
         return WaitReason("dead", "nothing goes on before its dead frames are retried or eaten")
     return WaitReason("depend", "waits for other frames")
-
-
-def _of_verdict(recorded: RecordedVerdict | None, now: float) -> WaitReason:
-    # One that left no frame waiting tells of other layers, or of frames that came after it.
-    believed = OLD_VERDICT_SECONDS if recorded is not None and recorded.verdict.waiting else RECENT_VERDICT_SECONDS
-    if recorded is None or now - recorded.at > believed:
-        return WaitReason("not_seen", "no pass has looked at it lately")
-    return WaitReason(recorded.verdict.verdict, verdict_text(recorded.verdict))
 
 
 def _part(number: float, of: float) -> float | None:
@@ -317,21 +313,19 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
 def leader_view(
     client: redis.Redis, keys: LeaderKeys, members: Members, fences: PersistentFences | None = None
 ) -> dict[str, Any]:
-    """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
-
-    The age of the tick is None when ``fences`` does not answer.
-    """
+    """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired, None where
+    ``fences`` is not given or does not answer."""
     try:
-        record = None if fences is None else fences.leader(keys.name)
+        record = fences.leader(keys.name) if fences else LeaderRecord()
     except SQLAlchemyError as error:
         log.warning("leader_record_not_read", error=reason_of(error))
-        record = None
+        record = LeaderRecord()
     lease = client.get(keys.lease)
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
     instance = beats[0].instance if beats else None
-    age = round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None
+    age = round(max(0.0, record.fired_age_seconds), 1) if record.fired else None
     fired = "no tick fired yet" if age is None else f"last tick {duration_text(age)} ago"
     words = f"leader: {instance or 'a beat without presence'}, fence {fence}, {fired}"
     return {
@@ -344,22 +338,18 @@ def leader_view(
 
 
 def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """One entry per worker instance, with all its types.
-
-    Its work is what its presence lists, and what the board lists for its name: the board knows what has
-    begun since. To the board an owner is an instance's name, so it is not asked about one that two groups have.
-    """
-    by_instance: dict[tuple[str, str], list[Actor]] = {}
+    """One entry per worker instance, with all its types. Its work is what its presence lists, and what the board lists
+    for its name: the board knows what has begun since."""
+    by_instance: defaultdict[tuple[str, str], list[Actor]] = defaultdict(list)
     for actor in members.alive:
         if actor.type != BEAT_TYPE:
-            by_instance.setdefault((actor.group, actor.instance), []).append(actor)
-    names = Counter(instance for _, instance in by_instance)
+            by_instance[actor.group, actor.instance].append(actor)
     return [
         _process(actors[0])
         | {name: getattr(actors[0], name) for name in ("state", "in_flight", "capacity")}
         | {
             "types": sorted(actor.type for actor in actors),
-            "work": sorted({*actors[0].work, *(in_hand.get(instance, ()) if names[instance] == 1 else ())}),
+            "work": sorted({*actors[0].work, *in_hand.get(instance, ())}),
         }
         for (_, instance), actors in sorted(by_instance.items())
     ]

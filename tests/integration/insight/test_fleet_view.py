@@ -69,14 +69,13 @@ def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
 ) -> None:
     """They keep their claims themselves, so the presence of the process that started them knows of none."""
     postings = ClusterPostings(redis_client, cluster_board("cue", None))
-    first, second = (Cluster("f", "s", ClusterKind.ALLOC, ("general",), alloc) for alloc in ("a1", "a2"))
-    for enqueued, owner in zip(postings.enqueue([first, second]), ("w1", "twin"), strict=True):
-        assert isinstance(postings.claim(enqueued.uuid, owner, ttl_seconds=60), Claim)
-    for group, instance in (("default", "w1"), ("default", "twin"), ("big", "twin")):
-        Presence(redis_client, "cue", types=["dispatch"], group=group, instance=instance).announce()
+    cluster = Cluster("f", "s", ClusterKind.ALLOC, ("general",), "a1")
+    (enqueued,) = postings.enqueue([cluster])
+    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=60), Claim)
+    for instance in ("w1", "w2"):
+        Presence(redis_client, "cue", types=["dispatch"], group="default", instance=instance).announce()
     workers = fleet_view(redis_client, settings)["workers"]
-    shown = {(worker["group"], worker["instance"]): worker["work"] for worker in workers}
-    assert shown == {("default", "w1"): [first.key], ("default", "twin"): [], ("big", "twin"): []}
+    assert {worker["instance"]: worker["work"] for worker in workers} == {"w1": [cluster.key], "w2": []}
 
 
 def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
