@@ -128,12 +128,10 @@ def show_info(connection: Connection, show: NamedRow) -> Done:
     return _SHOW_COLUMNS.shown(row, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
 
 
-@show_command.on_farm("create demo --managed --max-cores 200")
+@show_command.on_farm("create demo --managed")
 @click.argument("name")
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
-@click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
-@click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
-def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None, **limits: int | None) -> Done:
+def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None) -> Done:
     """Create a show with its root folder.
 
     Nothing is booked before it has a subscription.
@@ -143,7 +141,7 @@ def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | N
     with engine.begin() as connection:
         if shows.find_rows(connection, Kind.SHOW, [name]):
             raise InvalidInput(f"there is a show {name!r} already")
-        made = shows.insert_show(connection, name, managed=managed, **limits)
+        made = shows.insert_show(connection, name, managed=managed)
         return _SHOW_COLUMNS.changed(shows.list_shows(connection, made)[0])
 
 

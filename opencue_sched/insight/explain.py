@@ -139,7 +139,7 @@ def explain_job(
     for folder in list_folders(connection, job.show_id):
         whole += _of_caps(job, folder) if folder.id == job.folder_id else []
     layers = jobs.layers_of(connection, job_id)
-    hosts, known_tags = _hosts_of(connection, layers)
+    hosts = _hosts_of(connection, layers)
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
@@ -154,7 +154,7 @@ def explain_job(
             full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
-            reasons += _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
+            reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
             reasons += behind if newest is None or now - newest.at > RECENT_VERDICT_SECONDS else []
             reasons = _in_order(reasons, newest, now)
         reasons += _of_states(layer, depends, job.name)
@@ -214,10 +214,9 @@ def verdict_text(verdict: LayerVerdict) -> str:
     return f"{words}: {verdict.detail}" if verdict.detail else words
 
 
-def _hosts_of(connection: Connection, layers: Sequence[jobs.LayerView]) -> tuple[Sequence[Row[Any]], Sequence[str]]:
-    """The hosts with any tag of the layers, and all tags there are."""
-    tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    return list_hosts(connection, tags=tags), figures.all_tags(connection)
+def _hosts_of(connection: Connection, layers: Sequence[jobs.LayerView]) -> Sequence[Row[Any]]:
+    """The hosts with any tag of the layers."""
+    return list_hosts(connection, tags={tag for layer in layers for tag in normalise_tags(layer.tags)})
 
 
 _USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_FOLDER, Verdict.OVER_LIMIT})
@@ -230,13 +229,13 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     layers = jobs.layers_of(connection, job_id)
-    hosts, known_tags = _hosts_of(connection, layers)
+    hosts = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code not in _USED_UP]
     of_layers: dict[str, list[str]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
-        found: Iterable[WaitReason] = () if notes else _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
+        found: Iterable[WaitReason] = () if notes else _of_hosts(layer, job, hosts, subscriptions, settings)
         said = [reason.text for reason in found]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
@@ -341,7 +340,6 @@ def _of_hosts(
     hosts: Sequence[Row[Any]],
     subscriptions: Sequence[Row[Any]],
     settings: Settings,
-    known_tags: Sequence[str],
 ) -> Iterator[WaitReason]:
     """Whether there is any host the layer could go to: the first of these questions that leaves none over."""
     tags = normalise_tags(layer.tags)
@@ -359,8 +357,7 @@ def _of_hosts(
     elif tags == ignored:
         yield WaitReason("ignored_tags", f"scheduler.ignore_tags leaves out {words}, all the tags it has")
     elif not tagged:
-        hint = near(words, known_tags) if len(tags - ignored) == 1 else ""
-        yield WaitReason(Verdict.NO_HOST, f"no host has the tag {words}{hint}")
+        yield WaitReason(Verdict.NO_HOST, f"no host has the tag {words}")
     elif not here:
         places = listed(sorted({host.facility for host in tagged}))
         text = f"hosts with the tag {words} are in facility {places}; the job is in {job.facility}"

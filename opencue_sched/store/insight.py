@@ -31,7 +31,6 @@ _RANK = text(
     HAVING bool_or(job.pk_job = mine.pk_job)
     """
 )
-_TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
 _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
 
 
@@ -40,11 +39,6 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
     frames waiting and are looked for (priority, then age; 1 goes first), and its ``chance`` of coming first in a draw:
     its priority by the sum of all. None of other jobs."""
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
-
-
-def all_tags(connection: Connection) -> list[str]:
-    """Every tag a host carries."""
-    return list(connection.execute(_TAGS).scalars())
 
 
 def services(connection: Connection, show_id: str) -> frozenset[str]:

@@ -114,14 +114,10 @@ def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[R
     return connection.execute(_SHOWS, {"show": show_id}).all()
 
 
-def insert_show(
-    connection: Connection, name: str, *, managed: bool, min_cores: int | None, max_cores: int | None
-) -> str:
+def insert_show(connection: Connection, name: str, *, managed: bool) -> str:
     """A new show, made as Cuebot makes one: with its statistics, its root folder and its point. Its id."""
     dept = connection.execute(_DEFAULT_DEPT).scalar_one()
-    limits = {"int_default_min_cores": min_cores, "int_default_max_cores": max_cores}
-    given = {it: value for it, value in limits.items() if value is not None}
-    show = str(insert_row(connection, "show", str_name=name, b_scheduler_managed=managed, **given))
+    show = str(insert_row(connection, "show", str_name=name, b_scheduler_managed=managed))
     connection.execute(text("INSERT INTO show_stats (pk_show) VALUES (:show)"), {"show": show})
     insert_row(connection, "folder", pk_show=show, str_name=name[:FOLDER_NAME_WIDTH], pk_dept=dept)
     connection.execute(INSERT_POINT, {"show": show, "dept": dept})

@@ -40,7 +40,8 @@ def listed(rows: list[dict[str, Any]], key: str, name: str) -> dict[str, Any]:
 
 def test_a_farm_is_made_from_nothing_by_commands(cli: Cli, rows: Rows) -> None:
     for words in (
-        ("show", "create", "demo", "--managed", "--max-cores", "200"),
+        ("show", "create", "demo", "--managed"),
+        ("show", "default-max-cores", "demo", "200"),
         ("alloc", "create", "cloud.gpu", "--tag", "gpu", "--new-facility"),
         ("subscription", "create", "demo", "cloud.gpu", "100", "150%"),
         ("limit", "create", "arnold", "5"),

@@ -97,7 +97,7 @@ def reasons(cli: Cli, layer: int = 0, job: str = NAME) -> list[str]:
         ("UPDATE host_stat SET str_state = 'DOWN'", "hosts_unavailable", "general can be used: 1 down"),
         ("UPDATE host_stat SET ts_ping = now() - interval '1 day'", "hosts_unavailable", "1 silent for over 120 s"),
         ("DELETE FROM host_tag", "no_host", "no host has the tag general"),
-        ("UPDATE host_tag SET str_tag = 'genral'", "no_host", "no host has the tag general; did you mean 'genral'?"),
+        ("UPDATE host_tag SET str_tag = 'genral'", "no_host", "no host has the tag general"),
         ("UPDATE layer SET str_tags = ''", "no_tags", "the layer has no tags"),
         (
             "UPDATE job SET str_os = 'windows'",
