@@ -26,6 +26,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
+from opencue_sched.store.shows import delete_rows
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -218,7 +219,6 @@ _ADD_TAGS = text(
     SELECT CAST(gen_random_uuid() AS varchar), :host, tag, 'MANUAL', false
       FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
      WHERE tag NOT IN (SELECT str_tag FROM host_tag WHERE pk_host = :host)
-    RETURNING str_tag
     """
 )
 _REMOVE_TAGS = text(
@@ -226,7 +226,6 @@ _REMOVE_TAGS = text(
     DELETE FROM host_tag
      WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) AND upper(str_tag_type) = 'MANUAL'
        AND NOT b_constant
-    RETURNING str_tag
     """
 )
 # Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
@@ -253,7 +252,6 @@ _MOVE = (
     ),
     SHOW_TAGS,
 )
-_DELETE = (text("DELETE FROM comments WHERE pk_host = :host"), text("DELETE FROM host WHERE pk_host = :host"))
 
 
 def list_hosts(
@@ -311,14 +309,14 @@ def set_state(connection: Connection, host_id: str, *, old: Collection[HardwareS
     return connection.execute(_SET_STATE, {"host": host_id, "old": list(old), "new": new}).rowcount > 0
 
 
-def add_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
+def add_tags(connection: Connection, host_id: str, tags: Collection[str]) -> bool:
     """Give a host manual tags it has not; whether it got any."""
-    return _retag(connection, _ADD_TAGS, host_id, list(dict.fromkeys(tags)))
+    return _retag(connection, _ADD_TAGS, host_id, tags)
 
 
-def remove_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
+def remove_tags(connection: Connection, host_id: str, tags: Collection[str]) -> bool:
     """Take manual tags from a host; whether it lost any."""
-    return _retag(connection, _REMOVE_TAGS, host_id, list(tags))
+    return _retag(connection, _REMOVE_TAGS, host_id, tags)
 
 
 def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -> None:
@@ -329,13 +327,13 @@ def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -
 
 def delete_host(connection: Connection, host_id: str) -> None:
     """Delete a host, its tags, statistics and comments. It comes back when its RQD reports again. Lock it first."""
-    for statement in _DELETE:
-        connection.execute(statement, {"host": host_id})
+    for name in ("comments", "host"):
+        delete_rows(connection, name, "pk_host", host_id)
 
 
-def _retag(connection: Connection, change: TextClause, host_id: str, tags: Sequence[str]) -> bool:
+def _retag(connection: Connection, change: TextClause, host_id: str, tags: Collection[str]) -> bool:
     lock_hosts(connection, [host_id])
-    changed = bool(connection.execute(change, {"host": host_id, "tags": tags}).all())
+    changed = connection.execute(change, {"host": host_id, "tags": list(set(tags))}).rowcount > 0
     if changed:
         connection.execute(SHOW_TAGS, {"hosts": [host_id]})
     return changed

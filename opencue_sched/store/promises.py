@@ -9,7 +9,7 @@ row, which a booking has, too, so a booking either is there before the hold or k
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -182,26 +182,26 @@ _END = text(
 )
 _RENEW = text(
     """
-    UPDATE opencue_sched_hold hold SET until = to_timestamp(:until), free_at = to_timestamp(kept.free_at)
-    FROM json_to_recordset(CAST(:holds AS json)) AS kept(host varchar, layer_id varchar, free_at double precision)
+    UPDATE opencue_sched_hold hold SET until = to_timestamp(kept.until), free_at = to_timestamp(kept.free_at)
+    FROM json_to_recordset(CAST(:holds AS json))
+         AS kept(host varchar, layer_id varchar, until double precision, free_at double precision)
     WHERE hold.pk_host = kept.host AND hold.pk_layer = kept.layer_id AND hold.pk_host IN (
         SELECT pk_host FROM opencue_sched_hold WHERE pk_host = ANY(CAST(:hosts AS varchar[])) FOR UPDATE SKIP LOCKED
     )
     """
 )
-_LOCK_HOSTS = text(
-    """
-    SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
-    ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
-    """
-)
 _GRANT = text(
     """
+    WITH locked AS (
+        SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
+        ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
+    )
     INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
-    SELECT host, layer_id, job_id, cores, memory_kb, gpus, to_timestamp(until), to_timestamp(free_at)
-    FROM json_to_recordset(CAST(:holds AS json))
+    SELECT locked.pk_host, layer_id, job_id, cores, memory_kb, gpus, to_timestamp(until), to_timestamp(free_at)
+    FROM locked
+    JOIN json_to_recordset(CAST(:holds AS json))
          AS granted(host varchar, layer_id varchar, job_id varchar, cores int, memory_kb bigint, gpus int,
-                    until double precision, free_at double precision)
+                    until double precision, free_at double precision) ON granted.host = locked.pk_host
     ON CONFLICT (pk_host) DO NOTHING
     RETURNING pk_host
     """
@@ -267,17 +267,15 @@ def end_holds(connection: Connection, host_ids: Collection[str]) -> frozenset[st
 
 
 def renew_holds(connection: Connection, holds: Mapping[str, Hold]) -> None:
-    """Write ``until``, the same for all, and ``free_at`` of these holds, by host id, as far as they are still there."""
-    hosts = sorted(holds)
-    until = max((hold.until for hold in holds.values()), default=0.0)
-    connection.execute(_RENEW, {"hosts": hosts, "holds": _as_json(holds, hosts), "until": until})
+    """Write ``until`` and ``free_at`` of these holds, by host id, as far as they are still there."""
+    connection.execute(_RENEW, _parameters(holds))
 
 
 def grant_holds(connection: Connection, holds: Mapping[str, Hold]) -> frozenset[str]:
     """Hold these hosts, by id; the ids of those that nobody had locked, and nobody held. They stay locked."""
-    locked = connection.execute(_LOCK_HOSTS, {"hosts": sorted(holds)}).scalars().all()
-    return frozenset(connection.execute(_GRANT, {"holds": _as_json(holds, locked)}).scalars())
+    return frozenset(connection.execute(_GRANT, _parameters(holds)).scalars())
 
 
-def _as_json(holds: Mapping[str, Hold], hosts: Iterable[str]) -> str:
-    return json.dumps([{"host": host, **asdict(holds[host])} for host in hosts])
+def _parameters(holds: Mapping[str, Hold]) -> dict[str, Any]:
+    rows = [{"host": host, **asdict(hold)} for host, hold in holds.items()]
+    return {"hosts": list(holds), "holds": json.dumps(rows)}
