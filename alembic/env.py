@@ -44,15 +44,14 @@ def run() -> None:
         raise SystemExit("these migrations look at the database before they change it: --sql cannot work")
     url = config.attributes.get("url") or get_settings().sqlalchemy_url
     engine = create_engine(url, poolclass=NullPool, connect_args={"application_name": "opencue-sched-migrate"})
-    with engine.connect() as connection, migration_lock(connection):
+    with explained(), engine.connect() as connection, migration_lock(connection):
         _migrate(connection)
 
 
 def run_for_alembic() -> None:
     """As ``run``; what an operator can do something about ends Alembic's own command with a line each."""
     try:
-        with explained():
-            run()
+        run()
     except ValidationError as error:
         _end(EXIT_CONFIG, *setting_problems(error))
     except WrongConfiguration as error:

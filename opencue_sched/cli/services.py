@@ -37,7 +37,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
                 what = "what migrate made there: of a database that it found empty everything, with no way back"
                 click.confirm(f"Remove from {engine.url.database} {what} but a backup?", abort=True)
             with working("removing"):
-                downgrade(url, "base")
+                downgrade(url)
             return Done("removed", {"before": before, "revision": None})
         with working("migrating the schema"):
             upgrade(url)

@@ -211,8 +211,14 @@ def upgrade(url: str, revision: str = "head") -> None:
     """
     from alembic import command
 
-    with explained():
-        command.upgrade(_alembic(url), revision)
+    command.upgrade(_alembic(url), revision)
+
+
+def downgrade(url: str) -> None:
+    """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
+    from alembic import command
+
+    command.downgrade(_alembic(url), "base")
 
 
 def revision_of(connection: Connection) -> str | None:
@@ -220,14 +226,6 @@ def revision_of(connection: Connection) -> str | None:
     if connection.execute(text("SELECT to_regclass('opencue_sched_version')")).scalar() is None:
         return None
     return connection.execute(text("SELECT version_num FROM opencue_sched_version")).scalar()
-
-
-def downgrade(url: str, revision: str = "base") -> None:
-    """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
-    from alembic import command
-
-    with explained():
-        command.downgrade(_alembic(url), revision)
 
 
 # Frame history on the OpenCue versions that queue it (after V49; see ``SchemaFacts.has_frame_history_queue``).
