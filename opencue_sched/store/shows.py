@@ -327,20 +327,14 @@ def names_by_id(connection: Connection, ids: Collection[str]) -> dict[str, str]:
 
 _SHOWS_UNDER_CAP = text(
     """
-    SELECT s.pk_show
-    FROM show s
-    JOIN (
+    SELECT pk_show FROM show WHERE b_scheduler_managed AND pk_show IN (
         SELECT pk_show FROM folder WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
-        UNION
+        UNION ALL
         SELECT pk_show FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state = 'PENDING'
-        UNION
-        SELECT j.pk_show
-        FROM layer_limit ll
-        JOIN layer_stat ls ON ls.pk_layer = ll.pk_layer AND ls.int_waiting_count > 0
-        JOIN job j ON j.pk_job = ls.pk_job AND j.str_state = 'PENDING'
-        WHERE ll.pk_limit_record = ANY(CAST(:limits AS varchar[]))
-    ) capped USING (pk_show)
-    WHERE s.b_scheduler_managed
+        UNION ALL
+        SELECT job.pk_show FROM layer_limit JOIN layer_stat stat USING (pk_layer) JOIN job ON job.pk_job = stat.pk_job
+         WHERE pk_limit_record = ANY(CAST(:limits AS varchar[])) AND stat.int_waiting_count > 0
+           AND job.str_state = 'PENDING')
     """
 )
 
