@@ -188,11 +188,8 @@ def next_hardware_state(
 
 def next_lock_state(current: LockState, *, nimby_locked: bool) -> LockState:
     """The lock after a report: only a user's taking the workstation back and giving it again change it."""
-    if nimby_locked and current is LockState.OPEN:
-        return LockState.NIMBY_LOCKED
-    if not nimby_locked and current is LockState.NIMBY_LOCKED:
-        return LockState.OPEN
-    return current
+    states = (LockState.OPEN, LockState.NIMBY_LOCKED)
+    return states[nimby_locked] if current in states else current
 
 
 def _checked_name(full_name: str) -> str:

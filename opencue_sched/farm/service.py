@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 import structlog
 from opencue_proto import cue_pb2, report_pb2, report_pb2_grpc
-from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
@@ -143,23 +142,13 @@ _DATABASE_AWAY_SECONDS = 0.5
 class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
     """A gRPC server for the three calls of RQD with everything behind it.
 
-    ``count`` is called for every event (completion_applied, report_refused, ...), which the worker turns into metrics.
+    The releaser's ``count`` is called for every event (completion_applied, report_refused, ...).
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        ledger: Ledger | None,
-        changes: HostChanges | None,
-        killer: RqdKiller,
-        *,
-        count: CountEvent,
-    ) -> None:
+    def __init__(self, settings: Settings, releaser: Releaser, killer: RqdKiller) -> None:
         self._settings = settings.release
-        self.count = count
-        releaser = Releaser(engine, self._settings, ledger, changes, count)
-        self.completions = CompletionBatcher(releaser.end, count=count)
+        self.count = releaser.count
+        self.completions = CompletionBatcher(releaser.end, count=self.count)
         self.inbox = HostInbox(self._serve)
         # Of its own, so that no report waits for an RQD that does not answer.
         self._kills = HostInbox(self._serve)
@@ -316,7 +305,8 @@ def serve(settings: Settings, *, count: CountEvent, alive: Callable[[], None]) -
         with RqdChannels(settings.rqd) as channels:
             ledger = Ledger(client, owner=settings.instance)
             changes = HostChanges(client, settings.coordination.namespace)
-            service = ReportService(settings, engine, ledger, changes, RqdKiller(channels), count=count)
+            releaser = Releaser(engine, settings.release, ledger, changes, count)
+            service = ReportService(settings, releaser, RqdKiller(channels))
             service.start()
             alive()
             while not stopping.wait(_PULSE_SECONDS):

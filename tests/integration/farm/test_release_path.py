@@ -116,7 +116,7 @@ def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest
         with view.farm() as farm:
             farm.alloc()
         killer = LateKiller()
-        service = ReportService(settings, engine, ledger, changes, killer, count=Counted())
+        service = ReportService(settings, Releaser(engine, release, ledger, changes, Counted()), killer)
         service.start()
         stack.callback(service.stop)
         names = ("sim1", "sim2")

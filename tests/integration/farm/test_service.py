@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.errors import SchedulerError
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.counted import Counted
@@ -38,11 +39,8 @@ def running_service(
     release = settings.release.model_copy(update={"port": 0, "workers": 2})
     service = ReportService(
         settings.model_copy(update={"release": release}),
-        engine,
-        ledger,
-        RecordedChanges(),
+        Releaser(engine, release, ledger, RecordedChanges(), Counted()),
         killer or ScriptedKiller(),
-        count=Counted(),
     )
     service.start()
     try:
@@ -268,7 +266,7 @@ def test_a_completion_survives_the_absence_of_the_database(
 def test_a_port_that_is_taken_is_a_clear_error(settings: Settings, engine: Engine, service: ReportService) -> None:
     release = settings.release.model_copy(update={"port": service.port})
     second = ReportService(
-        settings.model_copy(update={"release": release}), engine, None, None, ScriptedKiller(), count=Counted()
+        settings.model_copy(update={"release": release}), Releaser(engine, release), ScriptedKiller()
     )
     with pytest.raises(SchedulerError, match=f"cannot listen on 127.0.0.1:{service.port}"):
         second.start()

@@ -26,7 +26,8 @@ from tests.polling import eventually
 @pytest.fixture
 def service() -> Iterator[ReportService]:
     settings = Settings(release=Release(satisfy_only_on_frame_success=False))
-    made = ReportService(settings, cast(Engine, None), None, None, cast(RqdKiller, None), count=Counted())
+    releaser = Releaser(cast(Engine, None), settings.release, count=Counted())
+    made = ReportService(settings, releaser, cast(RqdKiller, None))
     yield made
     made.inbox.close()
 
