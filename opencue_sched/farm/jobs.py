@@ -143,9 +143,7 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()
-    held = release.counters_of(before) | wider
-    held.must_cover(affected)
-    release.lock_counters(connection, held)
+    release.lock_counters(connection, release.counters_of(before) | affected | wider)
     changed = release.set_frame_states(connection, frame_ids, FrameState.WAITING, _RETRIABLE)
     if over:
         depends.reactivate_depends(connection, frames, layers)

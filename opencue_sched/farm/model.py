@@ -238,5 +238,5 @@ def _same_host(one: str, other: str) -> bool:
     return short_name(one).lower() == short_name(other).lower()
 
 
-CountEvent = Callable[..., object]
-"""Counts an event by its name, once or so many times: ``metrics.record_event``."""
+CountEvent = Callable[[str], object]
+"""Counts an event by its name: ``metrics.record_event``."""

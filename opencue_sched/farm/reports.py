@@ -370,8 +370,6 @@ class HostReports:
                 reason = overdue(row, minutes, frame.llu_time, now=now)
             elif age < SETTLED_SECONDS:
                 continue
-            else:
-                self.releaser.count("unowned_process")
             if reason:
                 kills.append((frame.frame_id, reason))
         return owned, kills
@@ -395,7 +393,6 @@ class HostReports:
         with self.releaser.engine.begin() as connection:
             grown = reports.grow_reservations(connection, host_id, growing)
         if grown:
-            self.releaser.count("reservation_grown", len(grown))
             self.releaser.publish_hosts([host_id])
 
     def _kill(self, host_name: str, kills: Sequence[tuple[str, str]], fresh_until: float) -> None:
