@@ -290,10 +290,11 @@ class HostReports:
             created = row is None
             if row is None:
                 row = self._create(connection, host)
-            changed = self._refresh(connection, row, host, boot=boot or created) or created
+            self._refresh(connection, row, host, boot=boot or created)
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
-        if changed:
+        if boot or created:
+            # Triggers announce another lock, state or size, but neither a new host nor other tags.
             self.releaser.publish_hosts([row.id])
         return row
 
@@ -317,38 +318,28 @@ class HostReports:
             raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is another host's")
         return row
 
-    def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> bool:
+    def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> None:
         """Bring an existing host up to date: first what is in its own row, which booking locks, then its statistics."""
-        changed = False
         lock = next_lock_state(LockState(row.lock_state), nimby_locked=host.nimby_locked)
         if lock != row.lock_state:
-            changed |= bool(set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY"))
+            set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY")
         if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
             reports.resize_host(connection, row.id, host.size)
-            changed = True
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
-            changed |= reports.replace_tags(connection, row.id, ClusterKind.HARDWARE, own)
+            reports.replace_tags(connection, row.id, ClusterKind.HARDWARE, own)
         before, temp_full = HardwareState(row.state), host.temp_full
         state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)
-        if state is not before:
-            changed |= self._change_state(connection, row, host, state)
+        if state is not before and set_state(connection, row.id, old=[before], new=state):
+            note = None
+            if state is HardwareState.REPAIR and temp_full:
+                free_mb, total_mb = host.status["free_mcp"] // 1024, host.status["total_mcp"] // 1024
+                note = f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
+            if note or row.marked:
+                reports.mark_full_temp(connection, row.id, note)
+            _log.info("host_state_changed", host=row.name, old=row.state, new=state.value)
         reports.update_status(connection, row.id, host.status)
-        return changed
-
-    def _change_state(self, connection: Connection, row: HostRow, host: ReportedHost, state: HardwareState) -> bool:
-        if not set_state(connection, row.id, old=[HardwareState(row.state)], new=state):
-            return False
-        if state is HardwareState.REPAIR and host.temp_full:
-            free_mb, total_mb = host.status["free_mcp"] // 1024, host.status["total_mcp"] // 1024
-            reports.mark_full_temp(
-                connection, row.id, f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
-            )
-        elif row.marked:
-            reports.mark_full_temp(connection, row.id, None)
-        _log.info("host_state_changed", host=row.name, old=row.state, new=state.value)
-        return True
 
     def _verify(
         self, report: report_pb2.HostReport, host_id: str

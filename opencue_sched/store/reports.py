@@ -178,13 +178,12 @@ def reconcile_host(connection: Connection, host_id: str) -> bool:
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
 
 
-def replace_tags(connection: Connection, host_id: str, kind: ClusterKind, tags: Sequence[str]) -> bool:
-    """Make ``tags`` the host's tags of one kind; returns whether they changed."""
+def replace_tags(connection: Connection, host_id: str, kind: ClusterKind, tags: Sequence[str]) -> None:
+    """Make ``tags`` the host's tags of one kind."""
     wanted = {"host": host_id, "kind": kind.name, "constant": kind is ClusterKind.ALLOC, "tags": sorted(set(tags))}
-    changed = sum(connection.execute(statement, wanted).rowcount for statement in _REPLACE_TAGS) > 0
-    if changed:
-        connection.execute(SHOW_TAGS, {"hosts": [host_id]})
-    return changed
+    for statement in _REPLACE_TAGS:
+        connection.execute(statement, wanted)
+    connection.execute(SHOW_TAGS, {"hosts": [host_id]})
 
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:
