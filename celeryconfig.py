@@ -73,8 +73,9 @@ imports = ("tasks.sweep", "tasks.dispatch", "tasks.accounting", "tasks.maintenan
 
 worker_pool = "threads"
 worker_consumer = "opencue_sched.worker.task:TolerantConsumer"
-worker_concurrency = _settings.queue.stream.given().get("cluster_buffer_size", _settings.queue.worker_threads)
-worker_prefetch_multiplier = _settings.queue.stream.given().get("job_buffer_size", 1)
+_buffers = _settings.queue.stream.model_dump(exclude_unset=True)  # Celery has defaults of its own
+worker_concurrency = _buffers.get("cluster_buffer_size", _settings.queue.worker_threads)
+worker_prefetch_multiplier = _buffers.get("job_buffer_size", 1)
 worker_send_task_events = True
 worker_hijack_root_logger = False
 worker_cancel_long_running_tasks_on_connection_loss = False

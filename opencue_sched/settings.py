@@ -161,10 +161,6 @@ class Stream(_Section):
         3, ge=1, description="Celery's job: messages a worker holds for each thread. Not set, it holds 1."
     )
 
-    def given(self) -> dict[str, int]:
-        """Those that somebody set; Celery's own settings have defaults of their own."""
-        return self.model_dump(exclude_unset=True)
-
 
 class Queue(_Section):
     """Clusters, passes and placement."""

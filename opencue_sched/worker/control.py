@@ -8,7 +8,6 @@ The fleets of different facilities may share a Redis: each hears remote control 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -180,16 +179,9 @@ def guard_flower(options: Any) -> None:
     No address means every address. An ``auth_provider`` alone asks nobody: Flower looks at ``auth`` and ``basic_auth``.
     """
     asks = options.auth or any(options.basic_auth or ())
-    if asks or options.unix_socket or _is_loopback(options.address):
+    if asks or options.unix_socket or options.address in ("127.0.0.1", "::1", "localhost"):
         return
     raise InvalidInput(
         f"Flower would listen on {options.address or 'every address'} and let everybody stop workers; "
         "set FLOWER_BASIC_AUTH=user:password"
     )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -166,12 +166,7 @@ class Waker(PeriodicThread):
     cluster with work sleeps longer than half a minute.
     """
 
-    def __init__(
-        self,
-        sweep: Callable[[frozenset[str], frozenset[str]], float],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, sweep: Callable[[frozenset[str], frozenset[str]], float]) -> None:
         super().__init__(
             "waker",
             self._wake,
@@ -181,7 +176,6 @@ class Waker(PeriodicThread):
             debounce_seconds=DEBOUNCE_SECONDS,
         )
         self._sweep = sweep
-        self._clock = clock
         self._collect_until = -math.inf
         self._lock = threading.Lock()
         self._shows: set[str] = set()
@@ -200,7 +194,7 @@ class Waker(PeriodicThread):
         self.wake()
 
     def _wake(self) -> float | None:
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             shows, hosts = frozenset(self._shows), frozenset(self._hosts)
             if not shows and not hosts:

@@ -32,7 +32,7 @@ def flower(**given):
     return SimpleNamespace(**{"address": "", "unix_socket": "", "basic_auth": [], "auth": "", **given})
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
 def test_loopback_needs_no_password(address):
     guard_flower(flower(address=address))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
+from opencue_sched.worker import events
 from opencue_sched.worker.events import COLLECT_SECONDS, Waker
 from tests.polling import eventually
 
@@ -62,10 +65,11 @@ def test_a_sweep_that_fails_is_told_and_the_next_one_made():
             waker.stop()
 
 
-def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a_sweep():
+def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a_sweep(monkeypatch):
     now = 100.0
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
     sweeps = Sweeps([])
-    waker = Waker(sweeps, clock=lambda: now)
+    waker = Waker(sweeps)
     waker.hosts(["h1"])
     assert waker._wake() is None
     for host in ("h2", "h3"):
