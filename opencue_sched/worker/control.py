@@ -99,8 +99,7 @@ def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's s
     from opencue_sched.insight.farm import fleet_view
 
     mine = runtime()
-    leader: dict[str, object] = fleet_view(mine.client, mine.settings, PersistentFences(mine.engine))["leader"]
-    return leader
+    return dict(fleet_view(mine.client, mine.settings, PersistentFences(mine.engine))["leader"])
 
 
 @inspect_command()
@@ -127,11 +126,7 @@ def fleet_figures() -> dict[str, object]:
     }
     with contextlib.suppress(RedisError):
         fleet = fleet_view(mine.client, mine.settings)
-        shown["waiting"] = {
-            type_: {"messages": queue["depth"], "oldest_seconds": queue["oldest_seconds"]}
-            for type_, queue in fleet["queues"].items()
-        }
-        shown["leader"] = fleet["leader"]
+        shown |= {"waiting": fleet["queues"], "leader": fleet["leader"]}
     return shown
 
 

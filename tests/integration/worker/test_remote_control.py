@@ -173,6 +173,6 @@ def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, r
         membership.heartbeat()
         figures = PresenceStep(None).info(None)
         assert figures["working_on"] == ["alloc-1"]
-        waiting = {"dispatch": {"messages": 0, "oldest_seconds": 0.0}} if fence else {}
+        waiting = {"dispatch": {"depth": 0, "oldest_seconds": 0.0, "queues": {}}} if fence else {}
         assert {type_: it for type_, it in figures.get("waiting", {}).items() if type_ == "dispatch"} == waiting
         assert figures.get("leader", {}).get("fence") == fence
