@@ -108,30 +108,28 @@ class RuntimeStep(bootsteps.StartStopStep):
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
-        from opencue_sched.worker.runtime import begin_to_drain, stop_worker
-
-        worker_shutting_down.connect(begin_to_drain)
+        mine = runtime()
+        # At a signal to stop, take nothing new. This waits for no lock, which the interrupted code may hold.
+        worker_shutting_down.connect(lambda **_: mine.membership.workload.stop(), weak=False)
         # Take what is loaded now, which stays, out of Python's searches for garbage, and search less often: a pass
         # makes tens of thousands of objects and hardly a cycle among them, and the default, a search for each 700 more,
         # was a fifth of a worker's processor time.
         gc.freeze()
         gc.set_threshold(10_000)
         try:
-            runtime().start(parent.hostname, parent.concurrency, sleep_unless_stopped)
+            mine.start(parent.hostname, parent.concurrency, sleep_unless_stopped)
         except SchedulerError as error:
             _refuse(error)
         except (RedisError, SQLAlchemyError) as error:
             _refuse(StoreAway(describe_failure(error, get_settings())))
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
-            stop_worker()
+            mine.stop()
             raise
         install_level_signals()
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
-        from opencue_sched.worker.runtime import stop_worker
-
-        if not stop_worker():
+        if not runtime().stop():
             # Celery would wait for its threads without end. Claims and presence expire, PostgreSQL rolls back, and
             # Redis bookings without a proc are reconciled.
             logging.shutdown()

@@ -5,12 +5,11 @@ The tasks in ``tasks/`` call the methods here; these use the other packages and 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 
 import structlog
 from celery import Celery
@@ -341,39 +340,22 @@ class Runtime:
         metrics.publish_misconfigured.set(int(misconfigured))
         (log.warning if misconfigured else log.info)("release_feed", message=message)
 
+    def stop(self) -> bool:
+        """Let what is in hand end, within the grace, and give everything back; whether all of it has ended. If it has
+        not, nothing more is waited for."""
+        idle = self.membership.leave()
+        if idle:
+            self.close()
+        return idle
+
     def close(self) -> None:
         """Give everything back. Claims not ended expire by themselves."""
         self._closing.close()
 
 
-_lock = threading.Lock()
-_runtime: Runtime | None = None
-
-
+@cache
 def runtime() -> Runtime:
-    global _runtime
-    with _lock:
-        if _runtime is None:
-            from opencue_sched.celery import app
+    """This process's, made when a worker starts, before it runs tasks."""
+    from opencue_sched.celery import app
 
-            _runtime = Runtime(get_settings(), app)
-        return _runtime
-
-
-def begin_to_drain(**_: object) -> None:
-    """At a signal to stop: take nothing new. It must not wait for a lock, which the interrupted code may hold."""
-    if _runtime is not None:
-        _runtime.membership.workload.stop()
-
-
-def stop_worker() -> bool:
-    """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended.
-
-    If it has not, nothing more is waited for.
-    """
-    if _runtime is None:
-        return True
-    idle = _runtime.membership.leave()
-    if idle:
-        _runtime.close()
-    return idle
+    return Runtime(get_settings(), app)

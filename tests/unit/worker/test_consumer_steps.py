@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.utils.dispatch import Signal
 from celery.worker import state
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -39,8 +40,8 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
         assert sleep is sleep_unless_stopped
         raise WorkerShutdown(0)
 
-    monkeypatch.setattr(runtime, "runtime", lambda: SimpleNamespace(start=start))
-    monkeypatch.setattr(runtime, "stop_worker", lambda: given_back.append(True))
+    mine = SimpleNamespace(start=start, stop=lambda: given_back.append(True))
+    monkeypatch.setattr(runtime, "runtime", lambda: mine)
     worker = SimpleNamespace(hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
     step = object.__new__(RuntimeStep)
     with pytest.raises(WorkerShutdown):
@@ -64,7 +65,11 @@ def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPat
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload()
-    monkeypatch.setattr(runtime, "_runtime", SimpleNamespace(membership=SimpleNamespace(workload=workload)))
-    runtime.begin_to_drain()
+    mine = SimpleNamespace(membership=SimpleNamespace(workload=workload), start=lambda *_: None)
+    monkeypatch.setattr(runtime, "runtime", lambda: mine)
+    monkeypatch.setattr(wiring, "install_level_signals", lambda: None)
+    monkeypatch.setattr(wiring, "worker_shutting_down", Signal())
+    object.__new__(RuntimeStep).start(SimpleNamespace(hostname="w1@localhost", concurrency=1))
+    wiring.worker_shutting_down.send(None)
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING
