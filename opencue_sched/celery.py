@@ -182,12 +182,9 @@ def sleep_unless_stopped(seconds: float) -> None:
     """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
     (WorkerShutdown or WorkerTerminate)."""
     deadline = time.monotonic() + seconds
-    while True:
-        state.maybe_shutdown()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
+    while (left := deadline - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
+        state.maybe_shutdown()
 
 
 @beat_init.connect

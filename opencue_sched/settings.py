@@ -44,8 +44,6 @@ from opencue_sched.errors import InvalidInput, WrongConfiguration
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
 
-CONSERVATIVE_LEASE = 180.0
-"""Seconds; the three minutes of the locking proposal."""
 DEFAULT_OS = "default_os"
 """The log root of jobs for an OS that has none of its own, as OpenCue's properties name it."""
 
@@ -296,9 +294,9 @@ class Coordination(_Section):
         "leader.",
     )
     lease_ttl: Seconds = Field(
-        default_factory=lambda given: CONSERVATIVE_LEASE if given.get("handover") == "conservative" else 15.0,
+        default_factory=lambda given: 180.0 if given.get("handover") == "conservative" else 15.0,
         description="Life of the leader's lease, of all beats the same: how long no beat fires ticks after its leader "
-        "died. Where the hand-over is conservative, 180 unless set.",
+        "died. Where the hand-over is conservative, 180 (the locking proposal's) unless set.",
     )
     drain_grace: Seconds = Field(
         25.0, description="Seconds a worker told to stop waits for what it has in hand. Less than what kills it then."

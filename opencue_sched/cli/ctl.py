@@ -260,7 +260,7 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
         state = "gone" if posting is None else posting.fields["state"]
         return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.ticket > 0, "state": state}
     job = open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
-    messenger.ask(enqueued.uuid, reply=job)
+    messenger.to_all(enqueued.uuid, reply=job)
     try:
         with working(f"waiting for a pass over {cluster.key}"):
             return await_reply(client, namespace, job, timeout_seconds=timeout)

@@ -151,8 +151,6 @@ class NotificationListener(PeriodicThread):
 
 DEBOUNCE_SECONDS = 0.01
 """A burst of ten thousand notifications costs two sweeps."""
-
-
 COLLECT_SECONDS = 0.1
 """Between two sweeps for freed hosts alone. The first is made at once; on a full farm, where hosts come free all the
 time, those of a tenth of a second share a sweep, and with it a pass."""

@@ -49,7 +49,6 @@ OTHER = "other"
 """Stands for the names beyond these; its values are their sums."""
 _OTHERS = (OTHER, OTHER)
 
-
 Sample = tuple[str, tuple[str, ...], float]
 """Name of a gauge, the values of its labels, and its value."""
 

@@ -24,9 +24,6 @@ from opencue_sched.worker.task import Workload
 
 log = structlog.get_logger(__name__)
 
-FAILED = "failed"
-"""Status of a pass that raised, in the reply to its caller and in its job hash."""
-
 
 def type_of(queue: str) -> str:
     """The type of a queue. One of an older naming gets dispatch messages, see Messenger."""
@@ -109,8 +106,8 @@ class Membership:
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
         """Reply that a pass ended in an error. Raises RedisError; its caller runs into the time-out then."""
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-        output = {"posting": posting, "ended": FAILED, "error": text}
-        answer_job(self._client, self.namespace, reply, output, status=FAILED)
+        output = {"posting": posting, "ended": "failed", "error": text}
+        answer_job(self._client, self.namespace, reply, output, status="failed")
 
     def leave(self) -> bool:
         """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; whether all have ended."""

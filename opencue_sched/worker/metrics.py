@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import cast
 from wsgiref.simple_server import WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -200,13 +200,12 @@ after 30 s, ours after 10 s), a few times in a row."""
 class Pulse:
     """Whether the loop that this process is for goes round, as its probes are told. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._beaten_at: float | None = None
 
     def beat(self) -> None:
         """The loop has come round."""
-        self._beaten_at = self._clock()
+        self._beaten_at = boot_clock()
 
     def rest(self) -> None:
         """The loop does not run, and knows it: it waits for its broker, which a restart would not bring."""
@@ -217,7 +216,7 @@ class Pulse:
         beaten_at = self._beaten_at
         if beaten_at is None:
             return "not running yet, or waiting for its stores" if ready else ""
-        silent = self._clock() - beaten_at
+        silent = boot_clock() - beaten_at
         return f"the loop has not come round for {silent:.0f} s" if silent > STALLED_SECONDS else ""
 
 

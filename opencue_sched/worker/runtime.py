@@ -213,7 +213,7 @@ class Runtime:
         """One pass for a message, unless this worker is told to take no work. The client that waits at ``reply`` gets
         the summary, or the error, which is raised all the same."""
         if not self.membership.workload.takes_work:
-            self.messenger.give_back(posting, ticket, reply=reply)
+            self.messenger.to_all(posting, ticket, reply=reply)
             return {"ended": "given back"}
         try:
             summary = self._dispatch(posting, ticket)

@@ -173,12 +173,6 @@ class Workload:
             return self._changed.wait_for(lambda: not self.in_hand, seconds)
 
 
-FENCED_OFF = "fenced_off"
-"""The reason for which a task ends whose leader was succeeded while it ran."""
-MALFORMED = "malformed"
-"""The reason for which a message is rejected that has not the arguments of its task."""
-
-
 class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
@@ -193,12 +187,12 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
                 if error.title != self.run.__name__:
                     raise
                 reason = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
-                note_unreadable(str(self.name), MALFORMED, reason=reason, message=repr((args, kwargs)))
+                note_unreadable(str(self.name), "malformed", reason=reason, message=repr((args, kwargs)))
                 if isinstance(reply := kwargs.get("reply"), str):
                     mine.membership.answer_failed(reply, str(args[0] if args else ""), InvalidInput(reason))
-                return {"dropped": MALFORMED}
+                return {"dropped": "malformed"}
             except FencedOff:
-                dropped = FENCED_OFF
+                dropped = "fenced_off"
             fleet_metrics.messages_dropped.labels(dropped).inc()
             log.warning("periodic_message_dropped", task=self.name, reason=dropped)
             return {"dropped": dropped}
@@ -257,13 +251,9 @@ class Messenger:
         except (OperationalError, RedisError) as error:
             log.warning("message_left_to_the_next_sweep", cluster=enqueued.cluster.key, error=str(error))
 
-    def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
-        """Hand a message that this process does not work on to the others; the worker that takes it answers."""
+    def to_all(self, posting: str, ticket: int | None = None, *, reply: str | None = None) -> None:
+        """Send a message for whichever worker takes it; its pass is reported to the reply queue ``reply``, if any."""
         self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
-
-    def ask(self, posting: str, *, reply: str) -> None:
-        """Send a message whose pass is to be reported to the reply queue ``reply``."""
-        self._put(str(self._router.queue_of_all()), posting, reply=reply)
 
     def _put(self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None) -> None:
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.

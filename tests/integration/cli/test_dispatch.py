@@ -44,7 +44,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
             assert len(posting) == 40
             queues.answer_job(redis_client, "cue", reply, summary)
 
-        monkeypatch.setattr(Messenger, "ask", ask)
+        monkeypatch.setattr(Messenger, "to_all", ask)
 
     return answers
 
@@ -70,7 +70,7 @@ def test_the_exit_status_says_whether_the_pass_did_its_work(
 
 
 def test_nobody_answers(cli: Cli, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Messenger, "ask", lambda *_, **__: None)
+    monkeypatch.setattr(Messenger, "to_all", lambda *_, **__: None)
     ran = cli("dispatch", "--cluster", cluster, "--wait", "--timeout", "0.1")
     assert (ran.status, ran.out) == (1, "")
     assert "is a worker alive?" in ran.err

@@ -183,8 +183,8 @@ def test_a_message_for_whoever_is_there_goes_to_all_groups_when_nobody_is_in_one
     present(redis_client, "elsewhere", group="big")
     for group, fixed, expected in (("default", False, TYPE), ("default", True, GROUP)):
         messenger = Messenger(sender, Router(redis_client, "cue", group, fixed=fixed))
-        messenger.give_back("posting", 1)
-        messenger.ask("posting", reply="somebody")
+        messenger.to_all("posting", 1)
+        messenger.to_all("posting", reply="somebody")
         assert [redis_client.llen(name) for name in priority_lists(expected)] == [1, 1, 0]
     present(redis_client, "last", state="draining")
     assert Router(redis_client, "cue", "default").queue_of_all() == TYPE
@@ -195,8 +195,8 @@ def test_a_message_for_whoever_is_there_goes_to_all_groups_when_nobody_is_in_one
 def test_a_message_somebody_waits_for_goes_before_the_others(sender, redis_client):
     messenger = Messenger(sender, Router(redis_client, "cue", "default", fixed=True))
     messenger.send(Enqueued(CLUSTER, "posting", ticket=1))
-    messenger.give_back("posting", 1)
-    messenger.ask("posting", reply="somebody")
+    messenger.to_all("posting", 1)
+    messenger.to_all("posting", reply="somebody")
     assert [redis_client.llen(name) for name in priority_lists(GROUP)] == [1, 2, 0]
 
 

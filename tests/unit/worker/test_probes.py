@@ -27,13 +27,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(metrics, "boot_clock", clock)
+    return clock
 
 
 @pytest.fixture
 def pulse(clock: Clock) -> Pulse:
-    return Pulse(clock)
+    return Pulse()
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_the_port_of_the_metrics_answers_probes(served: str) -> None:
 
 def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     # given a consumer with the step that refreshes the presence
-    pulse = Pulse(clock)
+    pulse = Pulse()
     monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     made = SimpleNamespace(membership=membership)
