@@ -16,6 +16,8 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
+from opencue_sched.accounting.connection import takes_no_write
+
 _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -95,10 +97,6 @@ def _sqlstate(error: Exception) -> str:
     return getattr(orig, "pgcode", None) or ""
 
 
-_TROUBLE_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "UNKILLABLE"})
-"""First words of Redis's answer to every script while it is in trouble, where redis-py has no class for the error."""
-
-
 def is_trouble(error: Exception) -> bool:
     """Whether ``error`` says that PostgreSQL or Redis is in trouble, so that the same work may succeed later.
 
@@ -107,7 +105,7 @@ def is_trouble(error: Exception) -> bool:
     """
     if isinstance(error, RedisError):
         if type(error) is ResponseError:
-            return str(error).partition(" ")[0] in _TROUBLE_WORDS
+            return takes_no_write(error)  # redis-py has no class for each such error
         return not isinstance(error, DataError)
     if not isinstance(error, DBAPIError):
         return isinstance(error, TimeoutError | DisconnectionError | PendingRollbackError)
