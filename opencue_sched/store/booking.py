@@ -1,9 +1,8 @@
 """The statements of the booking transaction, in their order (design 3.6).
 
 Locks are taken in one order by everyone who books or ends runs: frame, (proc,) host, layer_stat, job_stat. Booking
-waits for neither frames nor hosts (SKIP LOCKED: another transaction is at work there), so only the counters are ever
-waited for, and those in key order. Every row is written once per statement: PostgreSQL silently skips a second update
-of one row.
+waits for no frame (SKIP LOCKED: another transaction is at work there), for hosts a moment, and for the counters, each
+in key order. Every row is written once per statement: PostgreSQL silently skips a second update of one row.
 """
 
 from __future__ import annotations
