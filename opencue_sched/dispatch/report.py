@@ -207,26 +207,25 @@ def after_booking(
     losses: Mapping[str, BookingError],
 ) -> tuple[LayerVerdict, ...]:
     """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
-    refused: dict[str, list[BookingRefused]] = {}
-    lost: dict[str, list[BookingError]] = {}
+    gone: defaultdict[str, list[BookingRefused | BookingError]] = defaultdict(list)
     for proc in procs:
-        if proc.proc_id in refusals:
-            refused.setdefault(proc.layer.id, []).append(refusals[proc.proc_id])
-        elif proc.proc_id in losses:
-            lost.setdefault(proc.layer.id, []).append(losses[proc.proc_id])
-    return tuple(_judged(it, refused.get(it.layer_id, ()), lost.get(it.layer_id, ())) for it in verdicts)
+        if (why := refusals.get(proc.proc_id) or losses.get(proc.proc_id)) is not None:
+            gone[proc.layer.id].append(why)
+    return tuple(_judged(it, gone[it.layer_id]) for it in verdicts)
 
 
-def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequence[BookingError]) -> LayerVerdict:
-    gone = len(refused) + len(lost)
+def _judged(verdict: LayerVerdict, gone: Sequence[BookingRefused | BookingError]) -> LayerVerdict:
     if not gone:
         return verdict
-    left = replace(verdict, frames=verdict.frames - gone, waiting=verdict.waiting + gone)
+    refused = [it for it in gone if isinstance(it, BookingRefused)]
     if refused:
         said, detail = _refusal(refused[-1])
-        return replace(left, verdict=said, detail=detail)
-    reasons = ", ".join(sorted({error.reason for error in lost}))
-    return replace(left, detail=f"{gone} of its frames were lost before they were booked ({reasons}); tried again")
+    else:
+        said = verdict.verdict
+        reasons = ", ".join(sorted({it.reason for it in gone if isinstance(it, BookingError)}))
+        detail = f"{len(gone)} of its frames were lost before they were booked ({reasons}); tried again"
+    frames, waiting = verdict.frames - len(gone), verdict.waiting + len(gone)
+    return replace(verdict, verdict=said, frames=frames, waiting=waiting, detail=detail)
 
 
 def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
