@@ -318,9 +318,7 @@ class Sweeper:
             if divided_anew:
                 self._keep_trashed()
             gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
-            withdrawn = self._postings.withdraw(gone, fence=fence)
-            if withdrawn:
-                log.info("postings_withdrawn", postings=withdrawn)
+            self._postings.withdraw(gone, fence=fence)
             self._withdraw_due = False
         return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching else 0.0)
 

@@ -216,7 +216,6 @@ class _Commit:
                 except SQLAlchemyError as error:
                     if not in_doubt(error):
                         raise
-                    log.error("commit_outcome_unknown", procs=len(committed), error=describe(error))
                     failure = DatabaseFailure(describe(error), outcome_unknown=True)
                     self.result.unknown += [(proc, failure) for proc in committed]
                     committed = []

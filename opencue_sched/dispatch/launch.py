@@ -39,6 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.cooldown import Cooldowns
+from opencue_sched.dispatch.failures import failure_reason
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, describe, kill_and_confirm, look
 from opencue_sched.domain.farm import PlannedProc, centicores
 from opencue_sched.domain.frames import command_line, environment, memory_limit
@@ -385,21 +386,16 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
     """
     if not procs:
         return {}
-    ids = [proc.proc_id for proc in procs]
     try:
         with engine.begin() as connection:
-            removed = undo_bookings(connection, procs)
+            undo_bookings(connection, procs)
     except SQLAlchemyError as error:
-        log.warning("compensation_failed", proc_ids=ids, error=str(error))
         if len(procs) == 1:
-            return {ids[0]: f"PostgreSQL did not take the compensation: {type(error).__name__}"}
+            return {procs[0].proc_id: f"PostgreSQL did not take the compensation: {failure_reason(error)}"}
         problems: dict[str, str] = {}
         for proc in procs:
             problems |= _undo_in_postgresql(engine, [proc])
         return problems
-    others = [proc_id for proc_id in ids if proc_id not in removed]
-    if others:
-        log.info("compensated_by_others", proc_ids=others)
     return {}
 
 
