@@ -64,11 +64,8 @@ class Census:
 
 
 class _Group:
-    """The hosts of a shard and facility that carry a tag: by class, by bucket, and in an index for each allocation: one
-    whose burst is used up costs a pass nothing, however many hosts it has.
-
-    ``read`` says whether its hosts were read yet.
-    """
+    """The hosts of a shard and facility that carry a tag, once they were ``read``: by class, by bucket, and in an index
+    for each allocation: one whose burst is used up costs a pass nothing, however many hosts it has."""
 
     def __init__(self, new_index: Callable[[], HostIndex]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
@@ -256,22 +253,20 @@ class HostCache:
             read_at = self.instant()
             hosts = self._fetch(facility_id, list(groups), buckets)
         with self._lock:
-            changed = [host for host in hosts if self._take_over(host, read_at)]
             known = {host_id for group in groups.values() for host_id in group.hosts_in(buckets)}
-            for host_id in known - {host.id for host in hosts}:
-                self._forget(host_id, read_at)
-            return hosts, changed
+            return hosts, self.apply(hosts, known - {host.id for host in hosts}, read_at=read_at)
 
-    def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> None:
-        """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
+    def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
+        """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more;
+        those that are not as they were.
 
         ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays.
         """
         with self._lock:
-            for host in hosts:
-                self._take_over(host, read_at)
+            changed = [host for host in hosts if self._take_over(host, read_at)]
             for host_id in gone_ids:
                 self._forget(host_id, read_at)
+            return changed
 
     def expire(self) -> None:
         """Have every host read again, as soon as that can be: for a change log that could not say what changed."""
