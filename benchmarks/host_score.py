@@ -21,7 +21,6 @@ from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, P
 from opencue_sched.domain.farm import Work as ClusterWork
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Policy, plan_pass, policy_for
-from opencue_sched.placement.policies.order import convex
 from opencue_sched.settings import HostCacheSettings, Queue
 
 PASS_SECONDS = 15.0
@@ -113,8 +112,9 @@ class _Site:
 
 def policies() -> dict[str, Policy]:
     """What is compared."""
-    base = replace(policy_for(Queue()), locality=False, soft_admissions=())
-    return {"strategy": base, "convex, first 16": replace(base, score=convex)}
+    alone = Queue(locality=False, layer_host_share=False)
+    convex = alone.model_copy(update={"host_score": "convex"})
+    return {"strategy": policy_for(alone), "convex, first 16": policy_for(convex)}
 
 
 def run(name: str, load: float, *, hours: float, seed: int) -> Figures:

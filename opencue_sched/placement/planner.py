@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heapreplace
@@ -40,7 +40,7 @@ from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
 from opencue_sched.placement.policies.order import Shares, Use, convex
 from opencue_sched.placement.policies.reservations import draining
-from opencue_sched.settings import HostBookingStrategy, Queue
+from opencue_sched.settings import Queue
 
 ATTEMPTS_PER_LAYER = 10
 """Hosts that others took from meanwhile before a layer is given up for the pass (the reference's default)."""
@@ -50,44 +50,25 @@ MAX_FRAMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one pass places frames: the admissions say which hosts a frame may use, the strategy in which order they are
-    looked at, and a score replaces that order by a choice among its first candidates.
+    """How one pass places frames: as the settings say; which hosts a frame may use, by the admissions; and a score that
+    chooses among the first candidates. ``max_frames`` bounds the plan, and so the size of its commit."""
 
-    ``strategy_by_show`` overrides the strategy, by show name. ``max_frames`` bounds the plan, and so the size of its
-    commit. ``frames_per_layer`` bounds a layer in the first round. ``shares``: the show that uses least of its size
-    goes next; otherwise one cluster after another. ``whole_rounds``: the second round places what the bound of the
-    first kept back. ``locality``: hosts that run the layer, and then those that ran it last, come before all others.
-    """
-
+    queue: Queue
     rules: Rules
-    strategy: HostBookingStrategy = field(default_factory=HostBookingStrategy)
-    strategy_by_show: Mapping[str, HostBookingStrategy] = field(default_factory=dict)
-    max_frames: int = MAX_FRAMES
-    frames_per_layer: int = MAX_FRAMES
-    shares: bool = True
-    whole_rounds: bool = True
     admissions: tuple[Admission, ...] = ()
     soft_admissions: tuple[Admission, ...] = ()
     score: Score | None = None
-    locality: bool = False
+    max_frames: int = MAX_FRAMES
 
 
 def policy_for(queue: Queue, *, gpu_demands: Collection[Demand] = ()) -> Policy:
     """The policy the settings ask for, while this waits for GPUs."""
     return Policy(
-        rules=Rules(
-            memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
-            selfish_services=frozenset(queue.selfish_services),
-        ),
-        strategy=queue.host_booking_strategy,
-        strategy_by_show=queue.host_booking_strategy_by_show,
-        frames_per_layer=queue.dispatch_frames_per_layer_limit,
-        shares=queue.shares,
-        whole_rounds=queue.whole_rounds,
+        queue,
+        Rules(queue.memory_stranded_threshold // 1024, frozenset(queue.selfish_services)),
         admissions=(gpu_guard(gpu_demands),) if queue.gpu_guard and gpu_demands else (),
         soft_admissions=(layer_share,) if queue.layer_host_share else (),
         score=convex if queue.host_score == "convex" else None,
-        locality=queue.locality,
     )
 
 
@@ -215,7 +196,7 @@ def plan_pass(
     Every layer of a cluster gets exactly one verdict: what keeps its remaining frames waiting, with how many were
     placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
-    shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.shares)
+    shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.queue.shares)
     return _Planner(snapshot, pool, policy, granted_layers, new_id, PlanHeadroom(snapshot), shares).run()
 
 
@@ -293,7 +274,7 @@ class _Planner:
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
                     for part in _parts(layer):
                         search = Search.of(job, part, smallest_need(part), tags)
-                        most = min(len(part.frames), self.policy.frames_per_layer)
+                        most = min(len(part.frames), self.policy.queue.dispatch_frames_per_layer_limit)
                         states.append(_LayerState(work.cluster, plan, job, part, search, most))
         return states
 
@@ -302,7 +283,7 @@ class _Planner:
         shows: dict[str, deque[_LayerState]] = {}
         for state in states:
             # Without shares, clusters follow each other.
-            key = state.job.show_id if self.policy.shares else state.cluster.key
+            key = state.job.show_id if self.policy.queue.shares else state.cluster.key
             shows.setdefault(key, deque()).append(state)
         heap = [(*self._use(layers[0]), number, layers) for number, layers in enumerate(shows.values())]
         heapify(heap)
@@ -313,7 +294,7 @@ class _Planner:
             if reason is not None:
                 layers.popleft()
                 state.reason = reason
-                every, goes_on = len(state.layer.frames), self.policy.whole_rounds and not state.plan.full
+                every, goes_on = len(state.layer.frames), self.policy.queue.whole_rounds and not state.plan.full
                 if goes_on and reason.verdict is Verdict.FLOWING and state.most < every:
                     # It has its part of the round; it goes on after every other layer of the show had its own. The rest
                     # is still the show's, before one that uses more of its size has anything.
@@ -382,17 +363,17 @@ class _Planner:
         nothing_idle = self.nothing_idle[*place, state.search.tags]
         if (*place, state.search) in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
             return None
-        policy = self.policy
+        queue, score = self.policy.queue, self.policy.score
         host = self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
             state.search.need,
-            policy.strategy_by_show.get(state.job.show_name, policy.strategy),
+            queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy),
             partial(self._accepts, state),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=partial(self._cost, state, policy.score) if policy.score else None,
-            known_to=state.layer.id if policy.locality else None,
+            score=partial(self._cost, state, score) if score else None,
+            known_to=state.layer.id if queue.locality else None,
         )
         if host is not None:
             return host

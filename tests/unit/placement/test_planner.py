@@ -13,13 +13,12 @@ from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
 from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.host_cache import Census
-from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, Policy, plan_pass, policy_for
+from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass, policy_for
 from opencue_sched.placement.policies import Refusal
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
-    NO_MEMORY_RULE,
     Every,
     counting_ids,
     make_caps,
@@ -28,6 +27,7 @@ from tests.unit.placement.values import (
     make_job,
     make_layer,
     make_need,
+    make_policy,
     make_snapshot,
     plan,
 )
@@ -89,7 +89,7 @@ class TestHosts:
     @pytest.mark.parametrize(("cores", "memory"), list(product((True, False), (True, False))))
     def test_the_strategy_chooses_the_host(self, cores: bool, memory: bool) -> None:
         hosts = [make_host(f"{size}-{gib}", cores=size, memory_gib=gib) for size, gib in product((8, 64), (32, 256))]
-        policy = Policy(NO_MEMORY_RULE, strategy=HostBookingStrategy(core_saturation=cores, memory_saturation=memory))
+        policy = make_policy(host_booking_strategy=HostBookingStrategy(core_saturation=cores, memory_saturation=memory))
 
         planned = plan_layer(make_layer(), *hosts, policy=policy)
 
@@ -98,14 +98,12 @@ class TestHosts:
 
     def test_a_score_chooses_among_the_candidates(self) -> None:
         hosts = [make_host(f"h{number}", cores=8) for number in range(5)]
-        policy = Policy(NO_MEMORY_RULE, score=lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0)
+        policy = make_policy(score=lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0)
 
         assert placed(plan_layer(make_layer(), *hosts, policy=policy)) == [("l1-f1", "h3")]
 
     def test_admission_keeps_a_layer_off_a_host(self) -> None:
-        policy = Policy(
-            NO_MEMORY_RULE, admissions=(lambda _job, _layer, host, _taken: KEPT if host.id == "h1" else None,)
-        )
+        policy = make_policy(admissions=(lambda _job, _layer, host, _taken: KEPT if host.id == "h1" else None,))
 
         planned = plan_layer(make_layer(frames=3), make_host("h1", cores=2), make_host("h2", cores=2), policy=policy)
 
@@ -221,9 +219,7 @@ class TestBlocked:
             pytest.param({"subscriptions": {"alloc": make_caps(0)}}, id="a burst is used up"),
             pytest.param({"subscriptions": {"ours": make_caps(9)}}, id="the hosts are not the show's"),
             pytest.param({"granted_layers": ()}, id="another pass has it"),
-            pytest.param(
-                {"policy": Policy(NO_MEMORY_RULE, admissions=(lambda *_: KEPT,))}, id="hosts are kept for others"
-            ),
+            pytest.param({"policy": make_policy(admissions=(lambda *_: KEPT,))}, id="hosts are kept for others"),
         ],
     )
     def test_a_layer_that_waits_for_something_else_does_not(self, changes: dict[str, Any]) -> None:
@@ -300,7 +296,7 @@ class TestCaps:
             *(make_host(f"f{number}", alloc_id="full", cores=1) for number in range(50)),
             make_host("h2", alloc_id="open"),
             subscriptions={"full": make_caps(4, booked=4), "open": make_caps(100)},
-            policy=Policy(NO_MEMORY_RULE, admissions=(admit,)),
+            policy=make_policy(admissions=(admit,)),
         )
 
         assert set(asked) == {"open"}
@@ -321,7 +317,7 @@ class TestCaps:
         rules = Rules(memory_stranded_threshold_kb=64 * GIB)
 
         planned = plan_layer(
-            make_layer(cores=2), make_host(cores=64), job_caps={"j1": make_caps(5)}, policy=Policy(rules)
+            make_layer(cores=2), make_host(cores=64), job_caps={"j1": make_caps(5)}, policy=make_policy(rules)
         )
 
         assert [proc.reservation.cores for proc in planned.procs] == [5]
@@ -333,7 +329,7 @@ class TestCaps:
             cap: {"subscriptions": {"alloc": make_caps(5)}, "folders": {"folder": make_caps(5)}}[cap]
         }
 
-        planned = plan_layer(make_layer(cores=2), make_host(cores=64), policy=Policy(rules), **caps)
+        planned = plan_layer(make_layer(cores=2), make_host(cores=64), policy=make_policy(rules), **caps)
 
         assert [proc.reservation.cores for proc in planned.procs] == [5]
 
@@ -357,7 +353,7 @@ class TestCaps:
             make_host("large", cores=64),
             make_host("small", cores=8),
             job_caps={"j1": make_caps(20)},
-            policy=Policy(NO_MEMORY_RULE, strategy=HostBookingStrategy(core_saturation=False)),
+            policy=make_policy(host_booking_strategy=HostBookingStrategy(core_saturation=False)),
         )
 
         assert placed(planned) == [("l1-f1", "small")]
@@ -503,9 +499,7 @@ class TestSize:
     def test_a_full_plan_stops_and_says_that_there_is_more(self) -> None:
         job = make_job(layers=[make_layer("a", frames=5), make_layer("b", frames=5)])
 
-        planned = plan(
-            make_snapshot(job), FrozenPool([make_host(cores=64)]), policy=Policy(NO_MEMORY_RULE, max_frames=7)
-        )
+        planned = plan(make_snapshot(job), FrozenPool([make_host(cores=64)]), policy=make_policy(max_frames=7))
 
         assert planned.full
         assert [(verdict.verdict, verdict.frames) for verdict in planned.verdicts] == [
@@ -514,7 +508,7 @@ class TestSize:
         ]
 
     def test_a_plan_that_fits_exactly_is_not_cut_short(self) -> None:
-        planned = plan_layer(make_layer(frames=7), make_host(cores=64), policy=Policy(NO_MEMORY_RULE, max_frames=7))
+        planned = plan_layer(make_layer(frames=7), make_host(cores=64), policy=make_policy(max_frames=7))
 
         assert len(planned.procs) == 7
         assert not planned.full
@@ -556,7 +550,7 @@ class TestSize:
 
     def test_a_search_that_failed_for_admission_does_not_speak_for_other_jobs(self) -> None:
         jobs = [make_job(name, [make_layer(f"{name}-l")]) for name in ("unwelcome", "welcome")]
-        policy = Policy(NO_MEMORY_RULE, admissions=(lambda job, *_: None if job.id == "welcome" else KEPT,))
+        policy = make_policy(admissions=(lambda job, *_: None if job.id == "welcome" else KEPT,))
 
         planned = plan(make_snapshot(*jobs), FrozenPool([make_host()]), policy=policy)
 
@@ -582,16 +576,13 @@ def test_the_settings_give_the_policy() -> None:
         {
             "memory_stranded_threshold": "1GiB",
             "selfish_services": ["arnold"],
-            "host_booking_strategy_by_show": {"preview": {"core_saturation": False}},
         }
     )
 
     policy = policy_for(queue)
 
     assert policy.rules == Rules(GIB, frozenset({"arnold"}))
-    assert policy.strategy_by_show == {"preview": HostBookingStrategy(core_saturation=False, memory_saturation=False)}
-    assert (policy.max_frames, policy.frames_per_layer) == (1000, 20)
-    assert policy.strategy == HostBookingStrategy()
+    assert (policy.queue, policy.max_frames) == (queue, 1000)
 
 
 class TestShares:
@@ -611,7 +602,7 @@ class TestShares:
 
     @staticmethod
     def plan(snapshot: Snapshot, *hosts: Host, **changes: Any) -> list[Plan]:
-        policy = Policy(NO_MEMORY_RULE, **changes)
+        policy = make_policy(**changes)
         return plan_pass(snapshot, FrozenPool(hosts), policy, granted_layers=Every(), new_id=counting_ids())
 
     def test_cores_follow_the_sizes(self) -> None:
@@ -622,7 +613,7 @@ class TestShares:
 
     def test_the_bound_on_a_layer_gives_a_shows_share_to_nobody(self) -> None:
         hosts = [make_host(f"h{number}", cores=2) for number in range(20)]
-        planned = self.plan(self.snapshot({"a": 30, "b": 10}), *hosts, frames_per_layer=4)
+        planned = self.plan(self.snapshot({"a": 30, "b": 10}), *hosts, dispatch_frames_per_layer_limit=4)
         assert self.of_shows(planned) == [30, 10]
 
     def test_a_show_that_came_late_catches_up(self) -> None:
@@ -654,7 +645,7 @@ class TestRounds:
 
     def frames(self, *, whole_rounds: bool = True, cores: int = 12) -> dict[str, int]:
         layers = [make_layer(name, frames=10) for name in self.LAYERS]
-        policy = Policy(NO_MEMORY_RULE, frames_per_layer=4, whole_rounds=whole_rounds)
+        policy = make_policy(dispatch_frames_per_layer_limit=4, whole_rounds=whole_rounds)
         planned = plan(make_snapshot(make_job(layers=layers)), FrozenPool([make_host(cores=cores)]), policy=policy)
         return {it.layer_id: it.frames for it in planned.verdicts}
 
@@ -671,7 +662,7 @@ class TestRounds:
 
         layers = [make_layer(name, frames=10) for name in self.LAYERS]
         snapshot = make_snapshot(make_job(layers=layers))
-        policy = Policy(NO_MEMORY_RULE, soft_admissions=(at_most_two,))
+        policy = make_policy(soft_admissions=(at_most_two,))
 
         def frames(cores: int) -> list[int]:
             planned = plan(snapshot, FrozenPool([make_host(cores=cores)]), policy=policy)

@@ -24,6 +24,7 @@ from tests.unit.placement.values import (
     make_host,
     make_job,
     make_layer,
+    make_policy,
     make_snapshot,
     plan,
 )
@@ -110,9 +111,11 @@ def situations(draw: st.DrawFn) -> Situation:
         limits=draw(st.dictionaries(st.sampled_from(LIMITS), limited)),
     )
     own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(2, 6) | st.integers(0, 6))))
-    policy = Policy(
+    policy = make_policy(
         Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"})),
-        strategy=draw(st.builds(HostBookingStrategy, core_saturation=st.booleans(), memory_saturation=st.booleans())),
+        host_booking_strategy=draw(
+            st.builds(HostBookingStrategy, core_saturation=st.booleans(), memory_saturation=st.booleans())
+        ),
         max_frames=draw(st.sampled_from([3, 1000])),
     )
     return Situation(snapshot, own_hosts, policy)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Hold, Host, Reservation
 from opencue_sched.domain.frames import Demand, Search, smallest_need
-from opencue_sched.placement.planner import Policy
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame
 from tests.unit.placement.frozen_pool import FrozenPool
-from tests.unit.placement.values import GIB, NO_MEMORY_RULE, make_host, make_job, make_layer, make_snapshot, plan
+from tests.unit.placement.values import GIB, make_host, make_job, make_layer, make_policy, make_snapshot, plan
 
 NOW = 1_000_000.0
 BLOCK = 300.0
@@ -292,7 +291,7 @@ def test_a_hold_ends_when_its_demand_is_gone():
 
 
 def plan_of(*layers, hosts, now: float = NOW):
-    rules = Policy(rules=NO_MEMORY_RULE, admissions=(policy.reservations(now),))
+    rules = make_policy(admissions=(policy.reservations(now),))
     return plan(make_snapshot(make_job("j", layers), now=now), FrozenPool(hosts), policy=rules)
 
 

@@ -9,7 +9,7 @@ from tests.unit.placement.values import make_host, make_job, make_layer, make_sn
 def test_the_default_keeps_cores_dense_and_memory_loose() -> None:
     expected = HostBookingStrategy(core_saturation=True, memory_saturation=False)
 
-    assert policy_for(Queue()).strategy == expected
+    assert Queue().host_booking_strategy == expected
 
 
 def test_a_show_overrides_the_global_strategy_for_itself_only() -> None:

@@ -12,6 +12,7 @@ from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, R
 from opencue_sched.domain.frames import Need, Rules
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, Policy, plan_pass
+from opencue_sched.settings import Queue
 
 GIB = 1024 * 1024
 """KB in a GiB."""
@@ -120,10 +121,17 @@ def counting_ids() -> Callable[[], str]:
     return lambda: f"p{next(numbers)}"
 
 
+def make_policy(rules: Rules = NO_MEMORY_RULE, *, max_frames: int = 1000, **changes: Any) -> Policy:
+    """One that bounds no layer and knows no locality, unless ``changes`` of the settings say so; others are its own."""
+    own = {name: changes.pop(name) for name in ("admissions", "soft_admissions", "score") if name in changes}
+    queue = Queue.model_validate({"dispatch_frames_per_layer_limit": 1000, "locality": False, **changes})
+    return Policy(queue, rules, max_frames=max_frames, **own)
+
+
 def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None, **changes: Any) -> Plan:
     """``plan_pass`` with every layer granted and frames that take exactly their minimum."""
     values: dict[str, Any] = {
-        "policy": Policy(rules=NO_MEMORY_RULE),
+        "policy": make_policy(),
         "granted_layers": Every(),
         "new_id": counting_ids(),
     }
