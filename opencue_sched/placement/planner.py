@@ -196,7 +196,7 @@ def plan_pass(
     Every layer of a cluster gets exactly one verdict: what keeps its remaining frames waiting, with how many were
     placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
-    shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.queue.shares)
+    shares = Shares(snapshot.subscriptions, snapshot.sizes)
     return _Planner(snapshot, pool, policy, granted_layers, new_id, PlanHeadroom(snapshot), shares).run()
 
 
@@ -306,7 +306,9 @@ class _Planner:
                 heappop(heap)
 
     def _use(self, state: _LayerState) -> Use:
-        """How the layer's show stands where the layer runs."""
+        """How the layer's show stands where the layer runs; without shares all stand alike."""
+        if not self.policy.queue.shares:
+            return Use(False, 0.0)
         alloc_id = state.cluster.alloc_id
         return self.shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
 
@@ -384,15 +386,10 @@ class _Planner:
             self.all_refused.add((*place, state.search))
         return None
 
-    def _reserve_of(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension:
-        """What a frame of the layer takes from the host as it is, whoever admits it."""
-        rules, os_name = self.policy.rules, state.job.os_name
-        return reserve(state.layer, host, rules, os_name=os_name, job_cores_left=cores_left)
-
     def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
         job, layer, policy = state.job, state.layer, self.policy
-        answer = self._reserve_of(state, host, cores_left)
+        answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=cores_left)
         if isinstance(answer, Reservation):
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
@@ -404,7 +401,8 @@ class _Planner:
         return answer
 
     def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
-        taken = self._reserve_of(state, host, self.headroom.cores_left(state.job, host.alloc_id))
+        left, os_name = self.headroom.cores_left(state.job, host.alloc_id), state.job.os_name
+        taken = reserve(state.layer, host, self.policy.rules, os_name=os_name, job_cores_left=left)
         return score(state.layer, host, taken) if isinstance(taken, Reservation) else math.inf
 
     def _accepts(self, state: _LayerState, host: Host) -> bool:
@@ -483,7 +481,8 @@ class _Planner:
         needs = f"a frame needs {_need_text(state.search)}; {hosts} has that"
         lacks: Counter[Dimension] = Counter()
         for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in state.open_allocs):
-            answer = self._reserve_of(state, host, math.inf)
+            rules, os_name = self.policy.rules, state.job.os_name
+            answer = reserve(state.layer, host, rules, os_name=os_name, job_cores_left=math.inf)
             if not isinstance(answer, Reservation):
                 lacks[answer] += count
             elif host.alloc_id in state.open_allocs:
@@ -499,7 +498,7 @@ class _Planner:
         """Of hosts that are busy: whether because the show uses more than its size, and one that uses less was served
         before it."""
         own = self.shares.use(state.job.show_id)
-        over = own.sizeless or own.of_size > 1
+        over = self.policy.queue.shares and (own.sizeless or own.of_size > 1)
         others = self.booking_shows - {state.job.show_id}
         served = reason.verdict is Verdict.CAPACITY and over and any(self.shares.use(other) < own for other in others)
         if not served:

@@ -38,15 +38,9 @@ class Use(NamedTuple):
 
 
 class Shares:
-    """What shows use of their subscriptions while a plan fills.
+    """What shows use of their subscriptions while a plan fills; ``sizes`` are cores."""
 
-    ``subscriptions`` and ``sizes`` (cores) are by (show, allocation). Without ``on`` all shows stand alike.
-    """
-
-    def __init__(
-        self, subscriptions: Mapping[Subscription, Caps], sizes: Mapping[Subscription, float], *, on: bool = True
-    ) -> None:
-        self._on = on
+    def __init__(self, subscriptions: Mapping[Subscription, Caps], sizes: Mapping[Subscription, float]) -> None:
         self._sizes = sizes
         self._used: defaultdict[Subscription, float] = defaultdict(float)
         self._allocs: defaultdict[str, list[str]] = defaultdict(list)
@@ -56,8 +50,6 @@ class Shares:
 
     def use(self, show_id: str, alloc_ids: Collection[str] | None = None) -> Use:
         """What the show uses of these allocations; None: of all it has a subscription to."""
-        if not self._on:
-            return Use(False, 0.0)
         pairs = [(show_id, alloc_id) for alloc_id in (self._allocs[show_id] if alloc_ids is None else alloc_ids)]
         used = sum(self._used[pair] for pair in pairs)
         size = sum(max(0.0, self._sizes.get(pair, 0.0)) for pair in pairs)

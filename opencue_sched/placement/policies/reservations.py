@@ -14,7 +14,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import Verdict
@@ -100,18 +100,17 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]]) -> 
 
     ``kinds`` are the hosts of the farm by kind, and how many there are of each.
     """
-    able = [kind for kind in kinds if demand.need_on(kind[0]) is not None]
-    largest = max((host for host, _ in able), key=attrgetter("total_cores"), default=None)
-    # What a layer needs may depend on the host: judged on the largest.
-    need = None if largest is None else demand.need_on(largest)
-    if largest is None or need is None:
+    able = [(host, hosts, need) for host, hosts in kinds if (need := demand.need_on(host))]
+    if not able:
         return 0
+    # What a layer needs may depend on the host: judged on the largest.
+    largest, _, need = max(able, key=lambda it: it[0].total_cores)
     wide = (
         2 * need.cores >= largest.total_cores
-        or 2 * need.memory_kb >= max(host.total_memory_kb for host, _ in able)
-        or 2 * need.gpus >= max(1, *(host.total_gpus for host, _ in able))
+        or 2 * need.memory_kb >= max(host.total_memory_kb for host, _, _ in able)
+        or 2 * need.gpus >= max(1, *(host.total_gpus for host, _, _ in able))
     )
-    return sum(hosts for _, hosts in able) if wide else 0
+    return sum(hosts for _, hosts, _ in able) if wide else 0
 
 
 def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:

@@ -40,9 +40,9 @@ def test_all_passes_of_an_epoch_draw_alike(part: float, epoch: float, later: flo
     assert not seed or seed_of_draw("show", "w2", begun, 1) != seed, "shards draw apart"
 
 
-def shares_of(cores_by_show: dict[str, int], size_by_show: dict[str, int], *, on: bool = True) -> Shares:
+def shares_of(cores_by_show: dict[str, int], size_by_show: dict[str, int]) -> Shares:
     subscriptions = {(show, "alloc"): make_caps(1e9, booked=cores) for show, cores in cores_by_show.items()}
-    return Shares(subscriptions, {(show, "alloc"): float(size) for show, size in size_by_show.items()}, on=on)
+    return Shares(subscriptions, {(show, "alloc"): float(size) for show, size in size_by_show.items()})
 
 
 @given(sizes)
@@ -69,8 +69,3 @@ def test_what_is_used_counts_where_the_work_runs() -> None:
     shares = Shares(subscriptions, {("show", "here"): 10.0, ("show", "there"): 10.0})
     assert shares.use("show", ["here"]) == Use(False, 0.5)
     assert shares.use("show") == Use(False, 1.75)
-
-
-def test_without_shares_all_shows_stand_alike() -> None:
-    shares = shares_of({"a": 1, "b": 90}, {"a": 1, "b": 100}, on=False)
-    assert shares.use("a") == shares.use("b")
