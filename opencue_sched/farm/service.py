@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -40,33 +39,22 @@ MOST_HOSTS = 5_000
 REPORT_THREADS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class HostMail:
-    """What is to be done about one host. ``received_at`` is of the status report, in monotonic time. ``kills``: end
-    processes of the host."""
-
-    host_name: str
-    boot: report_pb2.BootReport | None = None
-    status: report_pb2.HostReport | None = None
-    received_at: float = 0.0
-    kills: Callable[[], None] | None = None
-
-
 class HostInbox:
-    """Mail that waits to be handled by ``serve``: one slot of each kind per host, the latest wins.
+    """Mail that waits to be handled by ``serve``, which gets a host and what `put` was given: of each kind the latest.
 
     Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait.
     """
 
-    def __init__(self, serve: Callable[[HostMail], None]) -> None:
+    def __init__(self, serve: Callable[[str, dict[str, Any]], None]) -> None:
         self._serve = serve
         self._threads = ThreadPoolExecutor(REPORT_THREADS, thread_name_prefix="host-reports")
         self._lock = threading.Lock()
-        self._mail: dict[str, HostMail] = {}
+        self._mail: dict[str, dict[str, Any]] = {}
         self._in_turn: set[str] = set()
 
     def put(self, host_name: str, **mail: Any) -> bool:
-        """Keep a host's ``boot`` or ``status`` report, or ``kills``, until it is served, in place of an older one.
+        """Keep a host's ``boot`` report, its ``status`` report, ``received_at`` in monotonic time, or ``kills``, which
+        end processes of it, until it is served, in place of an older one.
 
         False: too many hosts wait, or the inbox is closed.
         """
@@ -79,7 +67,7 @@ class HostInbox:
                 except RuntimeError:  # closed
                     return False
                 self._in_turn.add(host_name)
-            self._mail[host_name] = replace(self._mail.get(host_name) or HostMail(host_name), **mail)
+            self._mail.setdefault(host_name, {}).update(mail)
             return True
 
     def close(self) -> None:
@@ -90,7 +78,7 @@ class HostInbox:
         with self._lock:
             mail = self._mail.pop(host_name)
         try:
-            self._serve(mail)
+            self._serve(host_name, mail)
         finally:
             with self._lock:
                 # What it sent meanwhile waits behind the other hosts.
@@ -201,28 +189,28 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         _log.info("report_service_stopped", abandoned=abandoned)
         return abandoned
 
-    def _serve(self, mail: HostMail) -> None:
+    def _serve(self, host_name: str, mail: dict[str, Any]) -> None:
         """Handle one host's mail. Whatever is wrong with it, only this host is affected."""
         try:
-            if mail.boot is not None:
-                self._reports.boot(mail.boot)
+            if "boot" in mail:
+                self._reports.boot(mail["boot"])
                 self.count("boot_report")
-            if mail.status is not None:
-                self._reports.status(mail.status, age=time.monotonic() - mail.received_at)
+            if "status" in mail:
+                self._reports.status(mail["status"], age=time.monotonic() - mail["received_at"])
                 self.count("host_report")
-            if mail.kills is not None:
-                mail.kills()
+            if "kills" in mail:
+                mail["kills"]()
         except InvalidInput as refusal:
-            self.log_refusal(mail.host_name, str(refusal))
+            self.log_refusal(host_name, str(refusal))
         except Exception as error:
             self.count("report_failed")
             if not is_trouble(error):
-                _log.exception("host_report_failed", host=mail.host_name)
+                _log.exception("host_report_failed", host=host_name)
                 return
-            _log.warning("host_report_failed", host=mail.host_name, error=describe(error))
+            _log.warning("host_report_failed", host=host_name, error=describe(error))
             time.sleep(_DATABASE_AWAY_SECONDS)
-            if mail.boot is not None:
-                self.inbox.put(mail.host_name, boot=mail.boot)
+            if "boot" in mail:
+                self.inbox.put(host_name, boot=mail["boot"])
 
     def log_refusal(self, host_name: str, message: str) -> None:
         """Count a refusal. A host that reports nonsense does so every few seconds: it is logged every ten minutes."""

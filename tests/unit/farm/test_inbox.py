@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.farm import service
-from opencue_sched.farm.service import HostInbox, HostMail
+from opencue_sched.farm.service import HostInbox
 from tests.polling import eventually
+
+Mail = tuple[str, dict[str, Any]]
 
 
 class Desk:
@@ -18,17 +21,17 @@ class Desk:
 
     def __init__(self) -> None:
         self.inbox = HostInbox(self.serve)
-        self.served: list[HostMail] = []
+        self.served: list[Mail] = []
         self._turns = threading.Semaphore(0)
 
-    def serve(self, mail: HostMail) -> None:
-        self.served.append(mail)
+    def serve(self, host_name: str, mail: dict[str, Any]) -> None:
+        self.served.append((host_name, mail))
         self._turns.acquire()
 
     def put_status(self, name: str, load: int) -> bool:
         return self.inbox.put(name, status=status(load))
 
-    def next(self) -> HostMail:
+    def next(self) -> Mail:
         """Let the host go that is served, and wait for the one after it."""
         before = len(self.served)
         self._turns.release()
@@ -63,9 +66,8 @@ def status(load: int) -> report_pb2.HostReport:
     return report_pb2.HostReport(host=report_pb2.RenderHost(name="h", load=load))
 
 
-def load_of(mail: HostMail) -> int:
-    assert mail.status is not None
-    return int(mail.status.host.load)
+def load_of(mail: Mail) -> int:
+    return int(mail[1]["status"].host.load)
 
 
 def test_the_latest_status_wins_and_a_boot_is_kept(desk: Desk) -> None:
@@ -76,17 +78,17 @@ def test_the_latest_status_wins_and_a_boot_is_kept(desk: Desk) -> None:
     desk.inbox.put("other", boot=report_pb2.BootReport())
 
     mail = desk.next()
-    assert mail.boot is not None
+    assert "boot" in mail[1]
     assert load_of(mail) == 3
     mail = desk.next()
-    assert mail.boot is not None
+    assert "boot" in mail[1]
     assert load_of(mail) == 4
 
 
 def test_hosts_are_served_in_the_order_they_began_to_wait(desk: Desk) -> None:
     for name in ("a", "b", "a", "c"):
         desk.put_status(name, 0)
-    assert [desk.next().host_name for _ in range(3)] == ["a", "b", "c"]
+    assert [desk.next()[0] for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_a_host_is_not_served_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +105,9 @@ def test_a_host_is_not_served_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
         # then the other is next, and the first only when it is done
         eventually(lambda: len(desk.served) == 2)
-        assert desk.served[1].host_name == "b"
+        assert desk.served[1][0] == "b"
         third = desk.next()
-        assert (third.host_name, load_of(third)) == ("a", 2)
+        assert (third[0], load_of(third)) == ("a", 2)
     finally:
         desk.over()
 
@@ -127,4 +129,4 @@ def test_a_closed_inbox_takes_nothing(desk: Desk) -> None:
     desk.put_status("waits", 1)
     desk.over()
     assert not desk.put_status("b", 1)
-    assert [mail.host_name for mail in desk.served] == ["first"]
+    assert [mail[0] for mail in desk.served] == ["first"]

@@ -17,7 +17,7 @@ from opencue_sched.farm import completion
 from opencue_sched.farm import service as service_module
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
-from opencue_sched.farm.service import HostMail, ReportService, read_completion
+from opencue_sched.farm.service import ReportService, read_completion
 from opencue_sched.settings import Release, Settings
 from tests.counted import Counted
 from tests.polling import eventually
@@ -106,5 +106,5 @@ def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
 def test_a_report_is_handled_with_how_long_it_waited(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
     ages: list[float] = []
     monkeypatch.setattr(service._reports, "status", lambda _report, age: ages.append(age))
-    service._serve(HostMail("node1", status=report_pb2.HostReport(), received_at=time.monotonic() - 3.0))
+    service._serve("node1", {"status": report_pb2.HostReport(), "received_at": time.monotonic() - 3.0})
     assert 3.0 <= ages[0] < 60.0
