@@ -37,7 +37,7 @@ from opencue_sched.farm.model import (
 )
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, frame_memory, procs, release
-from opencue_sched.store.release import ChangedFrame, StoppedFrame
+from opencue_sched.store.release import ChangedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
 #
@@ -187,7 +187,7 @@ def follow(
 
 
 def _adapt_memory(
-    connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame], frames_to_raise: int
+    connection: Connection, endings: Sequence[Ending], stopped: dict[str, ChangedFrame], frames_to_raise: int
 ) -> None:
     """The layer's memory requirement follows what its frames need (b_optimize). After a memory failure the frame's own
     grows, and the layer's with enough of them."""

@@ -143,6 +143,7 @@ def _new_id() -> str:
 
 def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]:
     folder, show, job_id = place.folder, place.show, _new_id()
+    logs = settings.log_root.get(spec.os or DEFAULT_OS, settings.log_root[DEFAULT_OS]).rstrip("/")
     return spec.model_dump(exclude={"layers", "depends", "env"}) | {
         "job": job_id,
         "env": json.dumps(spec.env),
@@ -152,7 +153,8 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]
         "facility_id": place.facility.id,
         "dept_id": place.dept_id,
         "full_name": spec.full_name,
-        "log_dir": spec.log_dir or _log_dir(spec, show.name, job_id, settings),
+        # As in OpenCue (facts E).
+        "log_dir": spec.log_dir or f"{logs}/{show.name}/{spec.shot}/logs/{spec.full_name}--{job_id}",
         "paused": spec.paused or show.paused,
         "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.job_min_cores, show.default_min_cores)),
         "max_cores": _first(spec.max_cores, folder.job_max_cores, show.default_max_cores),
@@ -167,12 +169,6 @@ def _first(of_job: int | None, of_folder: int, of_show: int) -> int:
     if of_job is not None:
         return of_job
     return of_folder if of_folder >= 0 else of_show
-
-
-def _log_dir(spec: JobSpec, show: str, job_id: str, settings: Settings) -> str:
-    """``<root>/<show>/<shot>/logs/<job>--<id>``, as in OpenCue (facts E)."""
-    root = settings.log_root.get(spec.os or DEFAULT_OS, settings.log_root[DEFAULT_OS])
-    return f"{root.rstrip('/')}/{show}/{spec.shot}/logs/{spec.full_name}--{job_id}"
 
 
 def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:

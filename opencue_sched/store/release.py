@@ -137,10 +137,8 @@ _SET_FRAME_STATES = text(
 
 ChangedFrame = Row[Any]
 """A frame whose state a call changed: its ``id``, ``layer_id`` and ``job_id``; ``state`` is what the triggers made of
-it (DEPEND)."""
-StoppedFrame = Row[Any]
-"""A ChangedFrame that was stopped: whether with ``success``, and the ``max_rss_kb``, ``seconds``, ``centicores`` and
-``gpus`` of its run."""
+it (DEPEND). One that was stopped also has ``success`` and the ``max_rss_kb``, ``seconds``, ``centicores`` and ``gpus``
+of its run."""
 
 
 class WiderLocks(Exception):
@@ -193,7 +191,7 @@ def lock_counters(connection: Connection, counters: Counters) -> None:
     lock_stats(connection, counters.layers, counters.jobs)
 
 
-def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[StoppedFrame]:
+def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[ChangedFrame]:
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
     rows = json.dumps([asdict(stop) for stop in stops])
     return connection.execute(_STOP_FRAMES, {"rows": rows, "most": INT_MAX}).all()
@@ -217,7 +215,7 @@ def set_frame_states(
     return connection.execute(_SET_FRAME_STATES, parameters).all()
 
 
-def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
+def count_usage(connection: Connection, stopped: Iterable[ChangedFrame]) -> None:
     """Add the runs to layer_usage and job_usage (seconds), and their peak memory to layer_mem and job_mem."""
     rows = [frame._asdict() for frame in stopped]
     if rows:
