@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -24,25 +24,24 @@ MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
       AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
 """Of a host ``h`` and its statistics ``s``: it is open, up, and was heard of lately."""
 HELD = """
-    SELECT hold.pk_host, hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
-           CAST(extract(epoch FROM hold.until) AS double precision) AS until,
-           CAST(extract(epoch FROM hold.free_at) AS double precision) AS free_at,
-           job.str_name || '/' || layer.str_name AS owner
+    SELECT hold.pk_host, hold.pk_layer,
+           json_build_array(hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
+                            CAST(extract(epoch FROM hold.until) AS double precision),
+                            CAST(extract(epoch FROM hold.free_at) AS double precision),
+                            job.str_name || '/' || layer.str_name) AS hold
     FROM opencue_sched_hold hold
     JOIN layer ON layer.pk_layer = hold.pk_layer
     JOIN job ON job.pk_job = hold.pk_job
     WHERE hold.until > clock_timestamp()
 """
-"""The holds that count, to be joined with hosts."""
-HOLD_COLUMNS = """held.pk_layer AS hold_layer, held.pk_job AS hold_job, held.cores AS hold_cores,
-           held.memory_kb AS hold_memory_kb, held.gpus AS hold_gpus, held.until AS hold_until,
-           held.free_at AS hold_free_at, held.owner AS hold_owner"""
-"""Of HELD as ``held``: what hold_of reads, in the order of the fields of Hold. They are the last ones of a row."""
+"""The holds that count, to be joined with hosts: ``hold`` are the fields of Hold."""
+HOLD_COLUMNS = "held.pk_layer AS hold_layer, held.hold"
+"""Of HELD as ``held``: what hold_of reads."""
 
 
 def hold_of(row: Row[Any]) -> Hold | None:
-    """The hold of a row that ends with HOLD_COLUMNS."""
-    return None if row.hold_layer is None else Hold(*row[-len(fields(Hold)) :])
+    """The hold of a row with HOLD_COLUMNS."""
+    return None if row.hold is None else Hold(*row.hold)
 
 
 # Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
