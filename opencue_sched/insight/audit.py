@@ -159,28 +159,30 @@ def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
     return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
 
 
-_Sides = tuple[Record | None, Amounts | None]
-"""What the ledger and PostgreSQL say of a proc, at two moments close to each other."""
-
-
 def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Finding:
     """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
     flight may wait for its commit until it is ``age_seconds`` old."""
 
-    def look() -> tuple[Mapping[str, _Sides], dict[str, tuple[_Sides, str]]]:
+    def look() -> tuple[tuple[Mapping[str, Record], Mapping[str, Amounts]], dict[str, tuple[str, Record | None]]]:
         records = {record.proc_id: record for record in ledger.records()}
         with engine.connect() as connection:
             held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in procs(connection)}
         booked_before = int(ledger.client.time()[0]) - age_seconds
-        sides = {proc_id: (records.get(proc_id), held.get(proc_id)) for proc_id in records.keys() | held.keys()}
-        found = {proc_id: (it, _contradicting(proc_id, *it, booked_before)) for proc_id, it in sides.items()}
-        return sides, {proc_id: it for proc_id, it in found.items() if it[1]}
+        found = {
+            proc_id: (
+                _contradicting(proc_id, records.get(proc_id), held.get(proc_id), booked_before),
+                records.get(proc_id),
+            )
+            for proc_id in records.keys() | held.keys()
+        }
+        return (records, held), {proc_id: it for proc_id, it in found.items() if it[0]}
 
-    sides, wrong = _twice(look)
-    entries, there = (sum(it[side] is not None for it in sides.values()) for side in (0, 1))
-    booked = sum(proc is None for proc_id, (_, proc) in sides.items() if proc_id not in wrong)
-    text = f"ledger and proc{'' if wrong else ' agree'}: {entries} entries, {there} procs, {booked} being booked"
-    return _check("I4", text, [wrong[proc_id][1] for proc_id in sorted(wrong)])
+    (records, held), wrong = _twice(look)
+    booked = len(records.keys() - held.keys() - wrong.keys())
+    text = (
+        f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {len(held)} procs, {booked} being booked"
+    )
+    return _check("I4", text, [wrong[proc_id][0] for proc_id in sorted(wrong)])
 
 
 def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, booked_before: float) -> str:
