@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -37,7 +37,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.insight.frame_logs import Deaths
-from opencue_sched.settings import Queue, Settings
+from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
 from opencue_sched.store.hosts import list_hosts, list_procs
@@ -106,13 +106,13 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A job by name: what holds all of it back, how it stands (rank_of), the hosts that stopped reporting while frames
-    of it run there, and each layer. ``dataclasses.asdict`` gives JSON."""
+    """A job by name, the hosts that stopped reporting while frames of it run there, and each layer. ``rank`` is what
+    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the selections that goes by
+    draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON."""
 
     job: str
     id: str
     state: str
-    reasons: tuple[WaitReason, ...]
     rank: Mapping[str, Any] | None
     silent_hosts: tuple[SilentHost, ...]
     layers: tuple[LayerExplanation, ...]
@@ -143,7 +143,8 @@ def explain_job(
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
-    rank = rank_of(connection, job, subscriptions, settings.queue)
+    found = figures.rank(connection, job_id)
+    rank = None if found is None else {**found._asdict(), "drawn": settings.queue.priority_draw}
     behind = _behind(rank, settings.queue.max_jobs_per_cluster_pass)
     explained = []
     for layer in layers:
@@ -170,7 +171,7 @@ def explain_job(
             )
         )
     silent = silent_hosts(connection, settings, facts, job)
-    return Explanation(job.name, job_id, job.state, tuple(whole), rank, silent, tuple(explained))
+    return Explanation(job.name, job_id, job.state, rank, silent, tuple(explained))
 
 
 def _parts_of(recorded: RecordedVerdict) -> dict[str, Any]:
@@ -235,8 +236,7 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     of_layers: dict[str, list[str]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
-        found: Iterable[WaitReason] = () if notes else _of_hosts(layer, job, hosts, subscriptions, settings)
-        said = [reason.text for reason in found]
+        said = [] if notes else [reason.text for reason in _of_hosts(layer, job, hosts, subscriptions, settings)]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
@@ -280,10 +280,8 @@ def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Itera
         create = f"`opencue-sched subscription create {job.show} ALLOCATION CORES`"
         yield WaitReason("no_subscription", f"show {job.show} has no subscription{where}; {create}")
     elif not usable:
-        small = f"0 in {listed([one.allocation for one in here])}"
-        if any(one.burst_centicores > 0 for one in here):
-            small = f"below one core in {listed([f'{one.allocation} ({_burst(one)} cores)' for one in here])}"
-        yield WaitReason("burst_zero", f"the burst of show {job.show} is {small}")
+        small = listed([f"{one.allocation} ({_burst(one)} cores)" for one in here])
+        yield WaitReason("burst_zero", f"the burst of show {job.show} is below one core in {small}")
     elif all(one.used_cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
         full = listed([f"{one.allocation} ({one.used_cores} of {_burst(one)} cores)" for one in usable])
         yield WaitReason(Verdict.OVER_SUBSCRIPTION, f"show {job.show} is at its burst in {full}")
@@ -450,41 +448,12 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         yield WaitReason("done", "it is done", decides=False)
 
 
-# How a job stands when passes decide: its show's use of its size, its place by rank and in the draw.
-# All by the rows as they are now; `placement.policies` says what passes make of them.
-
-
-def rank_of(
-    connection: Connection, job: jobs.JobView, subscriptions: Sequence[Row[Any]], queue: Queue
-) -> dict[str, Any] | None:
-    """Where the job stands; None for one that passes do not look for, or without waiting frames.
-
-    What ``store.insight.rank`` has, and ``drawn``: the part of the selections that goes by draw instead, for which the
-    job's ``chance`` is; ``shares``: what its show has in each allocation of its facility, ``size``, ``burst`` and
-    ``used`` in cores, ``of_size`` = used / size, None without a size.
-    """
-    rank = figures.rank(connection, job.id)
-    if rank is None:
-        return None
-    shares = []
-    for it in subscriptions:
-        if it.facility_id == job.facility_id:
-            size, burst = (cores / CENTICORES_PER_CORE for cores in (it.size_centicores, it.burst_centicores))
-            of_size = it.used_cores / size if size > 0 else None
-            known = {"allocation": it.allocation, "size": size, "burst": burst, "used": it.used_cores}
-            shares.append({**known, "of_size": of_size})
-    return {**rank._asdict(), "drawn": queue.priority_draw, "shares": shares}
-
-
-def _rank_words(rank: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each allocation of the show, and one for the job."""
-    for it in rank["shares"]:
-        of_size = "it has no size" if it["of_size"] is None else f"{it['of_size']:.2f} of its size of {it['size']:g}"
-        yield f"show {rank['show']} in {it['allocation']}: uses {it['used']} cores, {of_size} (burst {it['burst']:g})"
+def _rank_words(rank: Mapping[str, Any]) -> str:
+    """How the job stands when passes decide, by the rows as they are now."""
     among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
     draw = f"; {rank['drawn']:.0%} of the selections are drawn, it comes first in {rank['chance']:.1%} of these"
-    yield place + (draw if rank["drawn"] else "")
+    return place + (draw if rank["drawn"] else "")
 
 
 # Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (farm/reaper.py):
@@ -540,7 +509,7 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
     lines += [host.words for host in explanation.silent_hosts]
     # Where waiting frames of it may be booked, its rank says when.
     if explanation.rank and any(it.waiting and not it.reasons[0].decides for it in explanation.layers):
-        lines += _rank_words(explanation.rank)
+        lines.append(_rank_words(explanation.rank))
     return lines
 
 

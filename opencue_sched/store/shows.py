@@ -54,7 +54,7 @@ _SUBSCRIPTIONS = text(
     f"""
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
            subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation, facility.str_name AS facility,
-           alloc.pk_facility AS facility_id, show.b_active AND show.b_scheduler_managed AS ours,
+           alloc.pk_facility AS facility_id,
            int_size AS size_centicores, int_burst AS burst_centicores,
            coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus, coalesce(used.procs, 0) AS procs,
            CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores

@@ -64,10 +64,8 @@ def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings,
     assert {actor.capabilities for actor in list_members(redis_client, "cue").alive} == {QUEUES}
 
 
-def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
-    settings: Settings, redis_client: Redis
-) -> None:
-    """They keep their claims themselves, so the presence of the process that started them knows of none."""
+def test_what_a_worker_has_in_hand_is_shown_as_its_own(settings: Settings, redis_client: Redis) -> None:
+    """Its presence may not know yet of what it has claimed."""
     postings = ClusterPostings(redis_client, cluster_board("cue", None))
     cluster = Cluster("f", "s", ClusterKind.ALLOC, ("general",), "a1")
     (enqueued,) = postings.enqueue([cluster])
