@@ -194,7 +194,6 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
         from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
 
         settings = get_settings()
-        told: list[str] = []
         failed: dict[str, str] = {}
         with engine.connect() as connection:
             found = hosts.list_hosts(connection, host_ids=[host.id for host in chosen])
@@ -213,8 +212,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
                 if why := tell(channels, host.host, call + ("Now" if now else "Idle")):
                     _prepare(engine, host, verb, now=now, back=True)
                     failed[host.host] = f"its RQD refused: {why}"
-                else:
-                    told.append(host.host)
+        told = [host.host for host in found if host.host not in failed]
         when = "now" if now else "when idle"
         lines = [f"{name}: {done} {when}" for name in told]
         failures = [f"{name}: {why}" for name, why in failed.items()]

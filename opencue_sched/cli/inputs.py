@@ -66,10 +66,8 @@ def database(**limits: int) -> Iterator[Engine]:
 
 @contextmanager
 def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
-    """An engine on a database that answers and has a schema we can use, and what the schema has.
-
-    Raises StoreUnusable or WrongSchema, saying what to do.
-    """
+    """An engine on a database that answers and has a schema we can use, and what the schema has. Raises StoreUnusable,
+    saying what to do."""
     with database() as engine:
         yield engine, check_postgresql(engine, get_settings())
 

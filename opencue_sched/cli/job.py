@@ -37,14 +37,7 @@ from opencue_sched.cli.output import (
     working,
 )
 from opencue_sched.domain.cluster import join_tags
-from opencue_sched.domain.farm import (
-    CENTICORES_PER_CORE,
-    INT_MAX,
-    FrameState,
-    JobState,
-    counted,
-    memory_text,
-)
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, FrameState, JobState, counted, memory_text
 from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings

@@ -45,18 +45,14 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
         return Done([], {"submitted": False, "problems": error.problems}, [*problems, refusal], status=1)
     notes = [] if asked_for_json() else [f"note: {note}" for note in submitted.notes]
     document = {"submitted": not dry_run, "job": submitted.name, **asdict(submitted)}
-    done = Done(_lines(submitted), document, notes)
     if not wait:
-        return done
-    if not asked_for_json():
-        done.show(as_json=False)
-    try:
-        with farm() as (engine, _):
-            ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
-    except BaseException:  # also when Ctrl-C ends the waiting: the job is there
-        if asked_for_json():
-            done.show(as_json=True)
-        raise
+        return Done(_lines(submitted), document, notes)
+    for line in _lines(submitted):
+        click.echo(line, err=asked_for_json())  # before the waiting, which Ctrl-C may end: the job is there
+    for note in notes:
+        click.echo(note, err=True)
+    with farm() as (engine, _):
+        ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
     return replace(ended, document={**document, "ended": ended.document[0]})
 
 
