@@ -32,8 +32,6 @@ class PeriodicThread:
     cuts every such wait short. Calls of ``wake()`` within ``debounce_seconds`` share a round. An error costs its round
     only: it is logged as the event ``failed``, once until another comes or a round goes well, and the next round is
     made ``retry_seconds`` later, each time twice as long up to ``longest_retry_seconds``.
-
-    The thread is of the process that started it. A child of a fork has none; there ``stop()`` has nothing to do.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ log = structlog.get_logger(__name__)
 ENQUEUED_PER_CALL = 50
 CLAIMED_TOGETHER = 200
 """Postings that one claim takes along at most: so many take Redis about two milliseconds."""
-LISTED_CLAIMS = 1000
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
 
@@ -193,30 +192,17 @@ class ClusterPostings(BoardScripts):
         """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
         the oldest first. Two round trips."""
         names = ("state", "name", "details", "failures", "failing", "rest", "reason", "modified", "error")
-        rows = (dict(zip(names, row, strict=True)) for row in self._fields(self.posted().values(), *names))
+        with self.client.pipeline(transaction=False) as pipe:
+            for uuid in self.posted().values():
+                pipe.hmget(self.keys.job(uuid), *names)
+            answers: Any = pipe.execute()
+        rows = ({name: value or "" for name, value in zip(names, values, strict=True)} for values in answers)
         found = [_skipped(fields) for fields in rows if fields["state"] == "trash" or int(fields["failures"] or 0) > 0]
         return sorted(found, key=lambda it: (it.until is None, -(it.until or 0.0), it.since))
 
     def failures(self, claim: Claim) -> int:
         """How many passes over the claimed cluster have failed in a row before this one."""
         return int(self.client.hget(self.keys.job(claim.uuid), "failures") or 0)
-
-    def in_hand(self) -> dict[str, list[str]]:
-        """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
-        found: dict[str, list[str]] = {}
-        claimed = self.client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
-        for owner, cluster in self._fields(map(str, claimed), "owner", "name"):
-            if owner:
-                found.setdefault(owner, []).append(cluster)
-        return found
-
-    def _fields(self, uuids: Iterable[str], *names: str) -> list[list[str]]:
-        """These fields of postings, '' for one that is not there."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for uuid in uuids:
-                pipe.hmget(self.keys.job(uuid), *names)
-            rows: Any = pipe.execute()
-        return [[value or "" for value in row] for row in rows]
 
     def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | ClaimRefused:
         """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work

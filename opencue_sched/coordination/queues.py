@@ -311,7 +311,7 @@ def answer_job(
 
 
 def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_seconds: float) -> dict[str, Any]:
-    """The answer to a job. Raises NoReply; then the job counts as given up."""
+    """The answer to a job. Raises NoReply."""
     deadline = time.monotonic() + timeout_seconds
     queue, key = reply_queue(namespace, job), job_hash(namespace, job)
     while True:
@@ -321,7 +321,6 @@ def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_second
             return cast("dict[str, Any]", json.loads(output))
         left = deadline - time.monotonic()
         if left <= 0:
-            client.hset(key, "status", "given up")
             raise NoReply(f"no answer to job {job} in {timeout_seconds:g} s")
         popped = client.blpop([queue], timeout=min(_REPLY_BLOCK_SECONDS, max(0.01, left)))
         if popped is not None:

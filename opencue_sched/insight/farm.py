@@ -294,7 +294,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
     return {
         "namespace": namespace,
         "leader": leader_view(client, beat_keys(namespace, facility), members, fences),
-        "workers": _workers(members, postings.in_hand()),
+        "workers": _workers(members),
         "beats": [_process(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
         "gone": list(members.gone),
         "queues": {
@@ -337,9 +337,8 @@ def leader_view(
     }
 
 
-def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """One entry per worker instance, with all its types. Its work is what its presence lists, and what the board lists
-    for its name: the board knows what has begun since."""
+def _workers(members: Members) -> list[dict[str, Any]]:
+    """One entry per worker instance, with all its types."""
     by_instance: defaultdict[tuple[str, str], list[Actor]] = defaultdict(list)
     for actor in members.alive:
         if actor.type != BEAT_TYPE:
@@ -349,9 +348,9 @@ def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dic
         | {name: getattr(actors[0], name) for name in ("state", "in_flight", "capacity")}
         | {
             "types": sorted(actor.type for actor in actors),
-            "work": sorted({*actors[0].work, *in_hand.get(instance, ())}),
+            "work": sorted(actors[0].work),
         }
-        for (_, instance), actors in sorted(by_instance.items())
+        for _, actors in sorted(by_instance.items())
     ]
 
 

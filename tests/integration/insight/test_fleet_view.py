@@ -9,10 +9,8 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import beat_keys, cluster_board
-from opencue_sched.coordination.postings import Claim, ClusterPostings
-from opencue_sched.coordination.presence import Presence, WorkerState, list_members
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.coordination.names import beat_keys
+from opencue_sched.coordination.presence import WorkerState, list_members
 from opencue_sched.insight.farm import fleet_view, leader_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
@@ -62,18 +60,6 @@ def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings,
     assert (worker["node"], worker["types"], worker["state"]) == ("w1@here", ["dispatch", "sweep"], "paused")
     assert (worker["in_flight"], worker["capacity"], worker["work"]) == (1, 4, ["alloc-1", "tags-1"])
     assert {actor.capabilities for actor in list_members(redis_client, "cue").alive} == {QUEUES}
-
-
-def test_what_a_worker_has_in_hand_is_shown_as_its_own(settings: Settings, redis_client: Redis) -> None:
-    """Its presence may not know yet of what it has claimed."""
-    postings = ClusterPostings(redis_client, cluster_board("cue", None))
-    cluster = Cluster("f", "s", ClusterKind.ALLOC, ("general",), "a1")
-    (enqueued,) = postings.enqueue([cluster])
-    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=60), Claim)
-    for instance in ("w1", "w2"):
-        Presence(redis_client, "cue", types=["dispatch"], group="default", instance=instance).announce()
-    workers = fleet_view(redis_client, settings)["workers"]
-    assert {worker["instance"]: worker["work"] for worker in workers} == {"w1": [cluster.key], "w2": []}
 
 
 def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -99,13 +97,3 @@ def test_a_round_may_stop_its_own_thread_and_one_never_begun_is_stopped_at_once(
     rounds = make(lambda: stopped.append(rounds.stop()) or 0.0)
     eventually(lambda: stopped == [True])
     assert PeriodicThread("idle", lambda: None, failed="it_failed", retry_seconds=1).stop()
-
-
-def test_a_child_of_a_fork_has_no_thread_to_wait_for(make: Make):
-    rounds = make(lambda: 3600.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a process with threads forks, as prefork pools do
-        child = os.fork()
-    if child == 0:
-        os._exit(0 if rounds.stop(60) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
