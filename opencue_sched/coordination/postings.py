@@ -329,19 +329,11 @@ class ClaimRenewer(PeriodicThread):
     are to have the cluster.
     """
 
-    def __init__(
-        self,
-        postings: ClusterPostings,
-        *,
-        ttl_seconds: float,
-        patience_seconds: float = math.inf,
-        clock: Callable[[], float] = boot_clock,
-    ) -> None:
+    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, patience_seconds: float = math.inf) -> None:
         super().__init__("claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3)
         self._postings = postings
         self.ttl_seconds = ttl_seconds
         self._patience = patience_seconds
-        self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[Claim, _Renewed] = {}
         self._given_up: set[Claim] = set()
@@ -349,7 +341,7 @@ class ClaimRenewer(PeriodicThread):
     def keep(self, claim: Claim, *, claimed_at: float) -> None:
         """Start to renew ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
         with self._lock:
-            self._held[claim] = _Renewed(claimed_at, self._clock())
+            self._held[claim] = _Renewed(claimed_at, boot_clock())
         self.start()
 
     def progress(self, claim: Claim) -> None:
@@ -357,7 +349,7 @@ class ClaimRenewer(PeriodicThread):
         with self._lock:
             self._given_up.discard(claim)
             if claim in self._held:
-                self._held[claim].stepped_at = self._clock()
+                self._held[claim].stepped_at = boot_clock()
 
     def drop(self, claim: Claim) -> None:
         """Stop renewing ``claim``."""
@@ -378,11 +370,11 @@ class ClaimRenewer(PeriodicThread):
     def alive(self, claim: Claim) -> bool:
         """Whether ``claim`` is certainly still this process's."""
         renewed = self._held.get(claim)
-        return renewed is not None and self._clock() - renewed.renewed_at < self.ttl_seconds * 0.75
+        return renewed is not None and boot_clock() - renewed.renewed_at < self.ttl_seconds * 0.75
 
     def _renew(self) -> float:
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
-        now = self._clock()
+        now = boot_clock()
         with self._lock:
             # This thread sees only that Redis answers: what hangs must not be renewed for ever.
             for claim, renewed in list(self._held.items()):

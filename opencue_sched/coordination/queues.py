@@ -49,21 +49,12 @@ class Router:
     Presence is read at most once a second.
     """
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        namespace: str,
-        group: str,
-        *,
-        fixed: bool = False,
-        clock: Callable[[], float] = boot_clock,
-    ) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, group: str, *, fixed: bool = False) -> None:
         self._client = client
         self._type_queue = QueueName(namespace, QueueType.DISPATCH.value)
         self._group_queue = QueueName(namespace, QueueType.DISPATCH.value, group)
         self._group = group
         self._fixed = fixed
-        self._clock = clock
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._consumed: set[str] = set()
@@ -98,7 +89,7 @@ class Router:
         return self._group_queue if self._fixed or str(self._group_queue) in self._consumed else self._type_queue
 
     def _look(self) -> None:
-        now = self._clock()
+        now = boot_clock()
         if now - self._read_at < REMEMBERED_SECONDS:
             return
         members = list_members(self._client, self._type_queue.ns)
@@ -165,13 +156,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
 
 
 def queue_census(
-    client: redis.Redis,
-    namespace: str,
-    members: Members,
-    *,
-    group: str,
-    facility: str | None = None,
-    clock: Callable[[], float] = time.time,
+    client: redis.Redis, namespace: str, members: Members, *, group: str, facility: str | None = None
 ) -> QueueCensus:
     """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
 
@@ -185,7 +170,7 @@ def queue_census(
                 pipe.llen(name)
                 pipe.lindex(name, -1)
         answers = iter(pipe.execute())
-    now = clock()
+    now = time.time()
     depths: dict[str, dict[str, int]] = defaultdict(dict)
     oldest: dict[str, float] = defaultdict(float)
     load: Counter[str | None] = Counter({group: 0})

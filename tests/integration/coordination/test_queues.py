@@ -156,10 +156,11 @@ def test_a_message_goes_where_somebody_consumes(redis_client, consumed, first, a
     assert router.queue_of_all() == of_all
 
 
-def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client):
+def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client, monkeypatch):
     presence = present(redis_client, "a")
     clock = Clock()
-    router = Router(redis_client, "cue", "default", clock=clock)
+    monkeypatch.setattr(queues, "boot_clock", clock)
+    router = Router(redis_client, "cue", "default")
     assert router.queue_for(CLUSTER).instance == "a"
     presence.withdraw()
     clock.now += 1
@@ -282,7 +283,7 @@ def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_cli
 # Depths
 
 
-def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_client):
+def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_client, monkeypatch):
     """Q9."""
     present(redis_client, "a", in_flight=3)
     own = QueueName("cue", "dispatch", "default", "a")
@@ -290,7 +291,8 @@ def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_clie
         message = json.dumps({"headers": {"sent_at": 1000 - age}})
         redis_client.lpush(priority_lists(queue)[prio], message, "younger")
     members = list_members(redis_client, "cue")
-    census = queue_census(redis_client, "cue", members, group="default", clock=lambda: 1000.0)
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    census = queue_census(redis_client, "cue", members, group="default")
     dispatch = census.by_type["dispatch"]
     assert dispatch.depth == 6
     assert dispatch.oldest_seconds == 20

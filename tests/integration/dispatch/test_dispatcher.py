@@ -16,7 +16,6 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.board import LayerPermits
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, clusters, gather
 from opencue_sched.dispatch.cluster_pass import Dispatcher
@@ -343,7 +342,8 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
     plant(engine, frames=1)
     posting = a_posting(here)
     now, steps = [1000.0], []
-    with dispatching(here, patience=10.0, clock=lambda: now[0]) as slow:
+    monkeypatch.setattr("opencue_sched.coordination.postings.boot_clock", lambda: now[0])
+    with dispatching(here, patience=10.0) as slow:
         prolonged: list[int] = []
         extend = slow.postings.extend
         monkeypatch.setattr(slow.postings, "extend", lambda *a, **k: prolonged.append(1) or extend(*a, **k))
@@ -377,9 +377,9 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 
 
 @contextmanager
-def dispatching(here: Passes, *, patience: float, clock: Callable[[], float] = boot_clock) -> Iterator[Dispatcher]:
+def dispatching(here: Passes, *, patience: float) -> Iterator[Dispatcher]:
     postings = here.sweeper._postings
-    renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience, clock=clock)
+    renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience)
     yield Dispatcher(here.settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
     renewer.stop()
 

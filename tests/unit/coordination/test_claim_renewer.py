@@ -50,8 +50,10 @@ def board() -> Board:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("opencue_sched.coordination.postings.boot_clock", clock)
+    return clock
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def make_renewer(board, clock):
     made: list[ClaimRenewer] = []
 
     def make(ttl_seconds: float, **how: float) -> ClaimRenewer:
-        made.append(ClaimRenewer(board, ttl_seconds=ttl_seconds, clock=clock, **how))
+        made.append(ClaimRenewer(board, ttl_seconds=ttl_seconds, **how))
         return made[-1]
 
     yield make
