@@ -137,13 +137,10 @@ class Job:
     @property
     def book(self) -> Any:
         """The logbook: from the board's persistence if it has one, else as it was when posted; None without one."""
-        persistence = self.board.persistence
-        if self._book is None or persistence is None:
+        if self._book is None or self.board.persistence is None:
             return self._book
-        if hasattr(persistence, "get_connection"):
-            with closing(persistence.get_connection()) as connection:
-                return connection.get_logbook(self._book.uuid)
-        return persistence(self._book.uuid)
+        with closing(self.board.persistence.get_connection()) as connection:
+            return connection.get_logbook(self._book.uuid)
 
     @property
     def store(self) -> dict[str, Any]:
@@ -154,9 +151,8 @@ class Job:
     @property
     def state(self) -> JobState:
         """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
-        place = self._field("state")
-        of_places = {"": JobState.COMPLETE, "claimed": JobState.CLAIMED, "trash": JobState.TRASHED}
-        return of_places.get(place, JobState.UNCLAIMED)
+        places = {"": JobState.COMPLETE, "claimed": JobState.CLAIMED, "trash": JobState.TRASHED}
+        return places.get(self._field("state"), JobState.UNCLAIMED)
 
     @property
     def last_modified(self) -> datetime | None:
@@ -239,7 +235,7 @@ class JobIterator(Iterator[Job]):
             try:
                 job = Job(self.board, now)
             except UnreadableJob as error:
-                self.board.quarantine(listing.uuid, listing.fields.get("name", "?"), error)
+                self.board.quarantine(listing.uuid, error)
                 continue
             yield job
 
@@ -269,9 +265,9 @@ _LONGEST_LOOK_SECONDS = 1.0
 class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
-    ``persistence`` maps the uuid of a logbook to the logbook, or is a backend as TaskFlow's: an object whose
-    ``get_connection()`` has ``get_logbook(uuid)`` and ``close()``. ``clustered`` gives all keys one hash tag, for Redis
-    Cluster. The client, which decodes responses, stays the caller's. Thread-safe.
+    ``persistence`` is a backend as TaskFlow's: an object whose ``get_connection()`` has ``get_logbook(uuid)`` and
+    ``close()``. ``clustered`` gives all keys one hash tag, for Redis Cluster. The client, which decodes responses, stays
+    the caller's. Thread-safe.
     """
 
     def __init__(
@@ -446,11 +442,11 @@ class JobBoard(BoardScripts):
             claimed, *answer = self.claim_job("", who, token, life=life)
             if not claimed:
                 return None
-            uuid, _, _, name, _ = map(str, answer)
+            uuid = str(answer[0])
             try:
                 found = self.find(uuid)
             except UnreadableJob as error:
-                self.quarantine(uuid, name, error)
+                self.quarantine(uuid, error)
                 continue
             if found is not None and found.token == token:
                 return found
@@ -496,9 +492,9 @@ class JobBoard(BoardScripts):
             return job
         raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
-    def quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
+    def quarantine(self, uuid: str, error: UnreadableJob) -> None:
         """Put a job aside that nobody can read, so that iteration and claiming go on."""
-        log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
+        log.error("job_unreadable", board=self.name, job=uuid, error=str(error))
         self.update(uuid, "trash", f"unreadable: {error}", force=True)
 
     # Entities: records that end by themselves unless they are registered again.

@@ -220,13 +220,7 @@ def test_a_job_without_a_book_has_none(board):
     assert (job.book, job.book_uuid, job.book_name, job.details, job.store) == (None, None, None, {}, {})
 
 
-def test_a_boards_persistence_loads_the_book(redis_client):
-    loaded = LogBook("film", "u1", {"fresh": True})
-    with JobBoard(redis_client, "cue", persistence={"u1": loaded}.__getitem__) as board:
-        assert board.post("render", LogBook("film", "u1")).book is loaded
-
-
-def test_a_boards_persistence_is_a_backend_with_connections_too(redis_server):
+def test_a_boards_persistence_is_a_backend_with_connections(redis_server):
     """As in the reference: ``fetch(..., persistence=backend)``, a book per connection, and the connection closed."""
     loaded, closed = LogBook("film", "u1", {"fresh": True}), []
 
