@@ -266,8 +266,8 @@ class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
     ``persistence`` is a backend as TaskFlow's: an object whose ``get_connection()`` has ``get_logbook(uuid)`` and
-    ``close()``. ``clustered`` gives all keys one hash tag, for Redis Cluster. The client, which decodes responses, stays
-    the caller's. Thread-safe.
+    ``close()``. ``clustered`` gives all keys one hash tag, for Redis Cluster. The client, which must decode responses,
+    stays the caller's. Thread-safe.
     """
 
     def __init__(

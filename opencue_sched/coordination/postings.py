@@ -66,7 +66,8 @@ class Claim:
 
 
 class ClaimEnd(NamedTuple):
-    """How a claim ends: see ClusterPostings.end()."""
+    """How a claim ends: see lua/board_end.lua. ``reason`` of a failure: its kind (FAILURE_KINDS), a colon and one line;
+    ``error`` is all of it."""
 
     claim: Claim
     how: End
@@ -256,16 +257,12 @@ class ClusterPostings(BoardScripts):
         return [claim for claim, (held, *_) in zip(claims, answers, strict=True) if held]
 
     def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
-        """End a claim (see lua/board_end.lua). The ticket of the message to send for the posting at once, or 0.
-
-        ``reason`` of a failure: its kind (FAILURE_KINDS), a colon and one line; ``error`` is all of it.
-
-        A claim lost meanwhile is another worker's: nothing is changed, and 0 is returned.
-        """
+        """end_many() of one claim."""
         return self.end_many([ClaimEnd(claim, how, delay_seconds, reason, error)])[0]
 
     def end_many(self, endings: Sequence[ClaimEnd]) -> list[int]:
-        """End several claims as end() does each; their tickets, in this order. One round trip.
+        """End claims; of each, in this order, the ticket of the message to send for its posting at once, or 0, as of a
+        claim lost meanwhile, which is another worker's. One round trip.
 
         Of the tickets that are not 0 one message is enough where one claim takes the others along (claim_with): it
         answers the others' tickets, and what it does not take becomes due by itself after RESEND_SECONDS.
