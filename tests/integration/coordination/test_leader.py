@@ -18,10 +18,10 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
+from opencue_sched.coordination import postings
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.postings import ClaimRenewer
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually
@@ -117,8 +117,7 @@ def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_r
         clock.now = asked + 10
         assert leader.fence is None
         redis_client.delete(keys.lease)
-    for holder in (LeaderGate, ClaimRenewer):
-        assert inspect.signature(holder).parameters["clock"].default is boot_clock
+    assert inspect.signature(LeaderGate).parameters["clock"].default is postings.boot_clock is boot_clock
     clocks = []
     monkeypatch.setattr("time.clock_gettime", clocks.append)
     boot_clock()
