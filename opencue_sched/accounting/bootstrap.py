@@ -26,13 +26,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set_call, free_calls, stored_epoch
-from opencue_sched.accounting.reconcile import (
-    DEFAULT_AGE_SECONDS,
-    additions,
-    entries_of,
-    may_still_commit,
-    recompute,
-)
+from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_script, call_scripts
 from opencue_sched.store import accounting as store

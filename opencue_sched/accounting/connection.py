@@ -18,8 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from opencue_sched.accounting import keys
-from opencue_sched.domain.redis_url import UNDECODABLE, read_redis_url
-from opencue_sched.errors import InvalidInput
+from opencue_sched.domain.redis_url import UNDECODABLE, RedisUrl, read_redis_url
 from opencue_sched.settings import Settings
 
 # The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
@@ -98,20 +97,17 @@ def make_redis(url: str, settings: Settings) -> redis.Redis:
         "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES),
         "redis_connect_func": guard_epoch,
     }
-    if url.startswith("sentinel://"):
-        return _sentinel_master(url, options)
-    if url.startswith("unix://"):
+    named = read_redis_url(url)
+    if named.scheme == "sentinel":
+        return _sentinel_master(named, options)
+    if named.scheme == "unix":
         del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
-    try:
-        pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
-    except ValueError as error:
-        raise InvalidInput(f"accounting.redis_url is not a Redis URL: {error}") from error
+    pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
     pool.connection_class = leaving_replicas(pool.connection_class)
     return redis.Redis.from_pool(pool)
 
 
-def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
-    named = read_redis_url(url)
+def _sentinel_master(named: RedisUrl, options: dict[str, Any]) -> redis.Redis:
     asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
     asking |= {"username": named.sentinel_username, "password": named.sentinel_password}
     options |= {"username": named.username, "password": named.password, "db": named.database}

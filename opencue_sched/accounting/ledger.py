@@ -26,18 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, takes_no_write
-from opencue_sched.accounting.keys import (
-    EPOCH,
-    LEDGER_KEYS,
-    SEQ,
-    Booking,
-    EntryState,
-    Record,
-    VertexCaps,
-    cap_fields,
-    read_caps,
-    unpack,
-)
+from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
@@ -150,14 +139,14 @@ class Ledger:
         vertices = _capped_keys(bookings)
         answers, reads = self._call(
             lambda epoch: [book_call(epoch, "check", b, self.owner) for b in bookings],
-            reads=[("HMGET", key, *cap_fields(key)) for key in vertices],
+            reads=[("HMGET", key, *keys.cap_fields(key)) for key in vertices],
             raising=False,
         )
         for answer in (*answers, *reads):
             if isinstance(answer, Exception) and not _of_one_key(answer):
                 with answering():
                     raise answer
-        caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
+        caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := keys.read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
     def cores_in_use(self, subscriptions: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
@@ -227,10 +216,6 @@ class Ledger:
             answers = self.call_under(caps_calls(epoch.text, version, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
-    def free_idle(self, vertex_keys: Sequence[str]) -> None:
-        """Delete the keys of those vertices that count nothing."""
-        self._call(lambda epoch: free_calls(epoch, vertex_keys, idle=True))
-
     def records(self) -> Iterator[Record]:
         """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may be seen or not, any twice.
 
@@ -239,7 +224,7 @@ class Ledger:
         with answering():
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
                 with suppress(InvalidInput):
-                    yield unpack(proc_id, text)
+                    yield keys.unpack(proc_id, text)
 
     def _call(
         self,
@@ -415,7 +400,7 @@ def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: S
 
 
 def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
-    return ScriptCall("epoch_set", (EPOCH, SEQ), (seen, wanted))
+    return ScriptCall("epoch_set", (keys.EPOCH, keys.SEQ), (seen, wanted))
 
 
 def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]]) -> list[ScriptCall]:

@@ -2,8 +2,7 @@
 
 Reconciliation by difference of ids (design section 4): mark, snapshot, ledger, apply. Nothing is overwritten, so no
 quiet moment is needed and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is
-younger than the mark. The same pass checks the counters (I1), frees the keys of finished jobs, and refreshes the
-accounting tables of PostgreSQL.
+younger than the mark. The same pass checks the counters (I1) and refreshes the accounting tables of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
-from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts, show_of
+from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts
 from opencue_sched.accounting.ledger import (
     Cause,
     Change,
@@ -77,7 +76,7 @@ def find_differences(
     managed: Collection[str],
     only: Collection[str] | None = None,
 ) -> Differences:
-    """Compare ``snapshot`` (proc id to entry, of ``managed`` shows) with the ledger, in all shows or ``only`` in some.
+    """Compare ``snapshot`` (proc id to entry, of ``managed`` shows) with the ledger, of all shows or ``only`` some.
 
     ``too_old`` are in-flight ids that no commit can belong to any more, as judged *at the mark*. An entry is judged by
     what it was at the mark: judging it by its state when the change is applied loses a live booking.
@@ -92,11 +91,7 @@ def find_differences(
         if change is not None:
             retired = change.entry is None and record.show_id not in managed
             found.changes.append(replace(change, cause=Cause.RETIRED) if retired else change)
-    found.absent = [
-        proc_id
-        for proc_id, entry in snapshot.items()
-        if proc_id not in known and (only is None or show_of(entry) in only)
-    ]
+    found.absent = [proc_id for proc_id in snapshot if proc_id not in known]
     return found
 
 
@@ -303,12 +298,7 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 
 
 def reseed_booked(
-    ledger: Ledger,
-    epoch: Epoch,
-    one_pass: Callable[[], Pass],
-    *,
-    max_retries: int,
-    grace_seconds: float = DEFAULT_GRACE_SECONDS,
+    ledger: Ledger, epoch: Epoch, one_pass: Callable[[], Pass], *, max_retries: int, grace_seconds: float
 ) -> tuple[Pass, bool]:
     """Reconcile and swap, up to ``max_retries`` times more; returns the last pass, and whether the swap went through.
 

@@ -76,4 +76,4 @@ def test_causes_tell_a_crash_from_a_missed_release_from_a_retired_show() -> None
 def test_a_narrow_pass_judges_only_its_shows() -> None:
     others = frozenset({"another"})
     assert judge(record(CONFIRMED), None, only=others).changes == []
-    assert judge(None, ENTRY, only=others).absent == []
+    assert judge(record(CONFIRMED), None, only=OURS).changes == [Change("p", 50, None)]
