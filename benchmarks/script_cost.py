@@ -90,17 +90,17 @@ def _work(client: redis.Redis, epoch: Epoch) -> Iterator[tuple[str, list[ScriptC
     yield "reconcile, removing", scripts.reconcile_calls(epoch.text, _changes(client, []), "benchmark")
     yield "settle, of lost entries", scripts.settle_calls(epoch.text, booked, "benchmark")
     yield "settle", scripts.settle_calls(epoch.text, booked, "benchmark")
-    yield "release", scripts.release_calls(epoch.text, [it.proc_id for it in booked])
+    yield "release", scripts.id_calls("release", [it.proc_id for it in booked], epoch.text)
     vertices = [key for it in booked for key in keys.counted(it.vertices)][:PROCS]
     caps = ["int_max_cores", "1"] * _FIELDS_OF_CAPS
     yield "caps", scripts.caps_calls(epoch.text, "server|1", [(key, caps) for key in vertices])
-    yield "inventory", scripts.inventory_calls(epoch.text, vertices)
+    yield "inventory", scripts.id_calls("inventory", vertices, epoch.text)
     seq = int(str(client.get(keys.SEQ)))
     yield "adjust", scripts.adjust_calls(epoch.text, "benchmark", [(key, 1, 0) for key in vertices])
-    yield "foreign", scripts.foreign_calls(epoch.text, "before", 0, vertices)
+    yield "foreign", scripts.id_calls("foreign", vertices, epoch.text, "before", 0)
     seq = int(str(client.get(keys.SEQ)))
     yield "reseed_cas", scripts.reseed_cas_calls(epoch.text, seq, [(key, 0, 0) for key in vertices])
-    yield "free", scripts.free_calls(epoch.text, vertices, idle=True)
+    yield "free", scripts.id_calls("free", vertices, epoch.text, "idle")
 
 
 def _whole(epoch: Epoch, procs: int) -> Iterator[tuple[str, list[ScriptCall]]]:
@@ -110,7 +110,7 @@ def _whole(epoch: Epoch, procs: int) -> Iterator[tuple[str, list[ScriptCall]]]:
     booked = [Booking(_id(), jobs[i // FRAMES_A_JOB], 2) for i in range(procs)]
     added = [Change(it.proc_id, None, it.packed()) for it in booked]
     yield "reconcile, adding", scripts.reconcile_calls(epoch.text, added, "benchmark")
-    yield "release", scripts.release_calls(epoch.text, [it.proc_id for it in booked])
+    yield "release", scripts.id_calls("release", [it.proc_id for it in booked], epoch.text)
 
 
 def _changes(client: redis.Redis, wanted: Sequence[Booking]) -> list[Change]:

@@ -25,7 +25,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set_call, free_calls, stored_epoch
+from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_script, call_scripts
@@ -213,7 +213,7 @@ class _Filler:
         with answering():
             stored = set(self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
         for part in chunks(list(stored - spared), _SCAN_COUNT):
-            self._ledger.call_under(free_calls(filling.text, part, idle=False))
+            self._ledger.call_under(id_calls("free", part, filling.text, "all"))
 
     def _replace(self, seen: Epoch, wanted: Epoch) -> bool:
         """Put another epoch in the place of the one that was seen; whether it was still there."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
-from opencue_sched.accounting.ledger import Ledger, answering, free_calls
+from opencue_sched.accounting.ledger import Ledger, answering, id_calls
 from opencue_sched.domain.farm import cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
@@ -126,7 +126,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
     if show_ids is None:
         capped = {key for key, _ in rows}
         left = [key for key, (kind, _) in stored.items() if kind in _RECLAIMED and key not in capped]
-        ledger.call_under(free_calls(ledger.epoch().text, left, idle=True))
+        ledger.call_under(id_calls("free", left, ledger.epoch().text, "idle"))
     _add_absent_subscriptions(rows, [key for key, (_, ids) in stored.items() if ids[0] in of_shows])
     return ledger.write_caps(version, rows)
 

@@ -19,7 +19,7 @@ import structlog
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Record, amounts
-from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, chunks, inventory_calls
+from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, chunks, id_calls
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,7 @@ def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict
     """Read counters in pieces; each piece knows its moment."""
     read: list[tuple[int, Amounts]] = []
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        for _, seq, *numbers in ledger.call_under(inventory_calls(epoch.text, part)):
+        for _, seq, *numbers in ledger.call_under(id_calls("inventory", part, epoch.text)):
             read += [(int(seq), (int(a), int(b))) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
     return dict(zip(vertices, read, strict=True))
 

@@ -183,7 +183,7 @@ class Ledger:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
         removed = 0
         for part in chunks(list(dict.fromkeys(proc_ids)), _RELEASED_PER_ROUND_TRIP):
-            answers, _ = self._call(partial(release_calls, proc_ids=part))
+            answers, _ = self._call(partial(id_calls, "release", part))
             removed += sum(int(answer[2]) for answer in answers)
         return removed
 
@@ -355,10 +355,6 @@ def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[Sc
     return _calls("reconcile", (epoch, owner), rows)
 
 
-def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
-    return _calls("release", (epoch,), [(proc_id,) for proc_id in proc_ids])
-
-
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
     rows = [
         (it.proc_id, str(it.expected_seq or ""), it.state.value if it.entry is not None else "", it.entry or "")
@@ -372,10 +368,6 @@ def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]
     return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
 
-def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return _calls("inventory", (epoch,), [(key,) for key in vertex_keys])
-
-
 def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
     """The correction of the consistency check that has this token. ``amounts``: vertex key, cores (or frames) and GPUs
     to add."""
@@ -385,22 +377,19 @@ def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]
     ]
 
 
-def free_calls(epoch: str, vertex_keys: Sequence[str], *, idle: bool) -> list[ScriptCall]:
-    """``idle``: only those that count nothing."""
-    return _calls("free", (epoch, "idle" if idle else "all"), [(key,) for key in vertex_keys])
-
-
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
     """``values``: vertex key, cores and GPUs as they were at ``seq``. Each call compares and swaps by itself."""
     return _calls("reseed_cas", (epoch, seq), values)
 
 
-def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return _calls("foreign", (epoch, phase, grace_seconds), [(key,) for key in vertex_keys])
-
-
 def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
     return ScriptCall("epoch_set", (keys.EPOCH, keys.SEQ), (seen, wanted))
+
+
+def id_calls(name: str, ids: Sequence[str], epoch: str, *fixed: str | float) -> list[ScriptCall]:
+    """Calls of a script that takes ids, or vertex keys: ``release``; ``inventory``; ``free``, with ``idle`` for those
+    that count nothing or ``all``; ``foreign``, with phase and grace in seconds."""
+    return _calls(name, (epoch, *fixed), [(it,) for it in ids])
 
 
 def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]]) -> list[ScriptCall]:

@@ -33,7 +33,7 @@ from opencue_sched.accounting.ledger import (
     Phase,
     answering,
     chunks,
-    foreign_calls,
+    id_calls,
     reseed_cas_calls,
 )
 from opencue_sched.domain.farm import Vertices, booked_cores
@@ -346,7 +346,7 @@ def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
 
 def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, vertices: Sequence[str]) -> None:
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        ledger.call_under(foreign_calls(epoch.text, phase, grace_seconds, part))
+        ledger.call_under(id_calls("foreign", part, epoch.text, phase, grace_seconds))
 
 
 # One pass over everything.

@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, foreign_calls
+from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, id_calls
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
@@ -38,7 +38,7 @@ def test_every_mutation_moves_the_sequence(store: Store) -> None:
         store.client.hincrby(SUB, "int_cores", -cores)
 
     def dissolve(phase: Phase) -> None:
-        store.ledger.call_under(foreign_calls(epoch.text, phase, 0, [SUB]))
+        store.ledger.call_under(id_calls("foreign", [SUB], epoch.text, phase, 0))
 
     mutations: dict[str, Callable[[], object]] = {
         "book": lambda: store.ledger.book([taken]),

@@ -122,7 +122,7 @@ def test_giving_entries_new_numbers(store: Store, epoch: Epoch, send: Sender) ->
 
 def test_releasing(store: Store, epoch: Epoch, send: Sender) -> None:
     settle(send, epoch)
-    assert sum(int(answer[2]) for answer in send(scripts.release_calls(epoch.text, IDS))) == PROCS
+    assert sum(int(answer[2]) for answer in send(scripts.id_calls("release", IDS, epoch.text))) == PROCS
     assert store.ids() == set()
     assert store.counter(keys.job("job7")) == (0, 0)
 
@@ -140,26 +140,26 @@ def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> Non
     row = [text for i in range(12) for text in (f"field{i}", "1")]
     send(scripts.caps_calls(epoch.text, "test|7", [(key, row) for key in VERTICES]))
     hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
-    read = send(scripts.inventory_calls(epoch.text, VERTICES))
+    read = send(scripts.id_calls("inventory", VERTICES, epoch.text))
     assert sum(len(answer) - 2 for answer in read) == 2 * len(VERTICES)
     corrected = send(scripts.adjust_calls(epoch.text, "somebody", [(key, 1, 1) for key in VERTICES]))
     assert [answer[2] for answer in corrected] == [1] * len(corrected), "it is one correction, in however many calls"
     for phase in ("before", "after"):
-        send(scripts.foreign_calls(epoch.text, phase, 0, hierarchy))
+        send(scripts.id_calls("foreign", hierarchy, epoch.text, phase, 0))
     send(scripts.reseed_cas_calls(epoch.text, store.seq(), [(key, 0, 0) for key in hierarchy]))
-    freed = send(scripts.free_calls(epoch.text, hierarchy, idle=True))
+    freed = send(scripts.id_calls("free", hierarchy, epoch.text, "idle"))
     assert sum(int(answer[1]) for answer in freed) == len(hierarchy)
-    send(scripts.free_calls(epoch.text, VERTICES, idle=False))
+    send(scripts.id_calls("free", VERTICES, epoch.text, "all"))
     assert not store.client.exists(*VERTICES)
 
 
 def test_no_call_names_more_than_it_may(epoch: Epoch) -> None:
     light = [Booking(str(number), Vertices("", "", "", "", "", ""), 1) for number in range(2000)]
     ids = [booked.proc_id for booked in light]
-    settled, released = scripts.settle_calls(epoch.text, light, "me"), scripts.release_calls(epoch.text, ids)
+    settled, released = scripts.settle_calls(epoch.text, light, "me"), scripts.id_calls("release", ids, epoch.text)
     assert max(len(call.args) for call in settled) == 2 + 4 * PROCS_PER_CALL
     assert max(len(call.args) for call in released) == 1 + PROCS_PER_CALL
-    assert max(len(call.args) for call in scripts.free_calls(epoch.text, ids, idle=False)) == 2 + VERTICES_PER_CALL
+    assert max(len(call.args) for call in scripts.id_calls("free", ids, epoch.text, "all")) == 2 + VERTICES_PER_CALL
 
 
 def test_the_parts_of_a_swap_are_each_a_compare_and_swap(store: Store, epoch: Epoch, send: Sender) -> None:

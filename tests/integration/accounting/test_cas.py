@@ -8,7 +8,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import free_calls, reseed_cas_calls
+from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
 from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.world import World
 
@@ -92,7 +92,7 @@ def test_a_vertex_whose_decrements_came_before_its_entries_went_is_not_freed(dua
     dual.recompute()
     publish(dual, dual.entry(one))
     assert dual.job_cores() == 0
-    (answer,) = dual.ledger.call_under(free_calls(dual.ledger.epoch().text, [keys.job(dual.job.id)], idle=True))
+    (answer,) = dual.ledger.call_under(id_calls("free", [keys.job(dual.job.id)], dual.ledger.epoch().text, "idle"))
     assert answer == [1, 0]
 
 

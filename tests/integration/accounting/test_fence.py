@@ -47,11 +47,11 @@ CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
     "adjust": lambda epoch: scripts.adjust_calls(
         epoch, "token", [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)]
     ),
-    "free": lambda epoch: scripts.free_calls(epoch, [keys.job("idle"), keys.layer("idle")], idle=True),
-    "inventory": lambda epoch: scripts.inventory_calls(epoch, [keys.job("job")]),
+    "free": lambda epoch: scripts.id_calls("free", [keys.job("idle"), keys.layer("idle")], epoch, "idle"),
+    "inventory": lambda epoch: scripts.id_calls("inventory", [keys.job("job")], epoch),
     "reseed_cas": lambda epoch: scripts.reseed_cas_calls(epoch, 1, [(keys.job("job"), 9, 9)]),
-    "foreign": lambda epoch: scripts.foreign_calls(epoch, "after", 0, [keys.job("job"), keys.folder("folder")]),
-    "release": lambda epoch: scripts.release_calls(epoch, ["p"]),
+    "foreign": lambda epoch: scripts.id_calls("foreign", [keys.job("job"), keys.folder("folder")], epoch, "after", 0),
+    "release": lambda epoch: scripts.id_calls("release", ["p"], epoch),
     "book": lambda epoch: [scripts.book_call(epoch, "check", booking(1, proc_id="new"), "me")],
 }
 

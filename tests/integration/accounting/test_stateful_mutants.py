@@ -134,7 +134,7 @@ MUTANTS = {
     ),
     "wipe that an overtaken filler can do": Mutant(
         bootstrap._Filler._wipe,
-        "self._ledger.call_under(free_calls(filling.text, part, idle=False))",
+        'self._ledger.call_under(id_calls("free", part, filling.text, "all"))',
         "self._client.unlink(*part)",
         plots.overtaken_filler,
     ),

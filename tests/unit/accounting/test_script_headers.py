@@ -17,14 +17,14 @@ BOOKING = Booking("p", Vertices("s", "a", "f", "j", "l", "d", ("n", "m")), 4, 1)
 # One call of each script with two of whatever it takes many of, and how many arguments one of them is.
 CALLS: dict[str, tuple[ScriptCall, int]] = {
     "book": (scripts.book_call("e", "check", BOOKING, "me"), 0),
-    "release": (scripts.release_calls("e", ["p", "q"])[0], 1),
+    "release": (scripts.id_calls("release", ["p", "q"], "e")[0], 1),
     "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
     "caps": (scripts.caps_calls("e", "s|7", [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 2),
-    "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
+    "inventory": (scripts.id_calls("inventory", ["k", "l"], "e")[0], 1),
     "adjust": (scripts.adjust_calls("e", "t", [("k", 1, 0), ("l", -1, 0)])[0], 3),
-    "free": (scripts.free_calls("e", ["k", "l"], idle=True)[0], 1),
+    "free": (scripts.id_calls("free", ["k", "l"], "e", "idle")[0], 1),
     "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
-    "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
+    "foreign": (scripts.id_calls("foreign", ["k", "l"], "e", "before", 30)[0], 1),
     "epoch_set": (scripts.epoch_set_call("f", "o"), 0),
     "lease_drop": (ScriptCall("lease_drop", ["k"], ["t"]), 0),
     "lease_take": (ScriptCall("lease_take", ["k"], ["t", 1000]), 0),
@@ -81,13 +81,13 @@ def test_a_script_loads_with_its_includes(name: str) -> None:
 
 def test_no_script_call_takes_more_than_its_bound() -> None:
     ids = [str(i) for i in range(1001)]
-    calls = scripts.release_calls("e", ids)
+    calls = scripts.id_calls("release", ids, "e")
     assert [text for call in calls for text in call.args[1:]] == ids
     assert max(len(call.args) for call in calls) == 1 + scripts.PROCS_PER_CALL
-    calls = scripts.inventory_calls("e", ids)
+    calls = scripts.id_calls("inventory", ids, "e")
     assert [text for call in calls for text in call.args[1:]] == ids
     assert max(len(call.args) for call in calls) == 1 + scripts.VERTICES_PER_CALL
-    assert scripts.release_calls("e", []) == []
+    assert scripts.id_calls("release", [], "e") == []
 
 
 def test_a_change_says_remove_add_and_move() -> None:
