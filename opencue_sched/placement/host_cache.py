@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import merge
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
@@ -220,11 +221,11 @@ class HostCache:
 
     def reread(self) -> tuple[Sequence[Host], float]:
         """Read again the portion of the hosts whose turn it is, if it is time to: those that have changed, and in how
-        many seconds the next portion is due. For a thread in the background. Errors as of refresh()."""
+        many seconds to ask again. For a thread in the background. Errors as of refresh()."""
         with self._lock:
             part = min(self._parts.values(), key=attrgetter("due_at"), default=None)
             if part is None or part.due_at > self._clock():
-                return (), self._due_in()
+                return (), REREAD_SECONDS if part is None else min(REREAD_SECONDS, part.due_at - self._clock())
             portions, pause = self._portions()
             portion = frozenset(sorted(part.buckets)[part.turn % portions :: portions])
             groups = dict(part.groups)
@@ -233,16 +234,12 @@ class HostCache:
             part.turn += 1
             # What a process that stood still for long has missed is not made up for.
             part.due_at = max(part.due_at, self._clock() - portions * pause) + pause
-            return changed, self._due_in()
+            return changed, 0.0
 
     def _portions(self) -> tuple[int, float]:
         """In how many portions all hosts are read again, and the seconds from one to the next. Under the lock."""
         portions = max(1, len(self._shown) // HOSTS_PER_REREAD)
         return portions, max(REREAD_SECONDS, len(self._shown) / REREADS_PER_SECOND) / portions
-
-    def _due_in(self) -> float:
-        """In how many seconds the next portion is due. Under the lock."""
-        return min([REREAD_SECONDS, *(max(0.0, part.due_at - self._clock()) for part in self._parts.values())])
 
     def _read(
         self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
@@ -441,12 +438,11 @@ class HostCache:
                 part = self._parts[facility_id, shard] = _Part(facility_id, buckets, now + REREAD_SECONDS)
             for tag in tags:
                 if tag not in part.groups:
-                    part.groups[tag] = _Group(self._new_index)
+                    part.groups[tag] = _Group(
+                        partial(HostIndex, memory_key_divisor_kb=self._settings.memory_key_divisor // 1024)
+                    )
                 part.groups[tag].asked_at = now
             return part, {tag: part.groups[tag] for tag in tags}
-
-    def _new_index(self) -> HostIndex:
-        return HostIndex(memory_key_divisor_kb=self._settings.memory_key_divisor // 1024)
 
     def _groups_of(self, host: Host) -> Iterator[_Group]:
         bucket = bucket_of(host.id)

@@ -151,15 +151,6 @@ def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_la
     assert not run_audit(engine, one.client, one.settings).failed
 
 
-def test_no_other_pass_begins_that_soon_where_another_process_plans_the_same_hosts(one, engine, farm, show):
-    with full_plans_of(FRAMES - 1):
-        runner = replace(one.runner, committing=None)
-        (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-        ended = []
-        runner.run([cluster], alive=lambda: True, end=lambda _: ended.append(states(engine)))
-    assert ended == [{"RUNNING": FRAMES - 1, "WAITING": 1}]
-
-
 def test_hosts_of_what_such_a_commit_loses_are_told_of_as_free(one, engine, farm, show):
     # given frames that somebody takes between the end of the claims and the commit
     def end(_reports):
