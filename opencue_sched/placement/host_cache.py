@@ -52,13 +52,9 @@ _class_of = attrgetter(
 """What a host is when nothing runs on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """Why no host was found: what the hosts with these tags are.
-
-    ``kinds`` has a host of each kind as it is when nothing runs on it, and how many there are. ``refused`` has what
-    PostgreSQL or RQD said of each further host, which is left alone for a moment.
-    """
+class Census(NamedTuple):
+    """What hosts there are with some tags: one of each kind, as it is when nothing runs on it, and how many; and what
+    PostgreSQL or RQD said of each further host, which is left alone for a moment."""
 
     kinds: Sequence[tuple[Host, int]]
     refused: tuple[str, ...] = ()

@@ -25,9 +25,6 @@ from typing import NamedTuple
 
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, Caps, Host, Layer, Reservation
 
-Subscription = tuple[str, str]
-"""Show id and allocation id."""
-
 
 class Use(NamedTuple):
     """How a show stands, the least first: shows without a size come last (``sizeless``), among them by cores alone."""
@@ -38,11 +35,11 @@ class Use(NamedTuple):
 
 
 class Shares:
-    """What shows use of their subscriptions while a plan fills; ``sizes`` are cores."""
+    """What shows use of their subscriptions, by show and allocation, while a plan fills; ``sizes`` are cores."""
 
-    def __init__(self, subscriptions: Mapping[Subscription, Caps], sizes: Mapping[Subscription, float]) -> None:
+    def __init__(self, subscriptions: Mapping[tuple[str, str], Caps], sizes: Mapping[tuple[str, str], float]) -> None:
         self._sizes = sizes
-        self._used: defaultdict[Subscription, float] = defaultdict(float)
+        self._used: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._allocs: defaultdict[str, list[str]] = defaultdict(list)
         for (show_id, alloc_id), caps in subscriptions.items():
             self._used[show_id, alloc_id] = caps.cores.booked

@@ -463,7 +463,7 @@ class TestVerdicts:
     def test_hosts_that_were_refused_are_told_of_beside_those_that_are_busy(self) -> None:
         class Refusing(FrozenPool):
             def census(self, *asked: Any, **more: Any) -> Census:
-                return replace(super().census(*asked, **more), refused=("gone: no answer", ""))
+                return super().census(*asked, **more)._replace(refused=("gone: no answer", ""))
 
         def detail(*hosts: Host) -> str:
             return only_verdict(plan(make_snapshot(make_job(layers=[make_layer(cores=16)])), Refusing(hosts))).detail
