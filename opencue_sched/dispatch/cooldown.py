@@ -30,7 +30,6 @@ LONGEST_LOCKED_SECONDS = 1.0
 """Of a host whose row another transaction has locked, and had when it was looked at before. Mostly a completion or a
 report has it for a few milliseconds, so the next pass plans it again, and idle cores are lost in a longer cooldown; but
 looking again and again at one that stays locked costs a pass each."""
-_REMEMBERED = 10_000
 _REMEMBERED_CHANGES = 64
 
 What = TypeVar("What", bound=Hashable)
@@ -52,8 +51,8 @@ class _Cooldown:
 class Cooldowns(Generic[What]):
     """What this process leaves alone, until when, and why. Thread-safe.
 
-    A row of failures is over when something ``worked``, or did not fail for twice ``longest``. The latest 10,000 are
-    kept. ``free``: so many failures of a row are followed by no cooldown.
+    A row of failures is over when something ``worked``, or did not fail for twice ``longest``. ``free``: so many
+    failures of a row are followed by no cooldown.
     """
 
     def __init__(
@@ -92,10 +91,7 @@ class Cooldowns(Generic[What]):
 
     def _forget(self, now: float) -> None:
         """The oldest failure comes first."""
-        while self._cooldowns:
-            oldest = next(iter(self._cooldowns.values()))
-            if oldest.forgotten > now and len(self._cooldowns) <= _REMEMBERED:
-                return
+        while self._cooldowns and next(iter(self._cooldowns.values())).forgotten <= now:
             self._cooldowns.popitem(last=False)
 
 
