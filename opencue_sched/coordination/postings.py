@@ -335,24 +335,25 @@ class ClaimRenewer(PeriodicThread):
         self._held: dict[Claim, _Renewed] = {}
         self._given_up: set[Claim] = set()
 
-    def keep(self, claim: Claim, *, claimed_at: float) -> None:
-        """Start to renew ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
+    def keep(self, *claims: Claim, claimed_at: float) -> None:
+        """Start to renew claims; ``claimed_at`` is the clock before they were asked for."""
         with self._lock:
-            self._held[claim] = _Renewed(claimed_at, boot_clock())
+            self._held |= {claim: _Renewed(claimed_at, boot_clock()) for claim in claims}
         self.start()
 
-    def progress(self, claim: Claim) -> None:
-        """The work under ``claim`` has done a step. A claim that was given up stays so."""
+    def progress(self, *claims: Claim) -> None:
+        """The work under the claims has done a step. A claim that was given up stays so."""
         with self._lock:
-            self._given_up.discard(claim)
-            if claim in self._held:
+            self._given_up.difference_update(claims)
+            for claim in self._held.keys() & claims:
                 self._held[claim].stepped_at = boot_clock()
 
-    def drop(self, claim: Claim) -> None:
-        """Stop renewing ``claim``."""
+    def drop(self, *claims: Claim) -> None:
+        """Stop renewing claims."""
         with self._lock:
-            self._held.pop(claim, None)
-            self._given_up.discard(claim)
+            self._given_up.difference_update(claims)
+            for claim in claims:
+                self._held.pop(claim, None)
 
     @property
     def hangs(self) -> bool:
@@ -364,10 +365,11 @@ class ClaimRenewer(PeriodicThread):
         with self._lock:
             return list(self._held)
 
-    def alive(self, claim: Claim) -> bool:
-        """Whether ``claim`` is certainly still this process's."""
-        renewed = self._held.get(claim)
-        return renewed is not None and boot_clock() - renewed.renewed_at < self.ttl_seconds * 0.75
+    def alive(self, *claims: Claim) -> bool:
+        """Whether the claims are certainly still this process's."""
+        oldest = boot_clock() - self.ttl_seconds * 0.75
+        found = [self._held.get(claim) for claim in claims]
+        return all(renewed is not None and renewed.renewed_at > oldest for renewed in found)
 
     def _renew(self) -> float:
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.

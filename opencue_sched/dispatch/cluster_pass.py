@@ -101,37 +101,28 @@ class Dispatcher:
         if isinstance(claim, ClaimRefused):
             return claim
         claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
-        for it in claims:
-            self.renewer.keep(it, claimed_at=before)
+        self.renewer.keep(*claims, claimed_at=before)
         try:
             return self._pass(claims)
         finally:
-            self._drop(claims)
-
-    def _drop(self, claims: Iterable[Claim]) -> None:
-        for claim in claims:
-            self.renewer.drop(claim)
+            self.renewer.drop(*claims)
 
     def _pass(self, claims: Sequence[Claim]) -> list[PassReport]:
         """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
         cluster, each is tried by itself, so that the others have their pass."""
         ended = False
 
-        def progress() -> None:
-            for claim in claims:
-                self.renewer.progress(claim)
-
         def end(reports: Sequence[PassReport]) -> None:
             nonlocal ended
             ended = True
             self._end(claims, reports)
-            self._drop(claims)
+            self.renewer.drop(*claims)
 
         try:
             return self.runner.run(
                 [claim.cluster for claim in claims],
-                alive=lambda: all(map(self.renewer.alive, claims)),
-                progress=progress,
+                alive=lambda: self.renewer.alive(*claims),
+                progress=lambda: self.renewer.progress(*claims),
                 wakes={claim.cluster.key: claim.wake for claim in claims},
                 end=end,
             )
