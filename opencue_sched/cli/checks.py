@@ -71,9 +71,8 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
 
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
     last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first. Then, where
-    only other work is in the way, how the job stands: what its show uses of its size in each allocation, and its place
-    among the show's jobs by rank and in the draw. Of dead frames: what their exit status means, and the end of the
-    newest one's log where it is visible on this machine.
+    only other work is in the way, how the job stands: its place among the show's jobs by rank and in the draw. Of dead
+    frames: what their exit status means, and the end of the newest one's log where it is visible on this machine.
     """
     with engine.connect() as connection:
         ids = layer_ids(connection, job, [] if layer is None else [layer])

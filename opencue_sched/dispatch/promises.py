@@ -53,14 +53,8 @@ class PromiseReport:
         return self.ended | self.granted.keys()
 
     def summary(self) -> dict[str, object]:
-        return {
-            "kept": self.kept,
-            "wide": self.wide,
-            "asking": self.asking,
-            "granted": len(self.granted),
-            "renewed": len(self.renewed),
-            "ended": len(self.ended),
-        }
+        changed = {name: len(getattr(self, name)) for name in ("granted", "renewed", "ended")}
+        return {"kept": self.kept, "wide": self.wide, "asking": self.asking, **changed}
 
 
 def keep_promises(

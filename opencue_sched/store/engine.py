@@ -43,8 +43,7 @@ def make_engine(
 ) -> Engine:
     """An engine whose connections have a connect time-out, a statement time-out and keep-alives.
 
-    READ COMMITTED is the default isolation; a caller that needs another says so per connection. ``application_name``
-    begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it, and connection poolers pass it on.
+    ``application_name`` begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it.
 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
     address that moves, the one that does is behind a new connection only, and a standby answers to every pre-ping.
