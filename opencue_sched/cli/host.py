@@ -19,7 +19,6 @@ from opencue_sched.cli.inputs import (
     current_user,
     most_option,
     new_name,
-    notify_hosts,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
@@ -119,8 +118,8 @@ def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
 
 def _set_lock(connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState) -> Done:
     ids = [host.id for host in chosen]
-    changed = hosts.set_lock(connection, ids, old=old, new=new, source=current_user() or "opencue-sched")
-    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids), hosts=changed)
+    hosts.set_lock(connection, ids, old=old, new=new, source=current_user() or "opencue-sched")
+    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids))
 
 
 tags = Commands("host tags", "Add or remove manual tags.")
@@ -133,7 +132,8 @@ host_command.add_command(tags)
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Give a host manual tags."""
     wanted = [new_name("tag", word) for word in words]
-    return _tags_now(connection, host, changed=hosts.add_tags(connection, host.id, wanted))
+    hosts.add_tags(connection, host.id, wanted)
+    return _COLUMNS.changed(*hosts.list_hosts(connection, host_ids=[host.id]))
 
 
 @tags.in_transaction("remove render01 bigmem")
@@ -141,16 +141,12 @@ def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
 @_TAGS
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Take manual tags from a host."""
-    now = _tags_now(connection, host, changed=hosts.remove_tags(connection, host.id, words))
+    hosts.remove_tags(connection, host.id, words)
+    now = _COLUMNS.changed(*hosts.list_hosts(connection, host_ids=[host.id]))
     if left := [word for word in words if word in now.document["tags"]]:
         why = "its allocation, its RQD or its name gives it"
         raise InvalidInput(f"tag {left[0]} of {host.name} is not a manual one, {why}; nothing was removed")
     return now
-
-
-def _tags_now(connection: Connection, host: NamedRow, *, changed: bool) -> Done:
-    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return _COLUMNS.changed(row, hosts=[host.id] if changed else [])
 
 
 @host_command.in_transaction("move render01 render02 local.desktop")
@@ -165,7 +161,7 @@ def move(connection: Connection, chosen: list[NamedRow], target: NamedRow, force
     if running and not force:
         raise InvalidInput(f"frames running there: {running}; lock the hosts and wait, or use --force")
     hosts.move_hosts(connection, ids, target.id)
-    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids), hosts=ids)
+    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids))
 
 
 @host_command.in_transaction("delete render01")
@@ -179,7 +175,7 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     if row.frames:
         raise InvalidInput(f"frames of {host.name} that are not released yet: {row.frames}")
     hosts.delete_host(connection, host.id)
-    return Done(f"deleted {host.name}", {"host": host.name, "id": host.id}, hosts=[host.id])
+    return Done(f"deleted {host.name}", {"host": host.name, "id": host.id})
 
 
 def _power_command(verb: str, call: str, does: str, done: str) -> None:
@@ -243,7 +239,6 @@ def _prepare(engine: Engine, host: Row[Any], verb: str, *, now: bool, back: bool
         else:
             source = current_user() or "opencue-sched"
             hosts.set_lock(connection, [host.id], old=list(LockState), new=LockState.LOCKED, source=source)
-    notify_hosts([host.id])
 
 
 _PLACES = (

@@ -32,7 +32,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
-from opencue_sched.insight.stores import StoreUnusable, check_postgresql, check_redis, describe_failure
+from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
@@ -66,8 +66,8 @@ def database(**limits: int) -> Iterator[Engine]:
 
 @contextmanager
 def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
-    """An engine on a database that answers and has a schema we can use, and what the schema has. Raises StoreUnusable,
-    saying what to do."""
+    """An engine on a database that answers and has a schema we can use, and what the schema has. Raises what
+    check_postgresql does, saying what to do."""
     with database() as engine:
         yield engine, check_postgresql(engine, get_settings())
 
@@ -84,24 +84,6 @@ def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:
                 click.echo(f"note: {describe_failure(error, get_settings())}; still waiting", err=True)
             told = True
             time.sleep(_ASK_AGAIN_SECONDS)
-
-
-def notify_hosts(host_ids: Sequence[str]) -> None:
-    """Tell every worker's host cache, after the commit. Without Redis they see it at their next refresh."""
-    if not host_ids:
-        return
-    from redis.exceptions import RedisError
-
-    from opencue_sched.dispatch.gather import HostChanges
-    from opencue_sched.placement.host_cache import REREAD_SECONDS
-
-    settings = get_settings()
-    try:
-        with redis_store() as client:
-            HostChanges(client, settings.coordination.namespace).publish(host_ids)
-    except (RedisError, StoreUnusable) as error:
-        away = describe_failure(error, settings)
-        click.echo(f"note: {away}; workers see the change within {REREAD_SECONDS:g} s", err=True)
 
 
 @contextmanager
@@ -235,16 +217,13 @@ class Commands(click.Group):
         return decorate
 
     def in_transaction(self, example: str, **settings: Any) -> _Decorator:
-        """The same on a connection, in one transaction. Workers are told of hosts that it changed once it is
-        committed."""
+        """The same on a connection, in one transaction."""
 
         def decorate(function: Body) -> click.Command:
             @wraps(function)
             def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
                 with engine.begin() as connection:
-                    answer = function(connection, **given)
-                notify_hosts(answer.hosts)
-                return answer
+                    return function(connection, **given)
 
             return self.on_farm(example, **settings)(run)
 

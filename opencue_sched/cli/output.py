@@ -95,15 +95,14 @@ class Column:
 class Done:
     """What a command did or found: a line or lines for people, a document for scripts, notes for standard error.
 
-    ``hosts`` are the ids of those that it changed. Unless ``status`` is 0, it is the exit status. Where there are no
-    lines, people are told ``nothing``, on standard error.
+    Unless ``status`` is 0, it is the exit status. Where there are no lines, people are told ``nothing``, on standard
+    error.
     """
 
     lines: str | Iterable[str]
     document: Any
     notes: Sequence[str] = ()
     status: int = 0
-    hosts: Sequence[str] = ()
     nothing: str = ""
 
     def show(self, *, as_json: bool) -> None:
@@ -149,18 +148,18 @@ class Columns:
         """A thing, for JSON."""
         return {column.key: column.value(thing) for column in self._all if column.key}
 
-    def listed(self, things: Sequence[Any], noun: str = "", most: int = sys.maxsize, hosts: Sequence[str] = ()) -> Done:
+    def listed(self, things: Sequence[Any], noun: str = "", most: int = sys.maxsize) -> Done:
         """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
 
         Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
         """
         notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
         lines, documents = self.lines(things[:most]) if things else [], [self.document(it) for it in things[:most]]
-        return Done(lines, documents, notes, hosts=hosts, nothing=f"no {noun or self._all[0].title.lower()}s")
+        return Done(lines, documents, notes, nothing=f"no {noun or self._all[0].title.lower()}s")
 
-    def changed(self, thing: Any, hosts: Sequence[str] = ()) -> Done:
+    def changed(self, thing: Any) -> Done:
         """What a command created or changed, as it is listed."""
-        return Done(self.lines([thing]), self.document(thing), hosts=hosts)
+        return Done(self.lines([thing]), self.document(thing))
 
     def shown(self, thing: Any, key: str, its: Sequence[Any], its_columns: Columns) -> Done:
         """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""

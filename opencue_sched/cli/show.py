@@ -324,7 +324,7 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     lock_hosts(connection, hosts)
     move_hosts(connection, hosts, alloc.id)
     text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
-    return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)}, hosts=hosts)
+    return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)})
 
 
 subscription_command = Commands("subscription")

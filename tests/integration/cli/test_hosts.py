@@ -1,4 +1,4 @@
-"""Hosts by command: what is listed, locks, tags, allocations, and that host caches hear of every change."""
+"""Hosts by command: what is listed, locks, tags and allocations."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
-from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.settings import Settings
 from tests.farm import Farm, HostIds, LayerSpec
 from tests.integration.cli.conftest import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
-
-
-class Heard:
-    """What the host caches were told since the last look."""
-
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._changes = HostChanges(client, namespace)
-        self._changes.publish(["before"])
-        self._cursor, _ = self._changes.since(None)
-
-    def take(self) -> set[str]:
-        self._cursor, ids = self._changes.since(self._cursor)
-        return set(ids or ())
-
-
-@pytest.fixture
-def heard(redis_client: redis.Redis, settings: Settings) -> Heard:
-    return Heard(redis_client, settings.coordination.namespace)
 
 
 @pytest.fixture
@@ -88,16 +67,13 @@ def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
     assert (proc["job"], proc["frame"], proc["cores"]) == ("show-sh-user_job", "0001-layer1", 2)
 
 
-def test_hosts_are_locked_and_unlocked(cli: Cli, host: HostIds, build: Build, rows: Rows, heard: Heard) -> None:
-    other = build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
+def test_hosts_are_locked_and_unlocked(cli: Cli, host: HostIds, build: Build, rows: Rows) -> None:
+    build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
     assert [row["lock"] for row in cli("host", "lock", "render01", "desk01", "--json").json] == ["LOCKED", "LOCKED"]
-    assert heard.take() == {host.id, other.id}
     locks = rows("SELECT str_lock_state, str_lock_source <> '' FROM host ORDER BY str_name")
     assert locks == [("LOCKED", True), ("LOCKED", True)]
     assert cli("host", "lock", "render01").words[1][:3] == ["render01", "UP", "LOCKED"]
-    assert heard.take() == set()
     assert cli("host", "unlock", "render01").words[1][:3] == ["render01", "UP", "OPEN"]
-    assert heard.take() == {host.id}
 
 
 def test_a_host_its_user_took_back_is_not_unlocked(cli: Cli, build: Build) -> None:
@@ -105,38 +81,31 @@ def test_a_host_its_user_took_back_is_not_unlocked(cli: Cli, build: Build) -> No
     assert cli("host", "unlock", "desk01", "--json").json[0]["lock"] == "NIMBY_LOCKED"
 
 
-def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows, heard: Heard) -> None:
+def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows) -> None:
     tags = cli("host", "tags", "add", "render01", "bigmem", "old", "--json").json["tags"]
     assert tags == ["general", "render01", "bigmem", "old"]
-    assert heard.take() == {host.id}
     added = rows("SELECT str_tag_type, b_constant FROM host_tag WHERE str_tag = 'bigmem'")
     assert added == [("MANUAL", False)]
     assert rows("SELECT str_tags FROM host")[0].str_tags.split() == ["general", "render01", "bigmem", "old"]
     assert cli("host", "tags", "remove", "render01", "old").out.endswith("  general render01 bigmem\n")
-    assert heard.take() == {host.id}
-    nothing = cli("host", "tags", "remove", "render01", "old")
-    assert (nothing.status, heard.take()) == (0, set())
+    assert cli("host", "tags", "remove", "render01", "old").status == 0
 
 
-def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows, heard: Heard) -> None:
+def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows) -> None:
     ran = cli("host", "tags", "remove", "render01", "old", "general")
     assert ran.status == 1
     assert (
         "tag general of render01 is not a manual one, its allocation, its RQD or its name gives it; nothing" in ran.err
     )
     assert rows("SELECT count(*) FROM host_tag") == [(3,)]
-    assert heard.take() == set()
 
 
-def test_a_host_is_moved_when_nothing_runs_on_it(
-    cli: Cli, host: HostIds, build: Build, rows: Rows, heard: Heard
-) -> None:
+def test_a_host_is_moved_when_nothing_runs_on_it(cli: Cli, host: HostIds, build: Build, rows: Rows) -> None:
     idle = build(lambda farm: farm.host(name="idle01"))
     build(lambda farm: farm.alloc("desk"))
     refused = cli("host", "move", "render01", "idle01", "local.desk")
     assert (refused.status, "frames running there: 1" in refused.err) == (1, True)
     assert [row["allocation"] for row in cli("host", "move", "idle01", "local.desk", "--json").json] == ["local.desk"]
-    assert heard.take() == {idle.id}
     moved = rows("SELECT alloc.str_name, str_tags FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=idle.id)
     assert moved == [("local.desk", "desk idle01")]
     assert cli("host", "move", "render01", "local.desk", "--force").status == 0
@@ -181,5 +150,5 @@ def test_a_change_is_made_although_redis_does_not_answer(
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
     ran = cli("host", "lock", "render01")
     assert (ran.status, ran.words[1][:3]) == (0, ["render01", "UP", "LOCKED"])
-    assert "Redis at redis://127.0.0.1:1/0 does not answer" in ran.err
+    assert ran.err == ""
     assert rows("SELECT str_lock_state FROM host") == [("LOCKED",)]
