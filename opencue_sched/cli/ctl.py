@@ -10,7 +10,7 @@ import click
 import redis
 
 from opencue_sched.cli.inputs import TOP, Commands, database, redis_store, with_names
-from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, age_text, field_lines, working
+from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, age_text, working
 from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
@@ -43,7 +43,7 @@ _POSTING_COLUMNS = Columns(
     Column("failures", "Failures"),
     Column("posted", "Posted", "created", _ago),
     Column("modified", "Last worked on", show=_ago),
-    *map(Column, ("show_id", "facility_id")),
+    *map(Column, ("show_id", "facility_id", "fence", "error")),
     Column("facility", "Facility"),
     Column("tags", "Tags", wraps=True),
 )
@@ -72,9 +72,7 @@ def show(cluster: str) -> Done:
         listing = postings.job(_uuids(postings, cluster)[0])
     if listing is None:
         raise InvalidInput(f"{cluster} is gone")
-    (posting,) = _read([listing])
-    row = _POSTING_COLUMNS.document(posting) | {"error": listing.fields.get("error", ""), "fence": posting["fence"]}
-    return Done(field_lines({name: "" if value is None else str(value) for name, value in row.items()}), row)
+    return _POSTING_COLUMNS.shown(_read([listing])[0])
 
 
 @board_command.answers('trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"')
@@ -127,7 +125,7 @@ def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
     names = with_names([name for it in clusters for name in (it.show_id, it.facility_id)])
     rows = []
     for it, cluster, show, facility in zip(found, clusters, names[::2], names[1::2], strict=True):
-        row: dict[str, Any] = {key: it.fields.get(key) or None for key in ("name", "state", "owner")}
+        row: dict[str, Any] = {key: it.fields.get(key) or None for key in ("name", "state", "owner", "error")}
         row |= {key: int(it.fields.get(key, "0")) for key in ("failures", "fence")}
         moments = {key: int(it.fields[key] or 0) / 1000 for key in ("created", "modified")}
         row |= {key: datetime.fromtimestamp(at, UTC) if at else None for key, at in moments.items()}

@@ -41,10 +41,9 @@ reason_option = click.option("--reason", metavar="TEXT", help="Why, for the logs
 
 @contextmanager
 def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, str]]]]:
-    """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
+    """What ends frames, with the ledger told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
-    from opencue_sched.dispatch.gather import HostChanges
     from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
     from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl
@@ -53,9 +52,8 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     alive: dict[str, tuple[str, str]] = {}
     with redis_store() as client, RqdChannels(settings.rqd) as channels:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
-        changes = HostChanges(client, settings.coordination.namespace)
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
-        yield JobControl(Releaser(engine, settings.release, ledger, changes), killer), alive
+        yield JobControl(Releaser(engine, settings.release, ledger), killer), alive
 
 
 def who_and_why(verb: str, reason: str | None) -> str:

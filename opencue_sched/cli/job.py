@@ -373,7 +373,7 @@ def list_layers(connection: Connection, job: NamedRow) -> Done:
     return _LAYER_COLUMNS.listed(jobs.layers_of(connection, job.id))
 
 
-@layer_command.on_farm("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
+@layer_command.in_transaction("set demo-sh010-alice_comp_v001 render --cores 8 --memory 16GiB --add-limit arnold")
 @_JOB
 @click.argument("layers", nargs=-1, required=True, metavar="LAYER...")
 @click.option("--cores", type=float, metavar="CORES", help="The least; 0 is the whole host, -2 all but two.")
@@ -389,8 +389,7 @@ def list_layers(connection: Connection, job: NamedRow) -> Done:
 @click.option("--add-limit", "add", type=LIMIT, multiple=True, help="Also under this limit. May be given again.")
 @click.option("--drop-limit", "drop", type=LIMIT, multiple=True, help="No longer under this limit.")
 def set_layers(
-    engine: Engine,
-    _: SchemaFacts,
+    connection: Connection,
     job: NamedRow,
     layers: tuple[str, ...],
     add: list[NamedRow],
@@ -411,14 +410,12 @@ def set_layers(
     fields = layer_fields(given) | optimize
     if "tags" in fields:
         fields["tags"] = join_tags(fields["tags"])
-    with engine.begin() as connection:
-        chosen = layer_ids(connection, job, layers) or []
-        limits = [[row.id for row in rows] for rows in (add, drop)]
-        jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
-        found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
-        _check(found, jobs.job_of(connection, job.id))
-    with engine.connect() as connection:
-        notes = unserved(connection, job.id, get_settings())
+    chosen = layer_ids(connection, job, layers) or []
+    limits = [[row.id for row in rows] for rows in (add, drop)]
+    jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
+    found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
+    _check(found, jobs.job_of(connection, job.id))
+    notes = unserved(connection, job.id, get_settings())
     done = _LAYER_COLUMNS.listed(found)
     document = {"job": job.name, "layers": done.document, "notes": notes}
     return Done(done.lines, document, [f"note: {note}" for note in notes])

@@ -161,12 +161,19 @@ class Columns:
         """What a command created or changed, as it is listed."""
         return Done(self.lines([thing]), self.document(thing))
 
-    def shown(self, thing: Any, key: str, its: Sequence[Any], its_columns: Columns) -> Done:
-        """One thing, a line for each column, and the things that it has. JSON has them as ``key``."""
-        lines = field_lines({it.named: it.cell(it.value(thing)) for it in self._all})
-        if its:
-            lines += ["", *its_columns.lines(its)]
-        return Done(lines, {**self.document(thing), key: [its_columns.document(it) for it in its]})
+    def shown(self, thing: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
+        """One thing, a line for each column with a value, and the things that it has. JSON has them as ``key``."""
+        known = {it.named: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
+        width = max(map(cell_len, known))
+        lines = [
+            (" " * width if number else click.style(_pad(name, width, right=False), bold=True)) + _GAP + _one_line(line)
+            for name, texts in known.items()
+            for number, line in enumerate(texts)
+        ]
+        if its_columns is None:
+            return Done(lines, self.document(thing))
+        document = self.document(thing) | {key: [its_columns.document(it) for it in its]}
+        return Done([*lines, "", *its_columns.lines(its)] if its else lines, document)
 
     def watch(self, find: Callable[[int], Sequence[Any]]) -> None:
         """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
@@ -238,17 +245,6 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 def _one_line(text: str) -> str:
     """A cell's text without what would move the cursor."""
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
-
-
-def field_lines(fields: Mapping[str, str]) -> list[str]:
-    """What is known of one thing, a line each; empty values are left out."""
-    known = {heading: value.splitlines() for heading, value in fields.items() if value}
-    width = max(map(cell_len, known), default=0)
-    return [
-        (" " * width if number else click.style(_pad(heading, width, right=False), bold=True)) + _GAP + _one_line(line)
-        for heading, lines in known.items()
-        for number, line in enumerate(lines)
-    ]
 
 
 def working(text: str) -> AbstractContextManager[object]:

@@ -32,7 +32,7 @@ from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import SchemaFacts, read_origin
 from opencue_sched.store.shows import Kind, NamedRow
 
 _SHOW_COLUMNS = Columns(
@@ -128,21 +128,20 @@ def show_info(connection: Connection, show: NamedRow) -> Done:
     return _SHOW_COLUMNS.shown(row, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
 
 
-@show_command.on_farm("create demo --managed")
+@show_command.in_transaction("create demo --managed")
 @click.argument("name")
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
-def create_show(engine: Engine, facts: SchemaFacts, name: str, managed: bool | None) -> Done:
+def create_show(connection: Connection, name: str, managed: bool | None) -> Done:
     """Create a show with its root folder.
 
     Nothing is booked before it has a subscription.
     """
     new_name("show", name)
-    managed = managed if managed is not None else facts.origin == "opencue-sched"
-    with engine.begin() as connection:
-        if shows.find_rows(connection, Kind.SHOW, [name]):
-            raise InvalidInput(f"there is a show {name!r} already")
-        made = shows.insert_show(connection, name, managed=managed)
-        return _SHOW_COLUMNS.changed(shows.list_shows(connection, made)[0])
+    managed = managed if managed is not None else read_origin(connection) == "opencue-sched"
+    if shows.find_rows(connection, Kind.SHOW, [name]):
+        raise InvalidInput(f"there is a show {name!r} already")
+    made = shows.insert_show(connection, name, managed=managed)
+    return _SHOW_COLUMNS.changed(shows.list_shows(connection, made)[0])
 
 
 def _setting_command(example: str, column: str, kind: Any, does: str) -> None:
