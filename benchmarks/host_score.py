@@ -91,7 +91,7 @@ class _Site:
             looked_at = tuple(frames[:FRAMES_OF_A_LAYER])
             jobs.append(_job(replace(layer, frames=looked_at, waiting_frames=len(frames))))
         caps = Caps(Headroom(None, 0), Headroom(None, 0))
-        return Snapshot((ClusterWork(_CLUSTER, tuple(jobs)),), {("show", "alloc"): caps}, {}, {})
+        return Snapshot((ClusterWork(_CLUSTER, tuple(jobs)),), {("show", "alloc"): caps}, {})
 
     def idle_cores(self) -> int:
         return sum(host.idle_cores for host in self.hosts.values())

@@ -408,18 +408,18 @@ def _snapshot(
     """The jobs, and the caps of folders, jobs and limits above them."""
     kept = {job.id: job for it in gathered for job in it.jobs}
     wanted = {limit for job in kept.values() for layer in job.layers for limit in layer.limit_ids}
-    folders, jobs = {}, {}
+    caps = {}
     for row in (row for rows in found for row in rows):
         if row.pk_job in kept:
-            jobs[row.pk_job] = _caps(row.int_max_cores, row.int_max_gpus, row.job_cores, row.job_gpus)
+            caps[row.pk_job] = _caps(row.int_max_cores, row.int_max_gpus, row.job_cores, row.job_gpus)
         if max(row.folder_max_cores or 0, row.folder_max_gpus or 0) > 0:  # no other's use is summed
             of_folder = row.folder_max_cores, row.folder_max_gpus, row.folder_cores, row.folder_gpus
-            folders[row.pk_folder] = _caps(*of_folder)
+            caps[row.pk_folder] = _caps(*of_folder)
     above = {
         key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in limits.keys() & wanted
     }
     work = tuple(Work(it.cluster, it.jobs) for it in gathered)
-    return Snapshot(work, subscribed, folders, jobs, above, sizes, now)
+    return Snapshot(work, subscribed, caps, above, sizes, now)
 
 
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:

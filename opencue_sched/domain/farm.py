@@ -64,9 +64,7 @@ def cap_cores(cap_centicores: int) -> int | float:
     """
     if cap_centicores <= 0:
         return cap_centicores
-    if cap_centicores < CENTICORES_PER_CORE:
-        return cap_centicores / CENTICORES_PER_CORE
-    return cap_centicores // CENTICORES_PER_CORE
+    return cap_centicores // CENTICORES_PER_CORE or cap_centicores / CENTICORES_PER_CORE
 
 
 def memory_text(kilobytes: float) -> str:
@@ -197,9 +195,7 @@ _EXIT_MEANINGS: Mapping[int, str] = {
 
 def exit_meaning(status: int) -> str:
     """What a frame's exit status says of its end: OpenCue's own ones, a shell's, and 128 with a signal."""
-    if status in _EXIT_MEANINGS:
-        return _EXIT_MEANINGS[status]
-    return signal_words(status - 128) or "its command failed"
+    return _EXIT_MEANINGS.get(status) or signal_words(status - 128) or "its command failed"
 
 
 def signal_words(number: int) -> str:
@@ -424,14 +420,13 @@ class Snapshot:
     """Everything the planner may know about the work of one pass (hosts come from the host pool).
 
     ``subscriptions`` maps (show id, alloc id) (an allocation that is absent may not be booked), and ``sizes`` the same
-    to the subscription's size in cores; ``folders``, ``job_caps`` and ``limits`` map their ids (absent: unlimited).
+    to the subscription's size in cores; ``caps`` (of folders and jobs) and ``limits`` map ids (absent: unlimited).
     ``now`` is when it was read, in epoch seconds of the database.
     """
 
     work: tuple[Work, ...]
     subscriptions: Mapping[tuple[str, str], Caps]
-    folders: Mapping[str, Caps]
-    job_caps: Mapping[str, Caps]
+    caps: Mapping[str, Caps]
     limits: Mapping[str, Headroom] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     now: float = 0.0

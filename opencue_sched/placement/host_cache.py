@@ -308,9 +308,9 @@ class HostCache:
         FOREIGN_IDLE_SECONDS, and their hosts."""
         with self._lock:
             now = self._clock()
+            own = self._settings.group_idle_timeout
             for (_, shard), part in self._parts.items():
-                own = shard in ("", self._instance)
-                timeout = self._settings.group_idle_timeout if own else FOREIGN_IDLE_SECONDS
+                timeout = own if shard in ("", self._instance) else FOREIGN_IDLE_SECONDS
                 part.groups = {tag: group for tag, group in part.groups.items() if now - group.asked_at <= timeout}
             self._parts = {key: part for key, part in self._parts.items() if part.groups}
             # What is remembered of hosts in no group keeps off older reads, until none can arrive any more.
@@ -397,10 +397,10 @@ class HostCache:
                 return
             if committed:
                 entry.holds[proc_id] = hold._replace(covered_from=min(hold.covered_from, self.instant()))
-                return
-            del entry.holds[proc_id]
-            if entry.read is not None:
-                self._show(_less(entry.read, entry.holds))
+            else:
+                del entry.holds[proc_id]
+                if entry.read is not None:
+                    self._show(_less(entry.read, entry.holds))
 
     def draining_for(self, layer_id: str) -> Sequence[Host]:
         """The hosts that are held for the layer, in whatever shard."""

@@ -85,9 +85,8 @@ class PlanHeadroom:
         self._allocs: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for (show_id, alloc_id), caps in snapshot.subscriptions.items():
             self._allocs[show_id][alloc_id] = caps.cores.left
-        capped = {**snapshot.folders, **snapshot.job_caps}
-        self._cores = defaultdict(lambda: math.inf, {key: caps.cores.left for key, caps in capped.items()})
-        self._gpus = defaultdict(lambda: math.inf, {key: caps.gpus.left for key, caps in capped.items()})
+        self._cores = defaultdict(lambda: math.inf, {key: caps.cores.left for key, caps in snapshot.caps.items()})
+        self._gpus = defaultdict(lambda: math.inf, {key: caps.gpus.left for key, caps in snapshot.caps.items()})
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:

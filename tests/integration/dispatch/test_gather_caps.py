@@ -221,11 +221,11 @@ def test_a_folder_without_caps_is_not_listed(engine: Engine, settings: Settings)
         capped = farm.folder(show, "capped", max_gpus=4)
         farm.jobs([JobSpec([LayerSpec()]), JobSpec([LayerSpec()], folder_id=capped)])
 
-        folders = gathered(connection, cluster_of(farm), settings).snapshot.folders
+        snapshot = gathered(connection, cluster_of(farm), settings).snapshot
 
-    assert folders.keys() == {capped}
-    assert folders[capped].cores.cap is None
-    assert folders[capped].gpus.left == 4
+    assert snapshot.caps.keys() - {job.id for job in snapshot.work[0].jobs} == {capped}
+    assert snapshot.caps[capped].cores.cap is None
+    assert snapshot.caps[capped].gpus.left == 4
 
 
 def test_work_held_back_costs_one_more_statement_and_never_two(engine: Engine, settings: Settings) -> None:

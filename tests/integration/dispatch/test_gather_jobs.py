@@ -62,8 +62,8 @@ def test_upstream_bug_vs_waiting_hides_jobs_with_unlimited_caps(engine: Engine, 
 
     assert hidden
     assert job_ids(found) == [job.id]
-    assert found.snapshot.job_caps[job.id].cores.cap is None
-    assert found.snapshot.job_caps[job.id].gpus.cap is None
+    assert found.snapshot.caps[job.id].cores.cap is None
+    assert found.snapshot.caps[job.id].gpus.cap is None
 
 
 def test_upstream_bug_stale_job_resource_usage_counts_live_procs_instead(engine: Engine, settings: Settings) -> None:
@@ -78,8 +78,8 @@ def test_upstream_bug_stale_job_resource_usage_counts_live_procs_instead(engine:
         found = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [job.id]
-    assert found.snapshot.job_caps[job.id].cores.booked == 2
-    assert found.snapshot.job_caps[job.id].cores.left == 2
+    assert found.snapshot.caps[job.id].cores.booked == 2
+    assert found.snapshot.caps[job.id].cores.left == 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_job_at_its_gpu_cap_still_offers_its_layers_without_gpus(engine: Engin
         found = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [job.id]
-    assert found.snapshot.job_caps[job.id].gpus.left == 0
+    assert found.snapshot.caps[job.id].gpus.left == 0
 
 
 def test_a_folder_at_its_cap_gives_its_place_to_the_next(engine: Engine, settings: Settings) -> None:
@@ -139,8 +139,8 @@ def test_a_folder_at_its_cap_gives_its_place_to_the_next(engine: Engine, setting
     assert job_ids(found) == [elsewhere.id]
     assert room_again.rowcount == 1
     assert job_ids(then) == [runs.id, waits.id, elsewhere.id]
-    assert then.snapshot.folders[folder].cores.booked == 2
-    assert then.snapshot.folders[folder].cores.left == 1
+    assert then.snapshot.caps[folder].cores.booked == 2
+    assert then.snapshot.caps[folder].cores.left == 1
 
 
 def test_upstream_bug_folder_sums_skip_finished_jobs_whose_procs_still_run(engine: Engine, settings: Settings) -> None:
@@ -155,7 +155,7 @@ def test_upstream_bug_folder_sums_skip_finished_jobs_whose_procs_still_run(engin
         found = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [waiting.id]
-    assert found.snapshot.folders[folder].cores.booked == 2
+    assert found.snapshot.caps[folder].cores.booked == 2
 
 
 def test_procs_of_a_fraction_of_a_core_count_as_a_core_each(engine: Engine, settings: Settings) -> None:
@@ -167,7 +167,7 @@ def test_procs_of_a_fraction_of_a_core_count_as_a_core_each(engine: Engine, sett
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    assert found.snapshot.job_caps[job.id].cores.booked == 3
+    assert found.snapshot.caps[job.id].cores.booked == 3
     assert by_alloc(found)[farm.default_alloc().id].cores.booked == 3
 
 

@@ -213,7 +213,7 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
     assert "int_chunk_size is 0" in reasons[chunk.id]
     assert "str_cmd" in reasons[command.id]
     assert "'7..' does not parse" in reasons[range_.id]
-    assert found.snapshot.job_caps.keys() == {good.id}
+    assert found.snapshot.caps.keys() == {good.id}
 
 
 @pytest.mark.parametrize("column", ["int_cores_min", "int_mem_min", "int_gpus_min", "int_gpu_mem_min"])

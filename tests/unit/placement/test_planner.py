@@ -598,7 +598,7 @@ class TestShares:
             job = make_job(f"{show}-j", [make_layer(f"{show}-l", frames=frames)], show_id=show)
             work.append(Work(replace(make_cluster(), show_id=show), (job,)))
             caps[show, "alloc"] = make_caps(10_000, booked=(booked or {}).get(show, 0))
-        return Snapshot(tuple(work), caps, {}, {}, sizes={(show, "alloc"): size for show, size in sizes.items()})
+        return Snapshot(tuple(work), caps, {}, sizes={(show, "alloc"): size for show, size in sizes.items()})
 
     @staticmethod
     def plan(snapshot: Snapshot, *hosts: Host, **changes: Any) -> list[Plan]:

@@ -159,8 +159,8 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
     assert set(cores_by(planned, "alloc_id")) <= set(subscriptions)
     for caps_of, kind in [
         (subscriptions, "alloc_id"),
-        (snapshot.folders, "folder_id"),
-        (snapshot.job_caps, "job_id"),
+        (snapshot.caps, "folder_id"),
+        (snapshot.caps, "job_id"),
     ]:
         assert within(cores_by(planned, kind), {key: value.cores for key, value in caps_of.items()})
         if kind != "alloc_id":
@@ -264,8 +264,8 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
         return (inf, inf) if own is None else (own.cores.left - cores[key], own.gpus.left - gpus[key])
 
     def could_go_on(job: Job, layer: Layer, host: Host) -> bool:
-        folder_cores, folder_gpus = remaining(snapshot.folders, "folder_id", job.folder_id)
-        job_cores, job_gpus = remaining(snapshot.job_caps, "job_id", job.id)
+        folder_cores, folder_gpus = remaining(snapshot.caps, "folder_id", job.folder_id)
+        job_cores, job_gpus = remaining(snapshot.caps, "job_id", job.id)
         alloc_cores, _ = remaining(snapshot.subscriptions, "alloc_id", host.alloc_id)
         gpus = smallest_need(layer).gpus
         return (

@@ -102,8 +102,7 @@ def make_snapshot(*jobs: Job, subscriptions: Mapping[str, Caps] | None = None, *
     values: dict[str, Any] = {
         "work": (Work(make_cluster(), jobs),),
         "subscriptions": {("show", alloc_id): caps for alloc_id, caps in own.items()},
-        "folders": {},
-        "job_caps": {},
+        "caps": {**changes.pop("folders", {}), **changes.pop("job_caps", {})},
     }
     return Snapshot(**(values | changes))
 
