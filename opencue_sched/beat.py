@@ -5,7 +5,8 @@ campaign. The leader names each tick by its nominal time by the clock of Redis (
 under its fence, and only then sends the message. The message carries the fence and the tick, and the worker that takes
 it compares them with the record.
 
-Every schedule is an interval. Of the ticks that were missed while nobody led the latest is fired, and stands for all.
+Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute. Of the
+ticks that were missed while nobody led the latest is fired, and stands for all.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from celery.beat import ScheduleEntry, Scheduler
+from celery.schedules import schedule as interval_schedule
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
@@ -37,6 +40,7 @@ from opencue_sched.worker.metrics import PORTS_TRIED, PULSE, serve_metrics
 
 log = structlog.get_logger(__name__)
 
+MINUTE = 60.0
 POLL_SECONDS = 0.5
 LOG_AGAIN_SECONDS = 60.0
 FUTURE_SECONDS = 5.0
@@ -154,16 +158,33 @@ class LeaderScheduler(Scheduler):
         self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
     ) -> float:
         """Fire what is due of one entry; returns seconds until it is due again."""
-        interval = entry.schedule.run_every.total_seconds()  # type: ignore[union-attr]
-        series, tick = tick_series(name, interval), nominal_tick(now, interval)
+        schedule = entry.schedule
+        run_every = schedule.run_every if type(schedule) is interval_schedule else None  # type: ignore[attr-defined]
+        interval = run_every.total_seconds() if run_every is not None else MINUTE
+        series = name if run_every is None else tick_series(name, interval)
         last = last_ticks.get(series, 0)
+        if run_every is None:
+            tick, wait = self._tick_at_due_time(entry, now, last)
+        else:
+            tick = nominal_tick(now, interval)
+            wait = (tick + 1) * interval - now
         if tick > last:
             self._fire(gate, series, entry, tick, now)
         elif (ahead := last * interval - now) > FUTURE_SECONDS:  # fired while the clock of Redis ran ahead
             self._ahead = max(self._ahead, ahead)
             what = {"task": series, "seconds_to_wait": round(ahead, 1)}
             self._log_again(log.error, "tick_of_the_future_recorded", series, **what)
-        return float((tick + 1) * interval - now)
+        return wait
+
+    def _tick_at_due_time(self, entry: ScheduleEntry, now: float, last: int) -> tuple[int, float]:
+        """The tick that is due by a schedule without an interval, 0 for none, and the seconds until the next is."""
+        at = datetime.fromtimestamp(now, UTC)
+        entry.schedule.nowfun = lambda: at  # type: ignore[union-attr]
+        # What was never fired counts from the start of this beat, by the clock of its host, which may be ahead.
+        entry.last_run_at = since = min(entry.last_run_at or at, at)
+        since = max(since, datetime.fromtimestamp(last * MINUTE, UTC))
+        due, wait = entry.schedule.is_due(since)  # type: ignore[union-attr]
+        return int(now // MINUTE) if due else 0, float(wait)
 
     def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
         fence = gate.fence
