@@ -323,6 +323,8 @@ class _Pass:
             if launch is not None:
                 launch.result()
         report.seconds["total"] = runner.clock() - self.began
+        for it in self.reports:
+            log.debug("pass_ended", **it.summary())
         return self.reports
 
     def _steps(self) -> tuple[Environments, CommitResult] | None:
