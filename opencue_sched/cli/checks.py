@@ -25,12 +25,12 @@ from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import StoreUnusable, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import NamedRow
 
 
 @TOP.on_farm("audit --json | jq .failed")
-def audit_command(engine: Engine, _: SchemaFacts) -> Done:
+def audit_command(engine: Engine) -> Done:
     """Check the invariants against PostgreSQL and Redis.
 
     One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails.
@@ -66,7 +66,7 @@ def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Seque
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")
 @click.argument("job", type=JOB)
 @click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
-def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: str | None) -> Done:
+def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
     """Say why a job's frames are waiting.
 
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
@@ -77,7 +77,7 @@ def explain_command(engine: Engine, facts: SchemaFacts, job: NamedRow, layer: st
     with engine.connect() as connection:
         ids = layer_ids(connection, job, [] if layer is None else [layer])
         deaths = deaths_of(connection, job.id)
-        found = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id), deaths)
+        found = explain_job(connection, job.id, get_settings(), check_schema(connection), *_passes(job.id), deaths)
     found = replace(found, layers=tuple(one for one in found.layers if ids is None or one.id in ids))
     return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 

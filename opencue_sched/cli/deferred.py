@@ -18,7 +18,7 @@ from opencue_sched.domain.farm import FrameState, HardwareState, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import list_procs
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import NamedRow
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def who_and_why(verb: str, reason: str | None) -> str:
 
 
 def settle(
-    engine: Engine, facts: SchemaFacts, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool
+    engine: Engine, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool
 ) -> tuple[FramesChanged, list[dict[str, Any]]]:
     """Name the frames of a result that may still run, and of silent hosts what becomes of them; the result and these
     hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""
@@ -73,7 +73,7 @@ def settle(
 
     with engine.connect() as connection:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-        silent = silent_hosts(connection, get_settings(), facts, jobs.job_of(connection, job.id))
+        silent = silent_hosts(connection, get_settings(), check_schema(connection), jobs.job_of(connection, job.id))
     deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
     count = counted(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)

@@ -25,7 +25,6 @@ from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, coun
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
-from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
@@ -186,7 +185,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
     @_HOSTS
     @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
     @click.option("--yes", is_flag=True, help="Do not ask before --now.")
-    def power(engine: Engine, _: SchemaFacts, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
+    def power(engine: Engine, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
         from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
 
         settings = get_settings()
@@ -270,7 +269,6 @@ def list_procs(connection: Connection, most: int, **places: NamedRow | None) -> 
 @force_option
 def kill(
     engine: Engine,
-    facts: SchemaFacts,
     proc_ids: tuple[str, ...],
     yes: bool,
     reason: str | None,
@@ -303,7 +301,7 @@ def kill(
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
                 result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
-            result, of_job = settle(engine, facts, job, result, alive, force=force)
+            result, of_job = settle(engine, job, result, alive, force=force)
             killed += result.changed
             deferred += result.deferred
             silent += of_job

@@ -36,7 +36,6 @@ from opencue_sched.insight.stores import check_postgresql, check_redis, describe
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -65,11 +64,12 @@ def database(**limits: int) -> Iterator[Engine]:
 
 
 @contextmanager
-def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
-    """An engine on a database that answers and has a schema we can use, and what the schema has. Raises what
-    check_postgresql does, saying what to do."""
+def farm() -> Iterator[Engine]:
+    """An engine on a database that answers and has a schema we can use. Raises what check_postgresql does, saying what
+    to do."""
     with database() as engine:
-        yield engine, check_postgresql(engine, get_settings())
+        check_postgresql(engine, get_settings())
+        yield engine
 
 
 def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:
@@ -202,15 +202,15 @@ class Commands(click.Group):
         return decorate
 
     def on_farm(self, example: str, **settings: Any) -> _Decorator:
-        """A command on a database that answers: its function gets the engine, and what the schema has."""
+        """A command on a database that answers: its function gets the engine."""
 
         def decorate(function: Body) -> click.Command:
             @wraps(function)
             def run(**given: Any) -> Done:
-                with farm() as (engine, facts):
+                with farm() as engine:
                     with engine.connect() as connection:
                         given |= _rows_of_names(connection, given)
-                    return function(engine, facts, **given)
+                    return function(engine, **given)
 
             return self.answers(example, **settings)(run)
 
@@ -221,7 +221,7 @@ class Commands(click.Group):
 
         def decorate(function: Body) -> click.Command:
             @wraps(function)
-            def run(engine: Engine, _: SchemaFacts, **given: Any) -> Done:
+            def run(engine: Engine, **given: Any) -> Done:
                 with engine.begin() as connection:
                     return function(connection, **given)
 

@@ -42,7 +42,6 @@ from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
-from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.shows import NamedRow, set_rows
 
 _JOB = click.argument("job", type=JOB)
@@ -125,7 +124,7 @@ job_command = Commands("job")
 
 @job_command.on_farm("wait demo-sh010-alice_comp_v001 && echo done")
 @_JOBS
-def wait(engine: Engine, _: SchemaFacts, chosen: list[NamedRow]) -> Done:
+def wait(engine: Engine, chosen: list[NamedRow]) -> Done:
     """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
 
     A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
@@ -143,7 +142,7 @@ def wait(engine: Engine, _: SchemaFacts, chosen: list[NamedRow]) -> Done:
 @click.option("--watch", "watched", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
 @most_option(500)
 def list_jobs(
-    engine: Engine, _: SchemaFacts, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
+    engine: Engine, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
 ) -> Done:
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold."""
 
@@ -239,7 +238,7 @@ def _depend_state(depend: jobs.Depend) -> str:
 @_JOB
 @click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
-def drop(engine: Engine, _: SchemaFacts, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
+def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
     """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it."""
     from opencue_sched.farm.jobs import drop_depends
 
@@ -290,7 +289,7 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 @click.confirmation_option(prompt="Kill these jobs?", help="Do not ask.")
 @reason_option
 @force_option
-def kill(engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
+def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
     Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
@@ -299,7 +298,7 @@ def kill(engine: Engine, facts: SchemaFacts, chosen: list[NamedRow], reason: str
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
-        killed = [(job, *settle(engine, facts, job, it, alive, force=force)) for job, it in ended]
+        killed = [(job, *settle(engine, job, it, alive, force=force)) for job, it in ended]
     lines, documents = [], []
     for job, it, silent in killed:
         verb = "killed" if it.finished else "was finished already:"
@@ -316,9 +315,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
     @_JOB
     @reason_option
     @force_option
-    def change_frames(
-        engine: Engine, facts: SchemaFacts, job: NamedRow, reason: str | None, force: bool, **selection: Any
-    ) -> Done:
+    def change_frames(engine: Engine, job: NamedRow, reason: str | None, force: bool, **selection: Any) -> Done:
         with engine.connect() as connection:
             wanted = _wanted(connection, job, **selection)
             chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
@@ -330,7 +327,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
             with working("changing frames, and confirming that what ran is dead"):
                 result = change(list(chosen), reason=who_and_why(verb, reason))
             deferred = result.deferred
-            result, silent = settle(engine, facts, job, result, alive, force=force)
+            result, silent = settle(engine, job, result, alive, force=force)
             if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
                 change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
         frames = [frame for it, frame in chosen.items() if it in result.changed]

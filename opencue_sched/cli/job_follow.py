@@ -187,7 +187,7 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
 
     Example: opencue-sched job log demo-sh010-alice_comp_v001 7 --layer render --tail 20
     """
-    with farm() as (engine, _):
+    with farm() as engine:
         with engine.connect() as connection:
             (job,) = choose(connection, Kind.JOB, [name])
             row = _one_frame(connection, job, frame, () if layer is None else (layer,))

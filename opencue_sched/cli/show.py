@@ -32,7 +32,7 @@ from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.schema import SchemaFacts, read_origin
+from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import Kind, NamedRow
 
 _SHOW_COLUMNS = Columns(
@@ -172,7 +172,7 @@ _setting_command(
 @show_command.on_farm("managed demo on")
 @_SHOW
 @click.argument("state", type=_SWITCH, metavar="on|off")
-def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> Done:
+def managed(engine: Engine, show: NamedRow, state: str) -> Done:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
     On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
@@ -183,7 +183,8 @@ def managed(engine: Engine, facts: SchemaFacts, show: NamedRow, state: str) -> D
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
 
     settings, on = get_settings(), state == "on"
-    quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
+    with engine.connect() as connection:
+        quarantine = CUEBOT_CACHE_SECONDS if read_origin(connection) == "cuebot" else 0.0
     hand, wait = (hand_over, quarantine) if on else (hand_back, settings.accounting.commit_deadline)
     with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")

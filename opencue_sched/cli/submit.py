@@ -37,7 +37,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
     try:
         spec = read_job_file(file, default_user=current_user())
         spec = spec.model_copy(update={"paused": spec.paused or paused})
-        with farm() as (engine, _), working(f"submitting {spec.name}"):
+        with farm() as engine, working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), dry_run=dry_run, unserved=unserved)
     except InvalidFile as error:
         problems = [f"{getattr(file, 'name', '<stdin>')}: {problem}" for problem in error.problems]
@@ -51,7 +51,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
         click.echo(line, err=asked_for_json())  # before the waiting, which Ctrl-C may end: the job is there
     for note in notes:
         click.echo(note, err=True)
-    with farm() as (engine, _):
+    with farm() as engine:
         ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
     return replace(ended, document={**document, "ended": ended.document[0]})
 

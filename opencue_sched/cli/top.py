@@ -36,7 +36,7 @@ from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse,
 from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import check_schema
 
 _INTERVAL_SECONDS = 2.0
 _LOOK_AT_SIZE_SECONDS = 0.5
@@ -120,7 +120,7 @@ class Read:
 @click.option("--show", default="", metavar="PART", help="Only shows, and jobs of shows, with this in their name.")
 @click.option("--job", default="", metavar="PART", help="Only jobs with this in their name.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="wait", show_default=True, help="Order of the jobs.")
-def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: str, sort: str) -> Done:
+def top_command(engine: Engine, once: bool, show: str, job: str, sort: str) -> Done:
     """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason; every two seconds anew.
 
     Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Each look costs
@@ -136,7 +136,7 @@ def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: 
         view = farm_view(engine, client, settings, show=show, job=job)
         if watched:
             structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
-            look = partial(_look, engine, facts, client, settings)
+            look = partial(_look, engine, client, settings)
             live(lambda console: _pictures(console, look, chosen, Read(view)), screen=True)
             return Done([], None)
     if not asked_for_json():
@@ -146,9 +146,7 @@ def top_command(engine: Engine, facts: SchemaFacts, once: bool, show: str, job: 
     return Done([], asdict(view))
 
 
-def _look(
-    engine: Engine, facts: SchemaFacts, client: redis.Redis, settings: Settings, chosen: Chosen, before: Read
-) -> Read:
+def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chosen, before: Read) -> Read:
     """Read what was chosen. A store that is away is the problem of what is returned."""
     try:
         view = farm_view(engine, client, settings, show=chosen.show, job=chosen.job)
@@ -157,7 +155,7 @@ def _look(
         passes = passes_over(client, settings, chosen.explained)
         with engine.connect() as connection:
             deaths = deaths_of(connection, chosen.explained)
-            found = explain_job(connection, chosen.explained, settings, facts, *passes, deaths)
+            found = explain_job(connection, chosen.explained, settings, check_schema(connection), *passes, deaths)
         return Read(view, [found.job, *explanation_lines(found)])
     except NoResultFound:
         return Read(view, ["the job is gone"])
