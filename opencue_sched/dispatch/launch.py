@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,7 +46,7 @@ from opencue_sched.domain.frames import command_line, environment, memory_limit
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments
-from opencue_sched.store.procs import frames_of
+from opencue_sched.store.procs import read_runs
 from opencue_sched.store.release import undo_bookings
 
 log = structlog.get_logger(__name__)
@@ -133,7 +133,7 @@ def launch_all(
     send_within: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[LaunchOutcome]:
-    """Launch frames on many hosts at once; one outcome per request, in their order. Never raises for an RQD.
+    """Launch frames on many hosts at once; one outcome per request, host by host. Never raises for an RQD.
 
     Hosts are served side by side (``RqdChannels.each``), the frames of one host one after the other, so a host
     that hangs delays no other. ``send_within`` seconds after the call (default ``rqd.timeout``) no frame is sent any
@@ -143,15 +143,14 @@ def launch_all(
     if channels.settings.dry_run_mode:
         return [LaunchOutcome(request) for request in requests]
     not_after = clock() + (channels.settings.timeout if send_within is None else send_within)
-    by_host: dict[str, list[int]] = {}
-    for index, request in enumerate(requests):
-        by_host.setdefault(request.host_name, []).append(index)
+    by_host: defaultdict[str, list[LaunchRequest]] = defaultdict(list)
+    for request in requests:
+        by_host[request.host_name].append(request)
 
-    def serve(indexes: list[int]) -> list[tuple[int, LaunchOutcome]]:
+    def serve(of_host: list[LaunchRequest]) -> list[LaunchOutcome]:
         outcomes = []
         silent = ""
-        for index in indexes:
-            request = requests[index]
+        for request in of_host:
             if silent:  # the host's next calls would hang as long as that one
                 outcome = _not_launched(request, f"not sent: {silent}")
             elif clock() >= not_after:
@@ -159,11 +158,10 @@ def launch_all(
             else:
                 outcome = _launch(channels, request)
                 silent = "" if outcome.answered else f"{request.host_name} did not answer the launch before it"
-            outcomes.append((index, outcome))
+            outcomes.append(outcome)
         return outcomes
 
-    outcomes = dict(pair for pairs in channels.each(serve, by_host.values()) for pair in pairs)
-    return [outcomes[index] for index in range(len(requests))]
+    return [outcome for outcomes in channels.each(serve, by_host.values()) for outcome in outcomes]
 
 
 def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
@@ -214,9 +212,7 @@ def _not_launched(
 
 def build_run_frame(
     planned: PlannedProc,
-    *,
-    job_env: Mapping[str, str],
-    layer_env: Mapping[str, str],
+    environments: Environments,
     settings: Settings,
     now: Callable[[], float] = time.time,
 ) -> rqd_pb2.RunFrame:
@@ -224,36 +220,34 @@ def build_run_frame(
 
     ``uid`` is set only when the job has one: RQD refuses 0. ``os`` is the job's, which is the image a containerised RQD
     runs the frame in, or else the host's first. gid, attributes, temp dir and pid are RQD's to fill in.
-    Raises InvalidInput when the layer's range or command, or a value that does not fit its field, makes no sense.
+    Raises InvalidInput when the layer's range or command makes no sense, ValueError or TypeError when a value does not
+    fit its field.
     """
     job, layer, frame, host, reservation = planned.job, planned.layer, planned.frame, planned.host, planned.reservation
-    try:
-        message = rqd_pb2.RunFrame(
-            resource_id=planned.proc_id,
-            job_id=job.id,
-            job_name=job.name,
-            frame_id=frame.id,
-            frame_name=frame.name,
-            layer_id=layer.id,
-            command=command_line(planned),
-            user_name=job.user,
-            log_dir=job.log_dir,
-            show=job.show_name,
-            shot=job.shot,
-            start_time=int(now() * 1000),
-            num_cores=centicores(reservation.cores),
-            num_gpus=reservation.gpus,
-            ignore_nimby=False,
-            environment=environment(planned, job_env, layer_env),
-            os=job.os_name or next(iter(host.os_names), ""),
-            soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
-            hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
-            loki_url=job.loki_url or "",
-        )
-        if job.uid is not None:
-            message.uid = job.uid
-    except (ValueError, TypeError) as error:
-        raise InvalidInput(f"frame {frame.name} of job {job.name} cannot be sent to RQD: {error}") from error
+    message = rqd_pb2.RunFrame(
+        resource_id=planned.proc_id,
+        job_id=job.id,
+        job_name=job.name,
+        frame_id=frame.id,
+        frame_name=frame.name,
+        layer_id=layer.id,
+        command=command_line(planned),
+        user_name=job.user,
+        log_dir=job.log_dir,
+        show=job.show_name,
+        shot=job.shot,
+        start_time=int(now() * 1000),
+        num_cores=centicores(reservation.cores),
+        num_gpus=reservation.gpus,
+        ignore_nimby=False,
+        environment=environment(planned, environments.get(job.id, {}), environments.get(layer.id, {})),
+        os=job.os_name or next(iter(host.os_names), ""),
+        soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
+        hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
+        loki_url=job.loki_url or "",
+    )
+    if job.uid is not None:
+        message.uid = job.uid
     return message
 
 
@@ -265,20 +259,13 @@ def launch_requests(
     failed: list[LaunchOutcome] = []
     for proc in procs:
         try:
-            message = build_run_frame(
-                proc,
-                job_env=environments.get(proc.job.id, {}),
-                layer_env=environments.get(proc.layer.id, {}),
-                settings=settings,
-            )
-        except InvalidInput as invalid:
+            requests.append(LaunchRequest(proc.host.name, build_run_frame(proc, environments, settings)))
+        except (InvalidInput, ValueError, TypeError) as error:
             ids = rqd_pb2.RunFrame(
                 resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
             )
-            error = RqdFailure(str(invalid), outcome_unknown=False)
-            failed.append(LaunchOutcome(LaunchRequest(proc.host.name, ids), error=error))
-        else:
-            requests.append(LaunchRequest(proc.host.name, message))
+            why = RqdFailure(f"frame {proc.frame.name} of job {proc.job.name} cannot be sent to RQD: {error}")
+            failed.append(LaunchOutcome(LaunchRequest(proc.host.name, ids), error=why))
     return requests, failed
 
 
@@ -364,15 +351,15 @@ def _still_ours(
         return [], [], []
     try:
         with engine.connect() as connection:
-            frames = frames_of(connection, [proc.proc_id for proc, _ in unsure])
+            runs = read_runs(connection, [(proc.proc_id, "") for proc, _ in unsure])
     except SQLAlchemyError as problem:
         reason = f"PostgreSQL did not say whose its frame is: {type(problem).__name__}"
         return [], [], [(proc, _because(error, reason)) for proc, error in unsure]
     ours, gone, left = [], [], []
-    for proc, error in unsure:
-        if proc.proc_id not in frames:
+    for (proc, error), run in zip(unsure, runs, strict=True):
+        if not run.proc_id:
             gone.append((proc, error))
-        elif frames[proc.proc_id] != proc.frame.id:
+        elif run.proc_frame_id != proc.frame.id:
             left.append((proc, _because(error, "its frame was taken off its proc")))
         else:
             ours.append((proc, error))

@@ -21,17 +21,18 @@ from opencue_sched.store.schema import SchemaFacts, with_start_after
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
 
-_TIMEOUTS = """
-    SELECT set_config('statement_timeout', :statement_ms, true),
-           set_config('lock_timeout', :lock_ms, true),
+_SET_TIMEOUTS = text(
+    """
+    SELECT set_config('statement_timeout', :statement_ms, true), set_config('lock_timeout', :lock_ms, true),
            set_config('idle_in_transaction_session_timeout', :idle_ms, true),
+           CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+                THEN set_config('transaction_timeout', :transaction_ms, true) END,
            set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true)
-"""
+    """
+)
 # The last two are for the planner. Every row of a booking is named by its id, and statements here join in the order in
 # which they are written. Left to itself PostgreSQL reads all frames for some hundred ids, or all that wait of the few
 # shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
-_SET_TIMEOUTS = text(_TIMEOUTS)
-_SET_TIMEOUTS_OF_17 = text(f"{_TIMEOUTS}, set_config('transaction_timeout', :transaction_ms, true)")
 
 _LOCK_FRAMES = f"""
     SELECT f.pk_frame
@@ -191,8 +192,7 @@ def set_timeouts(connection: Connection, *, statement: float, lock: float, idle:
         "idle_ms": _milliseconds(idle),
         "transaction_ms": _milliseconds(whole),
     }
-    version = connection.dialect.server_version_info or (0,)
-    connection.execute(_SET_TIMEOUTS_OF_17 if version >= (17,) else _SET_TIMEOUTS, parameters)
+    connection.execute(_SET_TIMEOUTS, parameters)
 
 
 def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: SchemaFacts) -> frozenset[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -26,7 +25,6 @@ _LOCK_PROCS = text(
      ORDER BY pk_proc FOR UPDATE
     """
 )
-_FRAMES_OF = text("SELECT pk_proc, pk_frame FROM proc WHERE pk_proc = ANY(CAST(:procs AS varchar[]))")
 _LOCK_HOSTS = text(
     "SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE"
 )
@@ -36,24 +34,28 @@ _LOCK_SHOWS = text(
      WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE
     """
 )
-# In the order of the fields of Run. The counters are read without their lock: good enough to foresee which layers and
-# jobs are about to complete.
+# The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
 _READ_RUNS = text(
     """
-    SELECT coalesce(proc.pk_proc, ''), coalesce(proc.pk_host, ''), coalesce(host.str_name, ''),
-           coalesce(host_stat.str_state, ''), coalesce(proc.pk_frame, ''), coalesce(proc.pk_show, ''),
-           coalesce(proc.int_mem_reserved, 0), coalesce(proc.b_local, false), proc.ts_ping,
-           coalesce(frame.pk_frame, ''), coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''),
-           coalesce(job.pk_show, ''), coalesce(frame.str_state, ''), frame.int_version, coalesce(frame.int_retries, 0),
-           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8),
-           coalesce(frame.str_host, ''), coalesce(owner.pk_proc, ''), coalesce(owner.pk_host, ''),
-           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8),
-           coalesce(job.str_state, ''), coalesce(job.int_max_retries, 0), coalesce(job.b_autoeat, false),
-           coalesce(layer.int_timeout, 0), coalesce(layer.int_timeout_llu, 0),
+    SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
+           coalesce(host.str_name, '') AS host_name, coalesce(host_stat.str_state, '') AS host_state,
+           coalesce(proc.pk_frame, '') AS proc_frame_id, coalesce(proc.pk_show, '') AS proc_show_id,
+           coalesce(proc.int_mem_reserved, 0) AS memory_reserved_kb, coalesce(proc.b_local, false) AS local,
+           proc.ts_ping AS pinged_at, coalesce(frame.pk_frame, '') AS frame_id,
+           coalesce(frame.pk_layer, '') AS layer_id, coalesce(frame.pk_job, '') AS job_id,
+           coalesce(job.pk_show, '') AS show_id, coalesce(frame.str_state, '') AS frame_state,
+           frame.int_version AS version, coalesce(frame.int_retries, 0) AS retries,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8) AS frame_age,
+           coalesce(frame.str_host, '') AS frame_host,
+           coalesce(owner.pk_proc, '') AS owner_proc_id, coalesce(owner.pk_host, '') AS owner_host_id,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8) AS owner_age,
+           coalesce(job.str_state, '') AS job_state, coalesce(job.int_max_retries, 0) AS max_retries,
+           coalesce(job.b_autoeat, false) AS autoeat, coalesce(layer.int_timeout, 0) AS timeout_minutes,
+           coalesce(layer.int_timeout_llu, 0) AS timeout_llu_minutes,
            coalesce(layer_stat.int_waiting_count + layer_stat.int_running_count + layer_stat.int_dead_count
-                      + layer_stat.int_depend_count, 0),
+                      + layer_stat.int_depend_count, 0) AS layer_open,
            coalesce(job_stat.int_waiting_count + job_stat.int_running_count + job_stat.int_dead_count
-                      + job_stat.int_depend_count + job_stat.int_checkpoint_count, 0)
+                      + job_stat.int_depend_count + job_stat.int_checkpoint_count, 0) AS job_open
       FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, ordinal)
       LEFT JOIN proc ON proc.pk_proc = run.proc
@@ -128,56 +130,19 @@ _ACCOUNTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the database knows about one (proc id, frame id) somebody reported or wants ended. Ages in seconds.
+Run = Row[Any]
+"""What the database knows about one (proc id, frame id) somebody reported or wants ended: the columns of
+``_READ_RUNS``. Ages in seconds.
 
-    ``proc_id`` is empty when there is no such proc, and the next eight fields mean nothing then; ``proc_frame_id`` is
-    empty when its frame was taken off it (eaten, killed). ``frame_id`` is empty when there is no such frame; the other
-    fields are that frame's, and what its job and layer say about how its run may end. ``owner_proc_id`` is the proc
-    that has the frame now. ``layer_open`` and ``job_open`` count the frames that are not over yet; they were read
-    without a lock.
-    """
-
-    proc_id: str
-    host_id: str
-    host_name: str
-    host_state: str
-    proc_frame_id: str
-    proc_show_id: str
-    memory_reserved_kb: int
-    local: bool
-    pinged_at: datetime
-    frame_id: str
-    layer_id: str
-    job_id: str
-    show_id: str
-    frame_state: str
-    version: int | None
-    retries: int
-    frame_age: float
-    frame_host: str
-    owner_proc_id: str
-    owner_host_id: str
-    owner_age: float
-    job_state: str
-    max_retries: int
-    autoeat: bool
-    timeout_minutes: int
-    timeout_llu_minutes: int
-    layer_open: int
-    job_open: int
-
+``proc_id`` is empty when there is no such proc, and the next eight fields mean nothing then; ``proc_frame_id`` is empty
+when its frame was taken off it (eaten, killed). ``frame_id`` is empty when there is no such frame; the other fields are
+that frame's, and what its job and layer say about how its run may end. ``owner_proc_id`` is the proc that has the frame
+now. ``layer_open`` and ``job_open`` count the frames that are not over yet; they were read without a lock.
+"""
 
 DeletedProc = Row[Any]
 """A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking): the columns
 of ``_DELETE_PROCS``. Centicores, KB, whole GPUs."""
-
-
-def frames_of(connection: Connection, proc_ids: Collection[str]) -> dict[str, str | None]:
-    """The frame, if any, of each of these procs that exists. Nothing is locked."""
-    rows = connection.execute(_FRAMES_OF, {"procs": list(proc_ids)})
-    return {row.pk_proc: row.pk_frame for row in rows}
 
 
 def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Collection[str]) -> None:
@@ -186,10 +151,10 @@ def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Coll
     connection.execute(_LOCK_PROCS, {"procs": list(proc_ids), "frames": list(frame_ids)})
 
 
-def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[Run]:
+def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> Sequence[Run]:
     """What is known about each (proc id, frame id), in the order given. An empty id finds nothing."""
     ids = {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]}
-    return [Run(*row) for row in connection.execute(_READ_RUNS, ids)]
+    return connection.execute(_READ_RUNS, ids).all()
 
 
 def managed_shows(connection: Connection, show_ids: Collection[str]) -> frozenset[str]:

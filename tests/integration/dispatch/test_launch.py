@@ -29,7 +29,7 @@ def _end(outcome: LaunchOutcome) -> str:
     return UNKNOWN if outcome.error.outcome_unknown else FAILED
 
 
-def test_frames_start_on_their_hosts_and_outcomes_keep_the_order(farm: SimulatedFarm, channels: RqdChannels) -> None:
+def test_frames_start_on_their_hosts_and_each_has_its_outcome(farm: SimulatedFarm, channels: RqdChannels) -> None:
     # given frames for three hosts, mixed
     requests = [request(f"sim000{1 + number % 3}") for number in range(18)]
 
@@ -38,7 +38,7 @@ def test_frames_start_on_their_hosts_and_outcomes_keep_the_order(farm: Simulated
 
     # then each runs where it was sent, once
     assert ends(outcomes) == [(LAUNCHED, 1)] * 18
-    assert [outcome.proc_id for outcome in outcomes] == [it.ref.proc_id for it in requests]
+    assert sorted(outcome.proc_id for outcome in outcomes) == sorted(it.ref.proc_id for it in requests)
     assert farm.running() == {it.ref.frame_id: it.host_name for it in requests}
     assert len(farm.runs()) == 18
 
@@ -54,9 +54,10 @@ def test_a_host_that_is_down_fails_for_sure_and_only_its_first_frame_is_tried(
     outcomes = launch_all(channels, requests)
 
     # then its frames are known not to run, and nobody else noticed
-    assert ends(outcomes[1::3]) == [(FAILED, 2), (FAILED, 0), (FAILED, 0)]
-    assert ends(outcomes[0::3]) == ends(outcomes[2::3]) == [(LAUNCHED, 1)] * 3
-    errors = [outcome.error for outcome in outcomes[1::3]]
+    down = [outcome for outcome in outcomes if outcome.request.host_name == "sim0002"]
+    assert ends(down) == [(FAILED, 2), (FAILED, 0), (FAILED, 0)]
+    assert ends([outcome for outcome in outcomes if outcome not in down]) == [(LAUNCHED, 1)] * 6
+    errors = [outcome.error for outcome in down]
     assert all(
         error is not None and not error.outcome_unknown and str(error).startswith("sim0002: ") for error in errors
     )

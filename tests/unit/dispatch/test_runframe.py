@@ -9,7 +9,6 @@ from opencue_proto import rqd_pb2
 
 from opencue_sched.dispatch.launch import build_run_frame, launch_requests
 from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
-from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 
 FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)
@@ -75,9 +74,8 @@ LEFT_TO_RQD = {"job_temp_dir", "frame_temp_dir", "log_file", "log_dir_file", "gi
 
 
 def build(planned: PlannedProc, job_env: dict[str, str] | None = None, **layer_env: str) -> rqd_pb2.RunFrame:
-    return build_run_frame(
-        planned, job_env=job_env or {}, layer_env=layer_env, settings=Settings(), now=lambda: 1_700_000_000.1239
-    )
+    environments = {planned.job.id: job_env or {}, planned.layer.id: layer_env}
+    return build_run_frame(planned, environments, Settings(), now=lambda: 1_700_000_000.1239)
 
 
 def test_every_field_and_every_variable() -> None:
@@ -159,7 +157,7 @@ def test_the_operating_system_is_the_jobs_or_else_the_hosts_first(
 
 def test_memory_limits_follow_the_settings() -> None:
     settings = Settings(queue=Queue(frame_memory_soft_limit=1.0, frame_memory_hard_limit=3.0))
-    message = build_run_frame(PLANNED, job_env={}, layer_env={}, settings=settings)
+    message = build_run_frame(PLANNED, {}, settings)
     assert (message.soft_memory_limit, message.hard_memory_limit) == (3_355_443, 10_066_329)
 
 
@@ -188,8 +186,9 @@ def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> No
     (outcome,) = failed
     assert (outcome.sends, outcome.request.host_name) == (0, "render042")
     assert words in str(outcome.error)
-    with pytest.raises(InvalidInput):
-        build(planned)
+    assert str(outcome.error).startswith(
+        "frame 0011-beauty of job orbit-sh01-artist_light_v003 cannot be sent to RQD: "
+    )
 
 
 def test_requests_carry_the_environment_of_their_own_job_and_layer() -> None:

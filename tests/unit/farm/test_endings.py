@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -12,36 +13,38 @@ from opencue_sched.farm.model import CompletedFrame, LostRun, RunVerdict, ending
 from opencue_sched.store.procs import Run
 
 PINGED = datetime(2026, 1, 1, tzinfo=UTC)
-RUN = Run(
-    proc_id="p1",
-    host_id="h1",
-    host_name="node1",
-    host_state="UP",
-    proc_frame_id="f1",
-    proc_show_id="s1",
-    memory_reserved_kb=1000,
-    local=False,
-    pinged_at=PINGED,
-    frame_id="f1",
-    layer_id="l1",
-    job_id="j1",
-    show_id="s1",
-    frame_state=FrameState.RUNNING,
-    version=4,
-    retries=0,
-    frame_age=100.0,
-    frame_host="node1",
-    owner_proc_id="p1",
-    owner_host_id="h1",
-    owner_age=100.0,
-    job_state=JobState.PENDING,
-    max_retries=3,
-    autoeat=False,
-    timeout_minutes=0,
-    timeout_llu_minutes=0,
-    layer_open=1,
-    job_open=1,
-)
+FIELDS: dict[str, Any] = {
+    "proc_id": "p1",
+    "host_id": "h1",
+    "host_name": "node1",
+    "host_state": "UP",
+    "proc_frame_id": "f1",
+    "proc_show_id": "s1",
+    "memory_reserved_kb": 1000,
+    "local": False,
+    "pinged_at": PINGED,
+    "frame_id": "f1",
+    "layer_id": "l1",
+    "job_id": "j1",
+    "show_id": "s1",
+    "frame_state": FrameState.RUNNING,
+    "version": 4,
+    "retries": 0,
+    "frame_age": 100.0,
+    "frame_host": "node1",
+    "owner_proc_id": "p1",
+    "owner_host_id": "h1",
+    "owner_age": 100.0,
+    "job_state": JobState.PENDING,
+    "max_retries": 3,
+    "autoeat": False,
+    "timeout_minutes": 0,
+    "timeout_llu_minutes": 0,
+    "layer_open": 1,
+    "job_open": 1,
+}
+RUN: Any = make_dataclass("Found", FIELDS)(**FIELDS)
+"""As a row of ``read_runs``."""
 WAITING = replace(RUN, frame_state=FrameState.WAITING, owner_proc_id="")
 NO_FRAME = replace(RUN, frame_id="", frame_state="", owner_proc_id="")
 REPORT = CompletedFrame("p1", "f1", "node1", 0)
@@ -50,7 +53,8 @@ LOST_ORPHAN = replace(LOST, proc_id="")
 
 
 def without_proc(run: Run, **fields: str) -> Run:
-    return replace(run, **{"proc_id": "", "host_name": "", "proc_frame_id": "", **fields})  # type: ignore[arg-type]
+    found: Any = run
+    return replace(found, **{"proc_id": "", "host_name": "", "proc_frame_id": "", **fields})
 
 
 ORPHAN = without_proc(RUN, owner_proc_id="")
