@@ -84,16 +84,7 @@ def duration_text(seconds: float) -> str:
     return f"{hours}h {minutes}m" if hours else f"{minutes}m"
 
 
-# Names, and the widths of the columns that hold them (facts A); those that only a job file fills stand there.
-
-SHOW_NAME_WIDTH = 512
-FACILITY_NAME_WIDTH = 36
 FOLDER_NAME_WIDTH = 36
-JOB_NAME_WIDTH = 255
-LAYER_RANGE_WIDTH = 4000
-LAYER_TAGS_WIDTH = 4000
-LIMIT_NAME_WIDTH = 255
-HOST_TAG_WIDTH = 45
 
 NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
 """A name that ends up in paths and commands."""

@@ -46,8 +46,12 @@ MAX_FRAMES = 100_000
 
 _SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT])(?:i?B)?\s*$", re.IGNORECASE)
 _KB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
-_VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
-_ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\t\r\n]*\Z")
+_VARIABLE = re.compile(r"[^\s=\x00-\x1f\x7f-\x9f]+\Z")
+_ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\x00-\x1f\x7f-\x9f]*\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_JOB_NAME_WIDTH = 255
+_LONGEST_TEXT = 4000
+"""Width of the columns of commands, ranges, tags and log directories."""
 _LONGEST = 500
 """Characters of a path, and of what is said of it: a value may have millions."""
 _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of keys", "missing": "is missing"}
@@ -107,23 +111,30 @@ def _size_kb(value: Any) -> Any:
     """A size such as ``512MiB``, ``2G`` or ``1.5GB`` in KB; a whole number is KB. All units are powers of 1024."""
     if type(value) is int:
         return value
-    match = _SIZE.match(value) if isinstance(value, str) else None
+    if not isinstance(value, str):  # nor is it shown: aliases may make a list without end of it
+        raise ValueError("expected a size, such as 512MiB, or a number of KB")
+    match = _SIZE.match(value)
     if match is None:
         raise ValueError(f"{value!r} is not a size; write 512MiB, 2GiB or a number of KB")
     return round(float(match.group(1)) * _KB_PER_UNIT[match.group(2).upper()])
 
 
+def _printable(value: str) -> str:
+    if odd := _CONTROL.search(value):
+        raise ValueError(f"has the character U+{ord(odd[0]):04X}")
+    return value
+
+
 def _command(command: str) -> str:
-    unknown = unknown_tokens(command)
-    if unknown:
+    if unknown := unknown_tokens(command):
         raise ValueError(", ".join(f"uses the unknown token {it}{near(it.upper(), TOKENS)}" for it in unknown))
-    return command
+    return _printable(command)
 
 
 def _range(value: Any) -> FrameRange:
     text = _text(value)
-    if not isinstance(text, str) or len(text) > farm.LAYER_RANGE_WIDTH:
-        raise ValueError(f"expected a frame range of at most {farm.LAYER_RANGE_WIDTH} characters")
+    if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
+        raise ValueError(f"expected a frame range of at most {_LONGEST_TEXT} characters")
     try:
         return FrameRange.parse(text)
     except InvalidInput as error:
@@ -148,19 +159,19 @@ _AS_TEXT = BeforeValidator(_text)
 _NAME = AfterValidator(_name)
 _WORDS = BeforeValidator(_words)
 _ONCE = AfterValidator(lambda words: list(dict.fromkeys(words)))
-_JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
+_JobName = Annotated[str, Field(max_length=_JOB_NAME_WIDTH), _AS_TEXT, _NAME]
 # With the number before it, it makes the name of a frame, which may have 256 characters.
 _LayerName = Annotated[str, Field(max_length=244), _AS_TEXT, _NAME]
-_Tag = Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]
-_Tags = Annotated[list[_Tag], Field(min_length=1), _WORDS, _ONCE, _stored(join_tags, farm.LAYER_TAGS_WIDTH)]
-_Limit = Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]
+_Tag = Annotated[str, Field(max_length=45), _AS_TEXT, _NAME]
+_Tags = Annotated[list[_Tag], Field(min_length=1), _WORDS, _ONCE, _stored(join_tags, _LONGEST_TEXT)]
+_Limit = Annotated[str, Field(max_length=255), _AS_TEXT, _NAME]
 _Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
 _RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=2048)
 _Variable = Annotated[str, _RAW, AfterValidator(_variable)]
 _NUMBER_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
-_Environment = dict[_Variable, Annotated[str, _RAW, _NUMBER_AS_TEXT]]
+_Environment = dict[_Variable, Annotated[str, _RAW, _NUMBER_AS_TEXT, AfterValidator(_printable)]]
 
 
 class _Keys(BaseModel):
@@ -239,7 +250,7 @@ class LayerSpec(_Keys):
     """One layer. Cores are centicores with OpenCue's meaning of 0 and negative values; times are minutes."""
 
     name: _LayerName
-    command: Annotated[str, Field(max_length=4000), _AS_TEXT, AfterValidator(_command)]
+    command: Annotated[str, Field(max_length=_LONGEST_TEXT), _AS_TEXT, AfterValidator(_command)]
     range: Annotated[FrameRange, PlainValidator(_range), PlainSerializer(lambda frames: frames.text)]
     type: Annotated[
         Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda it: it.upper() if isinstance(it, str) else it)
@@ -278,7 +289,7 @@ class LayerSpec(_Keys):
 class JobSpec(_Keys):
     """A job file. None: what the show, folder or facility says. Cores are centicores; an unlimited cap is -1."""
 
-    show: Annotated[str, Field(max_length=farm.SHOW_NAME_WIDTH), _AS_TEXT, _NAME]
+    show: Annotated[str, Field(max_length=512), _AS_TEXT, _NAME]
     shot: Annotated[str, Field(max_length=64), _AS_TEXT, _NAME]
     user: Annotated[str, Field(max_length=32), _AS_TEXT, _NAME]
     name: _JobName
@@ -288,14 +299,14 @@ class JobSpec(_Keys):
     # RQD runs nothing as root.
     uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
     priority: _Int = 1
-    facility: Annotated[str, Field(max_length=farm.FACILITY_NAME_WIDTH), _AS_TEXT] | None = None
+    facility: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
     folder: Annotated[str, Field(max_length=farm.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
     dept: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
     os: Annotated[str, Field(max_length=12), _AS_TEXT, _NAME] | None = None
     paused: bool = False
     max_retries: Annotated[int, Field(ge=0, le=2**15 - 1)] = 3
     autoeat: bool = False
-    log_dir: Annotated[str, Field(max_length=4000), _AS_TEXT, AfterValidator(_absolute)] | None = None
+    log_dir: Annotated[str, Field(max_length=_LONGEST_TEXT), _AS_TEXT, AfterValidator(_absolute)] | None = None
     min_cores: Annotated[_Centicores, Field(ge=0)] | None = None
     max_cores: Annotated[_Centicores, AfterValidator(_core_cap)] | None = None
     min_gpus: _Count | None = None
@@ -330,7 +341,8 @@ class JobSpec(_Keys):
 
 def _problem(error: Any) -> str:
     """``layers[0].range: problem`` of a problem that pydantic found."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"] if part != "[key]")
+    parts = [part for part in error["loc"] if part != "[key]"]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{ascii(part)[1:-1]}" for part in parts)
     said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
@@ -357,8 +369,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
     if spec.frame_count > MAX_FRAMES:
         yield f"layers: the job has {spec.frame_count} frames; {MAX_FRAMES} is the most it may have"
         return
-    if len(spec.full_name) > farm.JOB_NAME_WIDTH:
-        yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
+    if len(spec.full_name) > _JOB_NAME_WIDTH:
+        yield f"name: the job's full name has {len(spec.full_name)} characters; {_JOB_NAME_WIDTH} is the most"
     for position, one in enumerate(spec.layers):
         if 0 < one.max_cores < one.cores:
             yield f"layers[{position}].max_cores: is less than cores"

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.domain.cluster import ClusterKind
-from opencue_sched.domain.farm import KB_PER_GIB, HardwareState, JobState, LockState
+from opencue_sched.domain.farm import KB_PER_GIB, MOST_KB, HardwareState, JobState, LockState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import overdue, short_name
@@ -31,17 +31,8 @@ _log = structlog.get_logger(__name__)
 # A host that reports nonsense is refused with the which's name, before anything of its report is used: one with zero
 # cores would look bookable, one with negative memory would make every booking on it fail.
 
-LONGEST_NAME, LONGEST_FULL_NAME, LONGEST_TAG, LONGEST_OS = 45, 128, 45, 32
-"""Widths of host.str_name, host.str_fqdn, host_tag.str_tag and host_stat.str_os."""
-
-LONGEST_ID = 36
-"""Width of proc.pk_proc and frame.pk_frame."""
-
-MOST_TAGS, MOST_FRAMES = 200, 5_000
-"""What one report may name; a host with more cores than any there is runs fewer frames."""
-
-MOST_KB = 2**38
-"""256 TB: memory that neither a host nor a frame has. More would raise the minimum of a layer beyond every host."""
+LONGEST_NAME, LONGEST_FULL_NAME, LONGEST_TAG, LONGEST_OS, LONGEST_ID = 45, 128, 45, 32, 36
+"""Widths of host.str_name, host.str_fqdn, host_tag.str_tag, host_stat.str_os and proc.pk_proc."""
 
 SYSTEM_MEMORY_KB = 524_288
 """What a host keeps for itself."""
@@ -96,18 +87,6 @@ class ReportedHost:
         return bool(self.status["free_mcp"] / self.status["total_mcp"] < LEAST_FREE_TEMP)
 
 
-def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
-    """Refuse (InvalidInput) a report whose host has no name, or that is larger than any host's, before it is kept and
-    read."""
-    _checked_name(report.host.name.strip())
-    for which, values, most in (
-        ("tags", report.host.tags, MOST_TAGS),
-        ("frames", getattr(report, "frames", ()), MOST_FRAMES),
-    ):
-        if len(values) > most:
-            raise InvalidInput(f"host {report.host.name}: {len(values)} {which}, {most} are possible")
-
-
 def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bool = False) -> None:
     """Refuse (InvalidInput) a frame whose ids cannot be ids or whose memory no host has. ``where`` begins its text."""
     for key in ("resource_id", "frame_id"):
@@ -123,7 +102,7 @@ def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bo
 def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     """The checked report of a host; raises InvalidInput with host and field."""
     full_name = host.name.strip()
-    name = _checked_name(full_name)
+    name = checked_name(full_name)
     where = f"host {full_name}"
     for key, (least, most) in _RANGES.items():
         value = getattr(host, key)
@@ -192,8 +171,8 @@ def next_lock_state(current: LockState, *, nimby_locked: bool) -> LockState:
     return states[nimby_locked] if current in states else current
 
 
-def _checked_name(full_name: str) -> str:
-    """The short name."""
+def checked_name(full_name: str) -> str:
+    """The short name. Raises InvalidInput."""
     shown = f"host name {full_name[:_SHOWN]!r}"
     if not full_name or not full_name.isprintable() or " " in full_name:
         raise InvalidInput(f"{shown}: a host needs a name without spaces")

@@ -28,7 +28,7 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.farm.model import CompletedFrame, CountEvent
-from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_bounds, check_frame
+from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 
@@ -251,7 +251,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
 
     def _accept(self, report: Any, context: Any, **mail: Any) -> None:
         try:
-            check_bounds(report)
+            checked_name(report.host.name.strip())
         except InvalidInput as refusal:
             self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
