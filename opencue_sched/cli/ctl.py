@@ -226,7 +226,7 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     with redis_store() as client:
         answer = _dispatch(client, settings, _cluster_of(settings, cluster), timeout if wait else None)
     line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
-    if not wait or answer.get("ended") in [end.value for end in PassEnd if end.did_its_work]:
+    if not wait or answer.get("ended") in (PassEnd.BOOKED, PassEnd.SATURATED, PassEnd.NO_JOBS):
         return Done(line, answer)
     reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
     failure = f"error: the pass over {cluster} did not do its work: {answer.get('ended')} ({reason})"

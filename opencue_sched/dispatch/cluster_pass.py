@@ -432,7 +432,7 @@ class _Pass:
         policy = policy_for(queue, gpu_demands=demands)
         # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
         admissions = [*policy.admissions, reservations(snapshot.now)]
-        if apart := runner.refusals.apart():
+        if apart := runner.refusals.apart.active():
             admissions.append(kept_apart(apart))
         clusters = {report.cluster for report in planned}
         plans = plan_pass(

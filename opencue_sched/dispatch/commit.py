@@ -393,16 +393,10 @@ def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
     return replace(caps, max_cores=cores_cap(row.cores) if row else None, max_gpus=gpus_cap(row.gpus) if row else None)
 
 
-def _left(caps: VertexCaps) -> tuple[float, float, float]:
-    """Cores, GPUs and frames, infinity without a cap."""
-    pairs = ((caps.max_cores, caps.cores), (caps.max_gpus, caps.gpus), (caps.max_frames, caps.frames))
-    cores, gpus, frames = (math.inf if cap is None else cap - booked for cap, booked in pairs)
-    return cores, gpus, frames
-
-
 def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, BookingError]) -> None:
     """Drop members, last first, until the counter as it was after the booking is within the cap again."""
-    over_cores, over_gpus, over_frames = (-left for left in _left(caps))
+    pairs = ((caps.cores, caps.max_cores), (caps.gpus, caps.max_gpus), (caps.frames, caps.max_frames))
+    over_cores, over_gpus, over_frames = (-math.inf if cap is None else booked - cap for booked, cap in pairs)
     for proc in reversed(members):
         if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.reservation.gpus <= 0):
             continue

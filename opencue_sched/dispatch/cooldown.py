@@ -124,9 +124,6 @@ class HostNews:
     hosts: tuple[Host, ...] = ()
     everything: bool = False
 
-    def __bool__(self) -> bool:
-        return self.everything or bool(self.hosts)
-
     def may_do(self, search: Search) -> bool:
         """Whether one of them could make a difference to this search; any host, if any may have changed."""
         if self.everything:
@@ -240,7 +237,7 @@ class LayerCooldowns:
 
     def hosts_changed(self, news: HostNews) -> None:
         """End the cooldowns of all to which these hosts could make a difference."""
-        if not news:
+        if not (news.everything or news.hosts):
             return
         with self._lock:
             self.host_changes += 1

@@ -124,8 +124,8 @@ class HostFeed:
     """Cache and change log together. Thread-safe; the log is read by one thread at a time.
 
     Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
-    Between ``start`` and ``stop`` a thread of its own reads them again, so that a pass waits for no more than the first
-    read of its hosts.
+    While ``rereading`` runs, they are read again in the background: a pass waits for no more than the first read of its
+    hosts.
     """
 
     def __init__(
@@ -150,17 +150,10 @@ class HostFeed:
         self._noted: set[str] = set()
         self._reread: list[Host] = []
         self._evict_at = clock() + _CLEAN_UP_SECONDS
-        self._rereading = PeriodicThread(
+        self.rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
         )
         self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
-
-    def start(self) -> None:
-        """Begin to read hosts again in the background."""
-        self._rereading.start()
-
-    def stop(self) -> None:
-        self._rereading.stop()
 
     def refresh(self, cluster: Cluster) -> HostNews:
         """Read those hosts of the cluster that are not here yet. They are news, also to clusters of other tags."""
@@ -171,7 +164,7 @@ class HostFeed:
         of_shard = buckets(cluster.shard, division)
         hosts = self.cache.refresh(cluster.facility_id, cluster.tags, cluster.shard, of_shard)
         if hosts:
-            self._rereading.wake()
+            self.rereading.wake()
         return HostNews(tuple(hosts))
 
     def reread(self) -> float:
@@ -217,7 +210,7 @@ class HostFeed:
                 return HostNews()
             if ids is None:
                 self.cache.expire()
-                self._rereading.wake()
+                self.rereading.wake()
             self._noted |= self.cache.reaches(ids or ())
             wanted = self._noted | self.cache.invalidated_ids()
             found, self._reread = self._reread, []

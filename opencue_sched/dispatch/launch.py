@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -379,10 +379,7 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
     except SQLAlchemyError as error:
         if len(procs) == 1:
             return {procs[0].proc_id: f"PostgreSQL did not take the compensation: {failure_reason(error)}"}
-        problems: dict[str, str] = {}
-        for proc in procs:
-            problems |= _undo_in_postgresql(engine, [proc])
-        return problems
+        return dict(ChainMap(*(_undo_in_postgresql(engine, [proc]) for proc in procs)))
     return {}
 
 
@@ -429,11 +426,8 @@ class Refusals:
         self._lock = threading.Lock()
         # When each came that counts against a job (job, host), and against a host (host, job).
         self._against: dict[tuple[str, str], float] = {}
-        self._apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
-
-    def apart(self) -> Mapping[tuple[str, str], str]:
-        """The layers on hosts (layer id, host name) that are in cooldown, and what RQD said."""
-        return self._apart.active()
+        self.apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
+        """The layers on hosts (layer id, host name) that are kept apart, and what RQD said."""
 
     def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
         """Note how launches ended, and return who is at fault by now. Counting starts anew for those."""
@@ -442,7 +436,7 @@ class Refusals:
         hosts = set()
         with self._lock:
             now = self._clock()
-            kept_apart = self._apart.active()
+            kept_apart = self.apart.active()
             for it in sent:
                 host, frame = it.request.host_name, it.request.run_frame
                 if it.error is None:
@@ -455,10 +449,10 @@ class Refusals:
                 # A frame that was sent before the two were kept apart says nothing new.
                 if (frame.layer_id, host) not in kept_apart:
                     kept_apart[frame.layer_id, host] = str(it.error)
-                    self._apart.failed((frame.layer_id, host), str(it.error))
+                    self.apart.failed((frame.layer_id, host), str(it.error))
             launched = [it.request for it in sent if it.error is None]
             for request in launched:
-                self._apart.worked((request.run_frame.layer_id, request.host_name))
+                self.apart.worked((request.run_frame.layer_id, request.host_name))
             self._forget(now, {name for it in launched for name in (it.run_frame.job_id, it.host_name)})
             times = Counter(name for name, _ in self._against)
             jobs = {job: words for (job, _), words in refused.items() if times[job] >= HOSTS_TO_BLAME}

@@ -38,14 +38,12 @@ _CANDIDATES = 50
 @dataclass(frozen=True, slots=True)
 class PromiseReport:
     """``kept`` is False where another process was at it. ``granted``: host id -> hold. ``ended`` and ``renewed`` are
-    ids of hosts; ``wide`` layers wait, ``asking`` of them were to get a host."""
+    ids of hosts."""
 
     kept: bool = True
     granted: Mapping[str, Hold] = field(default_factory=dict)
     ended: frozenset[str] = frozenset()
     renewed: frozenset[str] = frozenset()
-    wide: int = 0
-    asking: int = 0
 
     @property
     def changed(self) -> frozenset[str]:
@@ -53,8 +51,7 @@ class PromiseReport:
         return self.ended | self.granted.keys()
 
     def summary(self) -> dict[str, object]:
-        changed = {name: len(getattr(self, name)) for name in ("granted", "renewed", "ended")}
-        return {"kept": self.kept, "wide": self.wide, "asking": self.asking, **changed}
+        return {"kept": self.kept, **{name: len(getattr(self, name)) for name in ("granted", "renewed", "ended")}}
 
 
 def keep_promises(
@@ -123,13 +120,8 @@ class _Duty:
         gone = store.end_holds(self.connection, ended)
         store.renew_holds(self.connection, renewed)
         there = store.grant_holds(self.connection, granted)
-        return PromiseReport(
-            granted={host_id: hold for host_id, hold in granted.items() if host_id in there},
-            ended=gone,
-            renewed=frozenset(renewed),
-            wide=len(wide),
-            asking=len(asking),
-        )
+        granted = {host_id: hold for host_id, hold in granted.items() if host_id in there}
+        return PromiseReport(granted=granted, ended=gone, renewed=frozenset(renewed))
 
     def _wide_layers(self) -> dict[str, Asked]:
         """The wide layers that wait, with what they owe now, by id. One that a cap keeps waiting reaches no host."""

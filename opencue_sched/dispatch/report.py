@@ -36,10 +36,8 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 24 * 3600
-LONGEST_DETAIL = 500
-
 LONGEST_ERROR = 500
-"""Characters of an error that an answer carries."""
+"""Characters of an error that an answer carries, and of a verdict's detail."""
 
 SAME_PASS_SECONDS = 120.0
 """Verdicts of several clusters on one layer are compared when they are no further apart than this."""
@@ -57,11 +55,6 @@ class PassEnd(StrEnum):
     QUERY_ERROR = "query_error"
     NOT_READY = "not_ready"
     CLAIM_LOST = "claim_lost"
-
-    @property
-    def did_its_work(self) -> bool:
-        """Whether the pass looked at its cluster to the end, be there anything to book or not."""
-        return self in (PassEnd.BOOKED, PassEnd.SATURATED, PassEnd.NO_JOBS)
 
 
 @dataclass(slots=True)
@@ -143,7 +136,7 @@ class VerdictLog:
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         for cluster_key, verdicts in clusters.items():
             for it in verdicts:
-                said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_DETAIL], at]
+                said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_ERROR], at]
                 by_job[it.job_id][f"{it.layer_id}{_SEPARATOR}{cluster_key}"] = json.dumps(said)
         try:
             with self._client.pipeline(transaction=False) as pipeline:

@@ -134,8 +134,8 @@ class Runtime:
             hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
             division=self.division,
         )
-        self._closing.callback(made.stop)
-        made.start()
+        self._closing.callback(made.rereading.stop)
+        made.rereading.start()
         return made
 
     @cached_property

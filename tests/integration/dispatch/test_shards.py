@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport
+from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.domain import cluster
 from opencue_sched.domain.cluster import Cluster, Division, shard_of
@@ -189,7 +190,7 @@ def test_a_worker_reads_the_hosts_of_the_shards_that_it_works_on_and_no_others(f
     assert {host.id for host in feed.follow().hosts} == mine
     feed.changed(set(fleet.host_ids) - mine)
     with fleet.here.counted() as count:
-        assert not feed.follow()
+        assert feed.follow() == HostNews()
     assert count.statements == 0
 
 

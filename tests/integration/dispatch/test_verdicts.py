@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from opencue_sched.coordination import names
-from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_DETAIL, RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_ERROR, RecordedVerdict, VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 
 
@@ -91,7 +91,7 @@ def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redi
         redis_client.hset(names.verdicts("cue", "j1"), f"b{number}|alloc-1", text)
     found = of_job(verdicts, "j1")
     assert set(found) == {"a"}
-    assert len(found["a"][0].verdict.detail) == LONGEST_DETAIL
+    assert len(found["a"][0].verdict.detail) == LONGEST_ERROR
 
 
 @pytest.fixture

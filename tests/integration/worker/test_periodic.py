@@ -137,4 +137,4 @@ def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Runtime, engine: E
     farm.execute("UPDATE job SET b_paused = true WHERE pk_job = :job", job=farm.job)
     assert runtime.keep_promises()["ended"] == 1
     assert len(runtime.changes.since(cursor)[1] or ()) == 1
-    assert runtime.keep_promises() == {"kept": True, "wide": 0, "asking": 0, "granted": 0, "renewed": 0, "ended": 0}
+    assert runtime.keep_promises() == {"kept": True, "granted": 0, "renewed": 0, "ended": 0}

@@ -33,11 +33,11 @@ def test_a_layer_and_a_host_that_refuses_it_are_kept_apart_longer_each_time_and_
     for _ in range(6):
         blame = refusals.blame([refused("a0", "h1"), refused("a1", "h1"), refused("a2", "h1", "still")])
         assert (blame.jobs, blame.hosts) == ({}, frozenset())
-        (((layer, host), words),) = refusals.apart().items()
+        (((layer, host), words),) = refusals.apart.active().items()
         assert (layer, host) == ("layer of a", "h1")
         assert UID in words
         began = now[0]
-        while refusals.apart():
+        while refusals.apart.active():
             now[0] += 1
         apart.append(now[0] - began)
     assert apart == [5, 10, 20, 40, 60, 60]
@@ -45,10 +45,10 @@ def test_a_layer_and_a_host_that_refuses_it_are_kept_apart_longer_each_time_and_
     # when the host takes a frame of it, then it begins anew
     refusals.blame([refused("a0", "h1")])
     refusals.blame([launched("a1", "h1")])
-    assert refusals.apart() == {}
+    assert refusals.apart.active() == {}
     refusals.blame([refused("a2", "h1")])
     now[0] += 5
-    assert refusals.apart() == {}
+    assert refusals.apart.active() == {}
 
 
 def test_a_host_that_refuses_several_jobs_rests_unless_it_takes_a_frame_between():
