@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start_beat, until
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
+from opencue_sched.accounting.bootstrap import LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import LeaderKeys, beat_keys, cluster_board
 from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
@@ -49,11 +49,11 @@ def takeover(site: Site, rounds: int) -> Iterator[Recovery]:
 
 
 def fillers_killed(site: Site, rounds: int) -> Recovery:
-    """Another worker goes on, and waits for what is left of the age."""
-    at_most = site.settings.accounting.in_flight_age + WAITING_LEASE_SECONDS
+    """Another worker goes on, and waits for an age of its own."""
+    at_most = 1.5 * site.settings.accounting.in_flight_age + LEASE_SECONDS
     whole = [kill_the_filler(site) for _ in range(rounds)]
     own = [seconds - at_most for seconds in whole]
-    return recovery_of("the same, its filler killed halfway", "in_flight_age, its lease", at_most, own, whole)
+    return recovery_of("the same, its filler killed halfway", "1.5 in_flight_age, its lease", at_most, own, whole)
 
 
 def kill_the_filler(site: Site) -> float:

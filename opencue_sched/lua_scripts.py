@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError
@@ -22,6 +22,7 @@ from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import FencedOff
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
+_T = TypeVar("_T")
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -49,6 +50,11 @@ def load_script(name: str) -> LuaScript:
 def _expand(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda found: _expand(lua_directory() / "includes" / f"{found[1]}.lua"), text)
+
+
+def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
+    """``items`` in pieces of ``size``: Redis serves nobody else while a call runs, so a long one is cut."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@
 --   acct:ledger          hash: pk_proc -> record
 --   acct:tomb:{bucket}   set of released pk_procs; a bucket is TOMB_WIDTH seconds of Redis TIME
 --   acct:epoch           open|generation|run id, and |dual behind it when another program publishes plain decrements;
---                        while the store is filled: filling|token:ms it has been closed|run id
+--                        while the store is filled: filling|token|run id
 --   acct:audit           token|number of corrections of a running consistency check; acct:audit:log gets every change
 --   acct:seq             moved by every mutation
 --

@@ -6,8 +6,7 @@ answers not_ready and nobody books. One process fills, under a lease; its writes
 filler that lost its lease in a pause is refused by the scripts themselves.
 
 After a loss the store stays closed for one age before its filler takes a snapshot: by then nothing that was booked
-before can still be committed, so the proc table is the whole truth. While it waits a filler notes in its epoch how long
-the store is closed, by its own boot clock and so never too long; if it dies, its successor only waits for what is left.
+before can still be committed, so the proc table is the whole truth. The successor of a filler that died waits as long.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.ledger import Ledger, answering, chunks, epoch_set_call, id_calls, stored_epoch
+from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import call_script, call_scripts
+from opencue_sched.lua_scripts import call_script, call_scripts, chunks
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
@@ -38,11 +37,9 @@ _T = TypeVar("_T")
 LEASE_SECONDS = 15.0
 """Of one at work. With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
-WAITING_LEASE_SECONDS = 5.0
-"""Of one that waits, and does nothing but renew it. Nothing is lost with it: what was waited counts for the next."""
 _POLL_SECONDS = 0.25
-_STALLED_POLL_SECONDS = 2.0
-"""Each look at COMMITs that PostgreSQL does not end is told of in the log, and what they wait for takes longer."""
+_RENEWAL_SECONDS = 2.0
+"""Of one that waits."""
 _ROWS_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 
@@ -152,18 +149,15 @@ class _Filler:
         if not self._take():
             return None
         stored = Epoch(stored_epoch(self._client) or "")
-        of_this_redis = stored.run_id == run_id
-        if Epoch.parse(stored.text) and of_this_redis and not close_open:
+        if Epoch.parse(stored.text) and stored.run_id == run_id and not close_open:
             return None
-        # What was waited before another loss of Redis says nothing of this one.
-        filling = Epoch.filling(run_id, dual=self._dual, waited_ms=stored.waited_ms if of_this_redis else 0)
+        filling = Epoch.filling(run_id, dual=self._dual)
         if not self._replace(stored, filling):
             return None
         with self._engine.begin() as connection:
             known = store.managed_show_versions(connection)
-        left = max(0.0, self._age - filling.waited_ms / 1000)
-        log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=left)
-        filling = self._wait(filling)
+        log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=self._age)
+        self._wait()
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.caps_version(connection)
@@ -184,28 +178,17 @@ class _Filler:
         note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
         return Action.FILLED
 
-    def _wait(self, filling: Epoch) -> Epoch:
-        """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease.
-
-        Our seconds are counted from after the store was closed, and noted from before they are sent, so that what is
-        noted is never more than what has passed. Returns the epoch with the last note.
-        """
-        begun, waited = time.monotonic(), filling.waited_ms / 1000
-        while True:
-            so_far = waited + time.monotonic() - begun
-            noted = Epoch.filling(filling.run_id, dual=self._dual, waited_ms=int(so_far * 1000))
-            if not self._replace(filling, noted):
-                raise NotReady("the store was lost, or taken over, while its filler waited")
-            filling, left = noted, self._age - so_far
-            if left <= 0:
-                break
-            self._renew(WAITING_LEASE_SECONDS)
-            self._sleep(min(left, WAITING_LEASE_SECONDS / 3))
+    def _wait(self) -> None:
+        """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease."""
+        # By a clock of this machine: Redis TIME may jump. From after the store was closed: until then others booked.
+        open_again = time.monotonic() + self._age
+        while (left := open_again - time.monotonic()) > 0:
+            self._renew()
+            self._sleep(min(left, _RENEWAL_SECONDS))
         while may_still_commit(self._engine, self._age):
-            self._renew(WAITING_LEASE_SECONDS)
-            self._sleep(_STALLED_POLL_SECONDS)
+            self._renew()
+            self._sleep(_RENEWAL_SECONDS)
         self._renew()
-        return filling
 
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
@@ -221,16 +204,16 @@ class _Filler:
             (answer,), _ = call_scripts(self._client, [epoch_set_call(seen.text, wanted.text)])
         return int(answer) == 1
 
-    def _take(self, life: float = LEASE_SECONDS) -> bool:
-        """Take or keep the lease for ``life`` seconds, unless another process has it; whether it is ours."""
+    def _take(self) -> bool:
+        """Take or keep the lease, unless another process has it; whether it is ours."""
+        arguments: list[str | int] = [self._token, round(LEASE_SECONDS * 1000)]
         with answering():
-            answer = call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], [self._token, round(life * 1000)])
-        return bool(answer)
+            return bool(call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], arguments))
 
-    def _renew(self, life: float = LEASE_SECONDS) -> None:
+    def _renew(self) -> None:
         """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
         made another filling epoch, and the scripts refuse ours."""
-        if not self._take(life):
+        if not self._take():
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 
     def _renewing(self, items: Iterable[_T], *, every: int = 1) -> Iterator[_T]:

@@ -23,9 +23,9 @@ from opencue_sched.settings import Settings
 
 # The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
 #
-# ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}:{ms it has been closed}|{run id}`` while a
-# bootstrap waits and writes. The run id is the server's own (see guard_epoch). ``|dual`` behind either says that
-# another program publishes plain decrements (release_feed cuebot-redis): what the ledger accounts for is kept apart.
+# ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}|{run id}`` while a bootstrap is at work. The
+# run id is the server's own (see guard_epoch). ``|dual`` behind either says that another program publishes plain
+# decrements (release_feed cuebot-redis): what the ledger accounts for is kept apart.
 #
 # It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error:
 # such an epoch is none, and whoever fills the store writes over it.
@@ -45,13 +45,6 @@ class Epoch:
         return "".join(self.text.split("|")[2:3])
 
     @property
-    def waited_ms(self) -> int:
-        """How long the store is known to have been closed; 0 unless it is being filled."""
-        state, _, token = self.text.partition("|")
-        waited = token.partition("|")[0].rpartition(":")[2]
-        return int(waited) if state == "filling" and waited.isdigit() else 0
-
-    @property
     def dual(self) -> bool:
         return self.text.endswith(_DUAL)
 
@@ -61,9 +54,9 @@ class Epoch:
         return cls(f"open|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
-    def filling(cls, run_id: str, *, dual: bool = False, waited_ms: int = 0) -> Epoch:
+    def filling(cls, run_id: str, *, dual: bool = False) -> Epoch:
         """The state of a store under bootstrap: only who has this value may write, and nobody may book."""
-        return cls(f"filling|{uuid.uuid4().hex}:{waited_ms}|{run_id}{_DUAL if dual else ''}")
+        return cls(f"filling|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
     def parse(cls, text: str | None) -> Epoch | None:

@@ -19,8 +19,8 @@ import structlog
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Record, amounts
-from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, chunks, id_calls
-from opencue_sched.lua_scripts import call_script
+from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, id_calls
+from opencue_sched.lua_scripts import call_script, chunks
 
 log = structlog.get_logger(__name__)
 

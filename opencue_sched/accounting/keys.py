@@ -146,10 +146,8 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
 # How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua.
 #
 # An *entry* is one line of text, ``cores|gpus|show|alloc|folder|job|layer|dept|limit,limit`` with the limits sorted, so
-# that two entries say the same exactly when they are the same text. A *record* is an entry with its state.
-
-SEPARATORS = "|,:"
-"""What no id in an entry, or in a vertex's key, may contain."""
+# that two entries say the same exactly when they are the same text. Ids are UUIDs: none has a separator in it. A
+# *record* is an entry with its state.
 
 _RECORD = re.compile(r"1\|([FC])\|([0-9]+)\|([0-9]{1,15})\|([^|]*)\|([^|]*(?:\|[^|]*){8})")
 
@@ -174,21 +172,10 @@ class Booking:
     gpus: int = 0
 
     def packed(self) -> str:
-        """The entry as text. Raises InvalidInput for an id that would be read as two."""
+        """The entry as text."""
         v = self.vertices
         ids = (v.show_id, v.alloc_id, v.folder_id, v.job_id, v.layer_id, v.dept_id)
-        text = f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
-        separators = text.count("|"), text.count(","), text.count(":")
-        if separators != (8, max(0, len(v.limit_ids) - 1), 0):  # of nine fields
-            check_ids(*ids, *v.limit_ids)
-        return text
-
-
-def check_ids(*ids: str) -> None:
-    """Raise InvalidInput for an id that an entry of the ledger would show as two."""
-    for it in ids:
-        if any(mark in it for mark in SEPARATORS):
-            raise InvalidInput(f"the id {it!r} contains one of | , : and cannot be booked")
+        return f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +195,7 @@ class Record:
 
     @property
     def show_id(self) -> str:
-        return show_of(self.entry)
+        return self.entry.split("|", 3)[2]
 
 
 def unpack(proc_id: str, record: str) -> Record:
@@ -228,11 +215,6 @@ def unpack_entry(proc_id: str, entry: str) -> Booking:
         return Booking(proc_id, Vertices(show, alloc, folder, job, layer, dept, limit_ids), int(cores), int(gpus))
     except ValueError as error:
         raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {entry!r}") from error
-
-
-def show_of(entry: str) -> str:
-    """The show an entry belongs to."""
-    return entry.split("|", 3)[2]
 
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:

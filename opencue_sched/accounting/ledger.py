@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import redis
 import structlog
@@ -29,7 +29,7 @@ from opencue_sched.accounting.connection import Epoch, takes_no_write
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
+from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, chunks, under_fence
 
 log = structlog.get_logger(__name__)
 
@@ -315,7 +315,6 @@ ERROR = "error"
 
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
-_T = TypeVar("_T")
 
 
 class Cause(StrEnum):
@@ -399,11 +398,6 @@ def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str 
         ScriptCall(name, LEDGER_KEYS, (*fixed, *(field for row in part for field in row)))
         for part in chunks(rows, size)
     ]
-
-
-def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
-    """``items`` in pieces of ``size``."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def refused_for(answer: Sequence[Any] | Exception) -> str | None:

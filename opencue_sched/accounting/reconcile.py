@@ -24,7 +24,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
-from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts
+from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts
 from opencue_sched.accounting.ledger import (
     Cause,
     Change,
@@ -32,11 +32,11 @@ from opencue_sched.accounting.ledger import (
     Mark,
     Phase,
     answering,
-    chunks,
     id_calls,
     reseed_cas_calls,
 )
 from opencue_sched.domain.farm import Vertices, booked_cores
+from opencue_sched.lua_scripts import chunks
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
@@ -134,21 +134,9 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
     entries = {}
     for row in rows:
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
-        show, alloc, folder, job, layer, dept = map(_countable, ids)
-        if show:
-            limits = tuple(filter(None, map(_countable, row.limits.split(","))))
-            vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
-            entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
+        vertices = Vertices(*ids, tuple(filter(None, row.limits.split(","))))
+        entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
     return entries
-
-
-def _countable(vertex_id: str) -> str:
-    """The id; empty for one that cannot be counted by. Nothing can be booked there either, and whatever else the proc
-    takes has to count."""
-    if not any(separator in vertex_id for separator in SEPARATORS):
-        return vertex_id
-    log.error("vertex_cannot_be_counted", id=vertex_id)
-    return ""
 
 
 def may_still_commit(engine: Engine, age_seconds: float) -> bool:

@@ -19,7 +19,7 @@ import structlog
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.domain.cluster import Fence
-from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, under_fence
+from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, chunks, under_fence
 
 log = structlog.get_logger(__name__)
 
@@ -299,7 +299,7 @@ class LayerPermits:
         """
         calls, asked = [], []
         for owner, of in frames_by_layer.items():
-            for chunk in _chunks(of):
+            for chunk in chunks(list(of), JOBS_PER_CALL):
                 lives = (seconds or min(self._claim_ttl, SECONDS_PER_FRAME * max(1, of[layer])) for layer in chunk)
                 pairs = (it for layer, life in zip(chunk, lives, strict=True) for it in (layer, life_ms(life)))
                 calls.append([owner.partition("|")[0], owner, _PAYLOAD, JobPriority.NORMAL.rank, *pairs])
@@ -314,7 +314,11 @@ class LayerPermits:
 
     def drop(self, layers: Mapping[str, Iterable[str]]) -> int:
         """Give back those of each owner's ``layers`` that are its own; returns how many were. One round trip."""
-        calls = [(owner.partition("|")[0], owner, *chunk) for owner, of in layers.items() for chunk in _chunks(of)]
+        calls = [
+            (owner.partition("|")[0], owner, *chunk)
+            for owner, of in layers.items()
+            for chunk in chunks(list(of), JOBS_PER_CALL)
+        ]
         return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
 
     def tell_booked(self, layers: Collection[str]) -> None:
@@ -336,8 +340,3 @@ class LayerPermits:
         permits are granted. One round trip."""
         told = cast("list[tuple[str, dict[str, str]]]", self._client.xrange(self._log, f"({log_end}"))
         return frozenset(layer for _, layers in told for layer in layers)
-
-
-def _chunks(layers: Iterable[str]) -> list[list[str]]:
-    listed = list(layers)
-    return [listed[start : start + JOBS_PER_CALL] for start in range(0, len(listed), JOBS_PER_CALL)]

@@ -18,7 +18,6 @@ from opencue_sched.errors import InvalidInput
 
 _NAME = r"[a-z0-9][a-z0-9_.-]{0,62}"
 _WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?")
-_PRESENCE = re.compile(f"{_NAME}:meta:actor:inst:{_NAME}:{_NAME}:{_NAME}")
 
 
 class QueueType(StrEnum):
@@ -106,10 +105,6 @@ def job_hash(ns: str, job: str) -> str:
 
 def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
     return f"{ns}:meta:actor:inst:{type_}:{group}:{instance}"
-
-
-def is_presence_key(key: str) -> bool:
-    return _PRESENCE.fullmatch(key) is not None
 
 
 def parse_presence_key(key: str) -> tuple[str, str, str]:

@@ -22,6 +22,7 @@ from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
 from opencue_sched.errors import InvalidInput
+from opencue_sched.lua_scripts import chunks
 
 log = structlog.get_logger(__name__)
 
@@ -159,9 +160,9 @@ class ClusterPostings(BoardScripts):
         """
         listed = list(clusters)
         calls = []
-        for i in range(0, len(listed), ENQUEUED_PER_CALL):
+        for part in chunks(listed, ENQUEUED_PER_CALL):
             args: list[str | int | float] = [resend_ms()]
-            for cluster in listed[i : i + ENQUEUED_PER_CALL]:
+            for cluster in part:
                 woken = wake if isinstance(wake, bool) else cluster in wake
                 # All alike: strict priority is among jobs, within a pass, and no rule puts one show before another.
                 args += [cluster.key, encode_cluster(cluster), JobPriority.NORMAL.rank, int(woken)]

@@ -24,7 +24,7 @@ from pydantic import FiniteFloat, TypeAdapter
 from redis.exceptions import RedisError
 
 from opencue_sched import __version__
-from opencue_sched.coordination.names import is_presence_key, presence_index, presence_key
+from opencue_sched.coordination.names import presence_index, presence_key
 from opencue_sched.errors import SchedulerError
 from opencue_sched.lua_scripts import call_script
 
@@ -189,7 +189,7 @@ def list_members(client: redis.Redis, namespace: str) -> Members:
     records = cast("list[str | None]", client.mget(keys)) if keys else []
     actors = [actor for record in records if record is not None and (actor := Actor.parse(record))]
     actors.sort(key=lambda actor: (actor.type, actor.group, actor.instance))
-    gone = [key for key, record in zip(keys, records, strict=True) if record is None and is_presence_key(key)]
+    gone = [key for key, record in zip(keys, records, strict=True) if record is None]
     return Members(tuple(actors), tuple(gone))
 
 

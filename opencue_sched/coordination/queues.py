@@ -299,17 +299,13 @@ def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_second
     """The answer to a job. Raises NoReply."""
     deadline = time.monotonic() + timeout_seconds
     queue, key = reply_queue(namespace, job), job_hash(namespace, job)
-    while True:
-        output = client.hget(key, "output")
-        if output is not None:
-            client.delete(queue)
-            return cast("dict[str, Any]", json.loads(output))
+    while (output := client.hget(key, "output")) is None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise NoReply(f"no answer to job {job} in {timeout_seconds:g} s")
-        popped = client.blpop([queue], timeout=min(_REPLY_BLOCK_SECONDS, max(0.01, left)))
-        if popped is not None:
-            return cast("dict[str, Any]", json.loads(popped[1]))
+        client.blpop([queue], timeout=min(_REPLY_BLOCK_SECONDS, max(0.01, left)))  # only wakes: the hash has it too
+    client.delete(queue)
+    return cast("dict[str, Any]", json.loads(output))
 
 
 # The broker as Celery wants it named, from the one Redis URL of the settings.

@@ -275,7 +275,8 @@ def overtaken_filler(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     game.go_on(slow, until="redis SCAN")
     game.go_on(slow, during="redis SCAN")
     game.bootstrap(ALL)
-    game.tick(stalled=False)
+    game.tick(stalled=False)  # the lease ends
+    game.tick(stalled=False)  # and the other has waited
     yield
     game.go_on(slow)
     yield

@@ -10,7 +10,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, id_calls
-from opencue_sched.errors import InvalidInput, NotReady
+from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store, booking
@@ -356,12 +356,6 @@ class TestBulk:
         assert store.ledger.book([]).accepted == frozenset()
         store.ledger.settle([])
         assert store.ledger.release([]) == 0
-
-
-@pytest.mark.parametrize("bad", ["a|b", "a:b"])
-def test_an_id_that_would_be_misread_is_refused_before_redis(store: Store, bad: str) -> None:
-    with pytest.raises(InvalidInput):
-        store.ledger.book([booking(1, folder_id=bad)])
 
 
 def test_tombstones_are_kept_in_two_buckets_at_most(store: Store) -> None:

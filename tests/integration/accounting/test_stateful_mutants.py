@@ -102,7 +102,7 @@ MUTANTS = {
         MISCOUNTED,
     ),
     "bootstrap that does not wait": Mutant(
-        bootstrap._Filler.fill, "self._wait(filling)", "filling", plots.lost_before_its_commit
+        bootstrap._Filler.fill, "self._wait()", "pass", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
         reconcile.is_too_old, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
@@ -140,8 +140,8 @@ MUTANTS = {
     ),
     "successor of a dead filler that does not wait": Mutant(
         bootstrap._Filler.fill,
-        "waited_ms=stored.waited_ms if of_this_redis else 0",
-        "waited_ms=99000 if stored.text.startswith('filling') else 0",
+        "self._wait()",
+        "stored.text.startswith('filling') or self._wait()",
         plots.filler_that_dies,
     ),
     "in flight that the swap does not carry": Mutant(

@@ -15,7 +15,7 @@ import pytest
 
 from opencue_sched import __version__
 from opencue_sched.coordination import presence as presences
-from opencue_sched.coordination.names import presence_index, presence_key
+from opencue_sched.coordination.names import presence_key
 from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, list_members
 
 
@@ -175,7 +175,6 @@ def test_an_unreadable_record_is_skipped_and_its_name_is_not_free(redis_client, 
     for instance in ("w1", "w2"):
         presence(redis_client, instance, types=("dispatch",)).announce()
     redis_client.set(presence_key("cue", "dispatch", "default", "w2"), record)
-    redis_client.zadd(presence_index("cue"), {"nonsense": 1})
     members = list_members(redis_client, "cue")
     assert [actor.instance for actor in members.alive] == ["w1"]
     assert members.gone == ()
