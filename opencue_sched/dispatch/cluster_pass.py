@@ -51,7 +51,7 @@ from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
-from opencue_sched.store.pending import SkippedLayers, fetch_next_starts
+from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -604,8 +604,7 @@ class _Pass:
         """Step 9: choose which clusters are dispatched again at once, which layers their next passes skip, and when
         they have to be looked at again at the latest. A launch that fails changes nothing of that."""
         runner = self.runner
-        starts: Mapping[str, float] = {}
-        asleep: list[PassReport] = []
+        back_in = runner.hosts.cache.back_in()
         for report, found in zip(self.reports, self.gathered, strict=True):
             no_host = {it.verdict.layer_id for it in report.plan.unschedulable} if report.plan else set()
             # What was looked at and got nothing: not what a full plan had no place for.
@@ -630,26 +629,9 @@ class _Pass:
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
             report.go_on |= found.more and not found.jobs
-            if not (report.frames_booked or report.go_on):
-                asleep.append(report)
-        if self.ended or not asleep:
-            return
-        # These clusters sleep now, and no event tells when their next layer may start, or a host be tried again.
-        back_in = runner.hosts.cache.back_in()
-        if runner.facts.has_start_after:
-            with runner.engine.connect() as connection:
-                starts = fetch_next_starts(
-                    connection,
-                    [report.cluster for report in asleep],
-                    # A layer whose time came while the pass read what waits was not seen by it: it starts now.
-                    since=runner.clock() - self.began,
-                    within=max(EMPTY_SLEEP_SECONDS, runner.settings.queue.cluster_saturated_sleep),
-                )
-        for report in asleep:
-            soon = [starts.get(report.cluster.key)]
-            if report.ended is not PassEnd.NO_JOBS:
-                soon.append(back_in)
-            report.look_again = min((max(SHORTEST_SLEEP_SECONDS, it) for it in soon if it is not None), default=None)
+            # No event tells when a host may be tried again.
+            if back_in is not None and report.ended is not PassEnd.NO_JOBS:
+                report.look_again = max(SHORTEST_SLEEP_SECONDS, back_in)
 
 
 def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float]:
@@ -662,9 +644,9 @@ def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float
         return "again", 0.0
     if report.ended in (PassEnd.NOT_READY, PassEnd.QUERY_ERROR):
         return "put_off", STORE_TROUBLE_SLEEP_SECONDS
-    soon = [] if report.look_again is None else [report.look_again]
     if report.ended is PassEnd.NO_JOBS:
-        return "sleep" if soon else "idle", min([EMPTY_SLEEP_SECONDS, *soon])
+        return "idle", EMPTY_SLEEP_SECONDS
+    soon = [] if report.look_again is None else [report.look_again]
     state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
     permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
     if permit_held or report.losses.keys() - {HostLocked.reason}:

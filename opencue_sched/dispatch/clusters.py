@@ -37,13 +37,7 @@ from opencue_sched.domain.cluster import (
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts
-from opencue_sched.store.pending import (
-    WaitingTag,
-    facility_ids,
-    managed_subscriptions,
-    tags_of_allocations,
-    waiting_tags,
-)
+from opencue_sched.store.pending import WaitingTag, facility_ids, fetch_shares, tags_of_allocations, waiting_tags
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +64,7 @@ def load_clusters(connection: Connection, settings: Settings) -> frozenset[Clust
     facilities = scoped_facilities(connection, settings)
     return build_clusters(
         tags_of_allocations(connection, facilities),
-        managed_subscriptions(connection),
+        [(share.show_id, share.alloc_id) for share in fetch_shares(connection)],
         ignore_tags=settings.scheduler.ignore_tags,
         queue=settings.queue,
     )

@@ -77,8 +77,8 @@ class PassReport:
     go_on: bool = False
     """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
-    """Seconds after which to look again although no event says so: a layer may start, or a host that PostgreSQL or an
-    RQD refused may be tried again. None for nothing of that."""
+    """Seconds after which a host that PostgreSQL or an RQD refused may be tried again, which no event tells of. None
+    for no such host."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -79,7 +79,8 @@ _SHARES = text(
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now
     FROM subscription sub
     JOIN alloc a ON a.pk_alloc = sub.pk_alloc
-    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[]))
+    JOIN show s ON s.pk_show = sub.pk_show AND s.b_active AND s.b_scheduler_managed
+    WHERE CAST(:shows AS varchar[]) IS NULL OR sub.pk_show = ANY(CAST(:shows AS varchar[]))
     ORDER BY a.str_name
     """
 )
@@ -302,21 +303,6 @@ _WAITING_WORK = f"""
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 """  # noqa: S608 - only our own constants
 
-_NEXT_START = text(
-    f"""
-    SELECT c.turn, CAST(extract(epoch FROM min(l.ts_start_after) - now()) AS double precision) AS seconds
-    FROM {_CLUSTERS}
-    JOIN job j ON j.pk_show = c.show_id AND j.pk_facility = c.facility_id
-    JOIN show s ON s.pk_show = j.pk_show
-    JOIN layer l ON l.pk_job = j.pk_job
-    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-    WHERE l.ts_start_after BETWEEN now() - CAST(:since AS double precision) * interval '1 second'
-                               AND now() + CAST(:within AS double precision) * interval '1 second'
-      AND {_LAYER_TAGS} && c.tags AND {MAY_BE_BOOKED}
-    GROUP BY c.turn
-    """  # noqa: S608 - only our own constants
-)
-
 
 def fetch_waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, *, gpus: bool = False
@@ -332,10 +318,10 @@ def fetch_waiting_work(
     return connection.execute(with_start_after(_WAITING_WORK, facts.has_start_after), parameters).all()
 
 
-def fetch_shares(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """Every subscription of these shows, in any facility (``show_id``, ``alloc_id``, ``facility_id``,
-    ``burst_centicores``, ``size_centicores``), and the database's clock (``now``)."""
-    return connection.execute(_SHARES, {"shows": list(show_ids)}).all()
+def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None) -> Sequence[Row[Any]]:
+    """Every subscription of these shows, or of all, that are active and managed, in any facility (``show_id``,
+    ``alloc_id``, ``facility_id``, ``burst_centicores``, ``size_centicores``), and the database's clock (``now``)."""
+    return connection.execute(_SHARES, {"shows": None if show_ids is None else list(show_ids)}).all()
 
 
 def fetch_pending_jobs(
@@ -374,15 +360,6 @@ def fetch_pending_jobs(
         "max_jobs": max_jobs,
     }
     return connection.execute(with_start_after(_PENDING_JOBS, facts.has_start_after), parameters).all()
-
-
-def fetch_next_starts(
-    connection: Connection, clusters: Sequence[Cluster], *, since: float, within: float
-) -> dict[str, float]:
-    """By the keys of clusters: seconds until the first layer with waiting frames may start, of those that may between
-    ``since`` seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
-    parameters = {**_clusters(clusters, [""] * len(clusters)), "since": since, "within": within}
-    return {clusters[row.turn - 1].key: row.seconds for row in connection.execute(_NEXT_START, parameters)}
 
 
 def fetch_waiting_layers(
@@ -454,15 +431,6 @@ _TAGS_OF_ALLOCATIONS = text(
     """
 )
 
-_MANAGED_SUBSCRIPTIONS = text(
-    """
-    SELECT sub.pk_show, sub.pk_alloc
-    FROM subscription sub
-    JOIN show s ON s.pk_show = sub.pk_show
-    WHERE s.b_active AND s.b_scheduler_managed
-    """
-)
-
 # No condition that the pending-jobs query has not: it would let work wait unseen. Tags are unnested after DISTINCT:
 # many layers, few spellings.
 _WAITING_TAGS = text(
@@ -496,11 +464,6 @@ def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None
     """Every distinct ``tag``, without spaces, of every allocation's hosts, in ``facilities`` or everywhere, with its
     ``facility_id`` and ``alloc_id``. ``tag_type`` is the name of a ClusterKind, or unknown."""
     return connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities}).all()
-
-
-def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:
-    """(show id, allocation id) of every subscription of an active show that this scheduler manages."""
-    return [(row.pk_show, row.pk_alloc) for row in connection.execute(_MANAGED_SUBSCRIPTIONS)]
 
 
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, datetime, timedelta
 from threading import Thread
 from typing import Any, cast
 
@@ -31,7 +30,6 @@ from tests.integration.coordination.conftest import LossyProxy
 from tests.integration.dispatch.passes import dispatch
 from tests.polling import eventually
 
-from .gathering import with_start_times
 from .passes import Passes, passes
 
 SENT: list[Enqueued] = []
@@ -217,51 +215,6 @@ def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, en
     assert report.ended is PassEnd.NO_JOBS
     assert rests(here, posting) == pytest.approx(30, abs=1)
     assert not sent_for_at_its_end(here, posting), "a sweep or an event tells when it has work again"
-
-
-@pytest.mark.parametrize("saturated", [False, True])
-def test_a_cluster_rests_no_longer_than_until_its_next_layer_may_start(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, saturated: bool
-) -> None:
-    # given a layer that may start in three seconds, and perhaps one that waits for a host as large as none is
-    with_start_times(engine)
-    soon = datetime.now(UTC) + timedelta(seconds=3)
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host(cores=2, hostname_tag=False)
-        farm.job([LayerSpec(start_after=soon), *([LayerSpec(cores=64)] if saturated else [])])
-    posting = a_posting(here)
-
-    # when the cluster is looked at before
-    report = dispatch(dispatcher, posting)
-
-    # then it rests until that moment, at which somebody sends for it
-    assert isinstance(report, PassReport)
-    assert report.ended is (PassEnd.SATURATED if saturated else PassEnd.NO_JOBS)
-    assert 0 < rests(here, posting) <= 3.0
-    assert sent_for_at_its_end(here, posting)
-    eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
-
-
-@pytest.mark.parametrize("why", ["later", "paused", "other tags"])
-def test_a_layer_that_may_not_start_in_time_cuts_no_rest_short(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, why: str
-) -> None:
-    with_start_times(engine)
-    later = 60 if why == "later" else 3
-    start = datetime.now(UTC) + timedelta(seconds=later)
-    plant(engine, frames=1, start_after=start)
-    posting = a_posting(here)
-    with engine.begin() as connection:
-        if why == "paused":
-            connection.execute(text("UPDATE job SET b_paused = true"))
-        if why == "other tags":
-            connection.execute(text("UPDATE layer SET str_tags = 'others'"))
-    report = dispatch(dispatcher, posting)
-    assert isinstance(report, PassReport)
-    assert report.ended is PassEnd.NO_JOBS
-    assert rests(here, posting) == pytest.approx(30, abs=1)
-    assert not sent_for_at_its_end(here, posting)
 
 
 def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
