@@ -173,7 +173,7 @@ def _pause_command(verb: str, does: str) -> None:
     @_JOBS
     def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
         ids = [job.id for job in chosen]
-        jobs.set_paused(connection, ids, paused=verb == "pause")
+        set_rows(connection, "job", "pk_job", ids, {"b_paused": verb == "pause"})
         return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
@@ -408,8 +408,8 @@ def set_layers(
     if "tags" in fields:
         fields["tags"] = join_tags(fields["tags"])
     chosen = layer_ids(connection, job, layers) or []
-    limits = [[row.id for row in rows] for rows in (add, drop)]
-    jobs.set_layers(connection, chosen, fields, add_limits=limits[0], drop_limits=limits[1])
+    limits = {"add_limits": {row.name for row in add}, "drop_limits": {row.id for row in drop}}
+    jobs.set_layers(connection, chosen, fields, **limits)
     found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
     _check(found, jobs.job_of(connection, job.id))
     notes = unserved(connection, job.id, get_settings())

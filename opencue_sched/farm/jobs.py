@@ -119,7 +119,7 @@ class JobControl:
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         procs.lock_runs(connection, (), frame_ids)
-        held = release.counters_of(release.read_frames(connection, frame_ids)) | wider
+        held = release.counters_of(jobs.frames_of(connection, frame_ids=frame_ids)) | wider
         release.lock_counters(connection, held)
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
         follow(connection, changed, held, satisfying_states(self._releaser.settings))
@@ -139,7 +139,7 @@ def _finish(job_id: str, connection: Connection, wider: Counters) -> bool:
 
 def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
     procs.lock_runs(connection, (), frame_ids)
-    before = release.read_frames(connection, frame_ids)
+    before = jobs.frames_of(connection, frame_ids=frame_ids)
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()

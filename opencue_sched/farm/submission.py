@@ -27,8 +27,7 @@ from opencue_sched.farm.model import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
-from opencue_sched.store.jobs import LayerView, layers_of
-from opencue_sched.store.release import read_frames
+from opencue_sched.store.jobs import LayerView, frames_of, layers_of
 from opencue_sched.text_file import InvalidFile
 
 log = structlog.get_logger(__name__)
@@ -77,7 +76,6 @@ def submit_job(
     """
     with engine.connect() as connection:
         with connection.begin() as transaction:
-            submit.allow_time(connection)
             submitted = _submit(connection, spec, settings, dry_run=dry_run)
             if dry_run:
                 notes = unserved(connection, submitted.job_id, settings)
@@ -290,7 +288,7 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
         and depend.layer in layers[jobs[name].id]
     ]
     frames: dict[str, dict[int, str]] = defaultdict(dict)
-    for row in read_frames(connection, layer_ids=numbered):
+    for row in frames_of(connection, layer_ids=numbered):
         frames[row.layer_id][row.number] = row.id
     external: list[_Edge] = []
     for path, layer, depend, name in wanted:
@@ -367,7 +365,7 @@ def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Set
         for layer in layers_of(connection, *states)
     }
     over |= {layer for layer, (frames, total) in ended.items() if 0 < frames == total}
-    waited_for = read_frames(connection, layer_ids={on.layer for *_, on in external if on.layer and on.frames})
+    waited_for = frames_of(connection, layer_ids={on.layer for *_, on in external if on.layer and on.frames})
     over |= {frame.id for frame in waited_for if frame.state in done}
     return over, {layer for layer, (frames, _) in ended.items() if frames}
 

@@ -18,6 +18,7 @@ from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.names import QueueType
 from opencue_sched.coordination.presence import list_members
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
@@ -27,7 +28,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.engine import OURS
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.jobs import quarantined_jobs
+from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, triggers_of_proc
 from opencue_sched.store.shows import list_shows, list_subscriptions
@@ -60,7 +61,12 @@ def diagnose(
                 findings += look(connection, settings, facts)
             scope = settings.scheduler.facility
             facilities = None if scope is None else facility_ids(connection, scope)
-            frames = sum(work.frames for work in fetch_waiting_work(connection, facilities, facts))
+            waiting = fetch_waiting_work(connection, facilities, facts)
+            frames = sum(work.frames for work in waiting)
+            if left_alone := {job for work in waiting if work.why == Verdict.QUARANTINED for job in work.jobs}:
+                names = listed([job.name for job in list_jobs(connection, job_ids=left_alone)])
+                remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
+                findings.append(_warn("quarantine", f"jobs left alone for a while: {names}", remedy))
     except (SchedulerError, SQLAlchemyError) as error:
         findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
     return Report((*findings, *_redis(client, settings, clock, frames)))
@@ -131,14 +137,6 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
         yield _ok("hosts", text)
 
 
-def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    jobs = quarantined_jobs(connection)
-    if jobs:
-        names = listed([job.job_name or job.job_id for job in jobs])
-        remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
-        yield _warn("quarantine", f"jobs left alone for a while: {names}", remedy)
-
-
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
@@ -175,7 +173,7 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
         yield _ok("release feed", message)
 
 
-_ON_THE_DATABASE = (_schema, _shows, _hosts, _quarantine, _rqds, _release_feed)
+_ON_THE_DATABASE = (_schema, _shows, _hosts, _rqds, _release_feed)
 
 
 def _redis(

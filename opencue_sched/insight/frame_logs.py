@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from sqlalchemy import Connection
 
-from opencue_sched.domain.farm import exit_meaning, signal_words
+from opencue_sched.domain.farm import FrameState, exit_meaning, signal_words
 from opencue_sched.domain.frames import log_path
 from opencue_sched.store import jobs
 
@@ -64,8 +65,12 @@ class Deaths:
 
 def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     """Of what the dead frames of a job died, by layer and exit status, the most frequent first."""
+    kinds: defaultdict[tuple[str, int], list[jobs.FrameView]] = defaultdict(list)
+    for frame in jobs.frames_of(connection, job_id, states=[FrameState.DEAD]):
+        kinds[frame.layer_id, frame.exit_status].append(frame)
     deaths: list[Deaths] = []
-    for row in sorted(jobs.deaths_of(connection, job_id), key=lambda row: -row.frames):
+    for frames in sorted(kinds.values(), key=len, reverse=True):
+        row = max(frames, key=lambda frame: frame.stopped.timestamp() if frame.stopped else 0.0)
         log = log_path(row.log_dir, row.job, row.name)
         tail = _tail_of(log) if len(deaths) < _LOGS_READ else None
         output, footer = tail or ("", "")
@@ -75,7 +80,7 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
         if found := _KILL_MESSAGE.search(footer):
             meaning += f"; RQD says: {found[1]}"
         lines = None if tail is None else tuple(_HEADER.split(output, 1)[-1].rstrip().splitlines()[-_END_LINES:])
-        deaths.append(Deaths(row.layer_id, row.frames, row.exit_status, meaning, row.name, row.host, log, lines))
+        deaths.append(Deaths(row.layer_id, len(frames), row.exit_status, meaning, row.name, row.host, log, lines))
     return deaths
 
 

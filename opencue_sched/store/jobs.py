@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.exc import NoResultFound
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.store.pending import USED
 from opencue_sched.store.shows import set_rows
+from opencue_sched.store.submit import INSERT_LAYER_LIMITS
 
 # Those to be listed are chosen first, so that what runs of a job and how long it waits is read of these only. A layer
 # waits as long as the frame of it that goes first, which an index finds.
@@ -103,30 +105,21 @@ _LAYERS = text(
 )
 _FRAMES = text(
     """
-    SELECT frame.pk_frame AS id, frame.str_name AS name, layer.str_name AS layer, int_number AS number,
+    SELECT frame.pk_frame AS id, frame.str_name AS name, frame.pk_layer AS layer_id, layer.str_name AS layer,
+           int_number AS number, frame.pk_job AS job_id,
            frame.str_state AS state, str_host AS host, int_cores AS centicores, int_exit_status AS exit_status,
            int_retries AS retries, frame.ts_started AS started, frame.ts_stopped AS stopped, ts_llu AS llu,
            frame.ts_eligible AS eligible, int_depend_count AS depend_count, int_mem_reserved AS memory_reserved_kb,
            int_mem_used AS memory_used_kb, int_mem_max_used AS memory_max_kb,
            job.str_name AS job, job.str_state AS job_state, job.str_log_dir AS log_dir, job.str_loki_url AS loki_url
       FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer JOIN job ON job.pk_job = frame.pk_job
-     WHERE frame.pk_job = :job
+     WHERE (CAST(:job AS varchar) IS NULL OR frame.pk_job = :job)
+       AND (CAST(:frames AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:frames AS varchar[])))
        AND (CAST(:named AS varchar) IS NULL OR frame.str_name = :named OR frame.pk_frame = :named)
        AND (CAST(:layers AS varchar[]) IS NULL OR frame.pk_layer = ANY(CAST(:layers AS varchar[])))
        AND (CAST(:numbers AS bigint[]) IS NULL OR frame.int_number = ANY(CAST(:numbers AS bigint[])))
        AND (CAST(:states AS varchar[]) IS NULL OR frame.str_state = ANY(CAST(:states AS varchar[])))
      ORDER BY frame.int_layer_order, frame.int_dispatch_order LIMIT :most
-    """
-)
-_DEATHS = text(
-    """
-    SELECT DISTINCT ON (frame.pk_layer, int_exit_status)
-           frame.pk_layer AS layer_id, int_exit_status AS exit_status, frame.str_name AS name, str_host AS host,
-           job.str_name AS job, job.str_log_dir AS log_dir,
-           count(*) OVER (PARTITION BY frame.pk_layer, int_exit_status) AS frames
-      FROM frame JOIN job ON job.pk_job = frame.pk_job
-     WHERE frame.pk_job = :job AND frame.str_state = 'DEAD'
-     ORDER BY frame.pk_layer, int_exit_status, frame.ts_stopped DESC NULLS LAST, frame.pk_frame
     """
 )
 _LAYER_COLUMNS = {
@@ -141,14 +134,6 @@ _LAYER_COLUMNS = {
     "timeout": "int_timeout",
     "timeout_llu": "int_timeout_llu",
 }
-_ADD_LIMITS = text(
-    """
-    INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
-    SELECT CAST(gen_random_uuid() AS varchar), layer, wanted
-      FROM unnest(CAST(:layers AS varchar[])) AS layer CROSS JOIN unnest(CAST(:limits AS varchar[])) AS wanted
-     WHERE NOT EXISTS (SELECT FROM layer_limit WHERE pk_layer = layer AND pk_limit_record = wanted)
-    """
-)
 _DROP_LIMITS = text(
     """
     DELETE FROM layer_limit
@@ -237,17 +222,19 @@ def layers_of(connection: Connection, *job_ids: str) -> Sequence[LayerView]:
 
 def frames_of(
     connection: Connection,
-    job_id: str,
+    job_id: str | None = None,
     *,
+    frame_ids: Collection[str] | None = None,
     layer_ids: Collection[str] | None = None,
     numbers: Collection[int] | None = None,
     states: Collection[FrameState] | None = None,
     named: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[FrameView]:
-    """Frames of a job in dispatch order, of these layers, numbers and states, of this name or id; None is any."""
+    """Frames in dispatch order, of a job, these ids, layers, numbers and states, of this name or id; None is any."""
     wanted = {
         "job": job_id,
+        "frames": None if frame_ids is None else list(frame_ids),
         "named": named,
         "layers": None if layer_ids is None else list(layer_ids),
         "numbers": None if numbers is None else list(numbers),
@@ -255,11 +242,6 @@ def frames_of(
         "most": most,
     }
     return connection.execute(_FRAMES, wanted).all()
-
-
-def deaths_of(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
-    """Of the ``frames`` dead frames of each layer with one exit status the newest."""
-    return connection.execute(_DEATHS, {"job": job_id}).all()
 
 
 def set_layers(
@@ -270,13 +252,13 @@ def set_layers(
     add_limits: Collection[str] = (),
     drop_limits: Collection[str] = (),
 ) -> None:
-    """Set fields of layers: centicores, KB, minutes, tags as text; and put them under limits, or not, by their ids."""
+    """Set fields of layers: centicores, KB, minutes, tags as text; put them under limits by name, and take limits away by id."""
     layers = sorted(layer_ids)
     if fields:
         set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: it for key, it in fields.items()})
-    for statement, limits in ((_ADD_LIMITS, add_limits), (_DROP_LIMITS, drop_limits)):
-        if limits:
-            connection.execute(statement, {"layers": layers, "limits": sorted(limits)})
+    rows = [{"id": layer, "limits": sorted(add_limits)} for layer in layers]
+    connection.execute(INSERT_LAYER_LIMITS, {"rows": json.dumps(rows)})
+    connection.execute(_DROP_LIMITS, {"layers": layers, "limits": sorted(drop_limits)})
 
 
 def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> Sequence[Depend]:
@@ -290,18 +272,6 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
     return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
 
 
-# What a person changes about jobs and frames that may be running.
-
-_SET_PAUSED = text(
-    """
-    WITH locked AS (
-        SELECT pk_job FROM job
-         WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state <> 'FINISHED' AND b_paused <> :paused
-         ORDER BY pk_job FOR NO KEY UPDATE)
-    UPDATE job SET b_paused = :paused, ts_updated = current_timestamp
-      FROM locked WHERE job.pk_job = locked.pk_job RETURNING job.pk_job
-    """
-)
 _REOPEN = text(
     """
     WITH locked AS (
@@ -311,19 +281,14 @@ _REOPEN = text(
        SET str_state = 'PENDING', ts_stopped = NULL, ts_updated = current_timestamp,
            str_visible_name = CASE WHEN EXISTS (SELECT FROM job named WHERE named.str_visible_name = job.str_name)
                                    THEN NULL ELSE job.str_name END
-      FROM locked WHERE job.pk_job = locked.pk_job RETURNING job.pk_job
+      FROM locked WHERE job.pk_job = locked.pk_job
     """
 )
 
 
-def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool) -> list[str]:
-    """Pause or unpause jobs; returns those that changed. What runs goes on."""
-    return [row.pk_job for row in connection.execute(_SET_PAUSED, {"jobs": list(job_ids), "paused": paused})]
-
-
-def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """FINISHED to PENDING, with the name the job had unless another job has it now; returns those that changed."""
-    return [row.pk_job for row in connection.execute(_REOPEN, {"jobs": list(job_ids)})]
+def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> None:
+    """FINISHED to PENDING, with the name the job had unless another job has it now."""
+    connection.execute(_REOPEN, {"jobs": list(job_ids)})
 
 
 # Jobs whose rows made a booking fail, left alone for a while (our table ``opencue_sched_quarantine``).
@@ -343,15 +308,6 @@ _QUARANTINE = text(
     ON CONFLICT (pk_job) DO UPDATE SET reason = excluded.reason, ts = excluded.ts, until = excluded.until
     """
 )
-_LIST = text(
-    """
-    SELECT q.pk_job AS job_id, coalesce(j.str_name, '') AS job_name, q.reason, q.ts AS since, q.until
-    FROM opencue_sched_quarantine q
-    LEFT JOIN job j ON j.pk_job = q.pk_job
-    WHERE q.until > clock_timestamp()
-    ORDER BY q.until, q.pk_job
-    """
-)
 
 
 def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds: float) -> None:
@@ -359,8 +315,3 @@ def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds:
     jobs = sorted(reasons)
     parameters = {"jobs": jobs, "reasons": [reasons[job][:_MAX_REASON] for job in jobs], "seconds": seconds}
     connection.execute(_QUARANTINE, parameters)
-
-
-def quarantined_jobs(connection: Connection) -> Sequence[Row[Any]]:
-    """The jobs left alone now, the first to come back first; ``job_name`` is empty for one that was deleted since."""
-    return connection.execute(_LIST).all()

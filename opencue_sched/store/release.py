@@ -121,12 +121,6 @@ _LOWER_LAYER_MEMORY = text(
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
     """
 )
-_READ_FRAMES = text(
-    """
-    SELECT pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state, int_number AS number
-      FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) OR pk_layer = ANY(CAST(:layers AS varchar[]))
-    """
-)
 _SET_FRAME_STATES = text(
     """
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
@@ -195,13 +189,6 @@ def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
     rows = json.dumps([asdict(stop) for stop in stops])
     return connection.execute(_STOP_FRAMES, {"rows": rows, "most": INT_MAX}).all()
-
-
-def read_frames(
-    connection: Connection, frame_ids: Collection[str] = (), *, layer_ids: Collection[str] = ()
-) -> Sequence[ChangedFrame]:
-    """The frames as they are, of these ids and of these layers, with their ``number``."""
-    return connection.execute(_READ_FRAMES, {"frames": list(frame_ids), "layers": list(layer_ids)}).all()
 
 
 def set_frame_states(

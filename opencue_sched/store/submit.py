@@ -59,13 +59,15 @@ _INSERT_LAYER_ENV = text(
       FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, env json), json_each_text(env)
     """
 )
-_INSERT_LAYER_LIMITS = text(
+INSERT_LAYER_LIMITS = text(
     """
     INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
     SELECT CAST(gen_random_uuid() AS varchar), id, pk_limit_record
       FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, limits json)
      CROSS JOIN json_array_elements_text(limits) AS named(name)
       JOIN limit_record ON limit_record.str_name = named.name
+     WHERE NOT EXISTS (SELECT FROM layer_limit known
+                        WHERE known.pk_layer = id AND known.pk_limit_record = limit_record.pk_limit_record)
     """
 )
 _INSERT_FRAMES = text(
@@ -116,19 +118,16 @@ _OPEN_JOBS = (
     ),
     text(
         """
-        UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
-          FROM (SELECT pk_job, sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend
-                  FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job) counted
-         WHERE job_stat.pk_job = counted.pk_job
-        """
-    ),
-    text(
-        """
+        WITH counted AS (
+            SELECT pk_job, sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend,
+                   sum(int_total_count) AS frames, count(*) AS layers
+              FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job),
+        stat AS (
+            UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
+              FROM counted WHERE job_stat.pk_job = counted.pk_job)
         UPDATE job SET str_state = 'PENDING', ts_updated = current_timestamp, int_frame_count = counted.frames,
                        int_layer_count = counted.layers
-          FROM (SELECT pk_job, sum(int_total_count) AS frames, count(*) AS layers
-                  FROM layer_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) GROUP BY pk_job) counted
-         WHERE job.pk_job = counted.pk_job
+          FROM counted WHERE job.pk_job = counted.pk_job
         """
     ),
     text(
@@ -141,11 +140,6 @@ _OPEN_JOBS = (
         """
     ),
 )
-
-
-def allow_time(connection: Connection) -> None:
-    """Let each statement of this transaction take ten minutes: the frames of the largest job go in by one."""
-    connection.execute(text("SET LOCAL statement_timeout = '600s'"))
 
 
 def insert_job(
@@ -161,13 +155,15 @@ def insert_job(
     memory in KB, the job's environment as JSON, limits by name. A frame has an id, its layer's id, a name, a number,
     the orders of dispatch of the frame and of its layer, and the number of its active dependencies.
     """
+    # Ten minutes for each statement of this transaction: the frames of the largest job go in by one.
+    connection.execute(text("SET LOCAL statement_timeout = '600s'"))
     if connection.execute(_INSERT_JOB, job).one_or_none() is None:
         return False
     connection.execute(_JOB_RESOURCE, job)
     connection.execute(INSERT_POINT, {"dept": job["dept_id"], "show": job["show_id"]})
     connection.execute(_INSERT_JOB_ENV, job)
     rows = {"job": job["job"], "rows": json.dumps(layers)}
-    for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, _INSERT_LAYER_LIMITS):
+    for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, INSERT_LAYER_LIMITS):
         connection.execute(statement, rows)
     names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders", "waits_for")
     columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
@@ -190,6 +186,7 @@ _NAMES = text(
     SELECT 'facility' AS kind, pk_facility AS id, str_name AS name, b_default AS is_default FROM facility
     UNION ALL SELECT 'dept', pk_dept, str_name, b_default FROM dept
     UNION ALL SELECT 'limit', pk_limit_record, str_name, false FROM limit_record
+     ORDER BY is_default DESC, name
     """
 )
 # What ends a frame locks its job_stat row, so after this lock no frame of the jobs ends until we commit.
@@ -198,7 +195,7 @@ _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:j
 
 
 def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
-    """All facilities, departments and limits, by kind: ``facility``, ``dept``, ``limit``."""
+    """All facilities, departments and limits, by kind (``facility``, ``dept``, ``limit``), the default first."""
     found: dict[str, list[Row[Any]]] = {"facility": [], "dept": [], "limit": []}
     for row in connection.execute(_NAMES):
         found[row.kind].append(row)

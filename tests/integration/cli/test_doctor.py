@@ -168,7 +168,7 @@ def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
 
 
 def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:
-    job = build(lambda farm: farm.job(name="show-s-u_bad", show=farm.show()))
+    job = build(lambda farm: farm.job(name="show-s-u_bad"))
     with engine.begin() as connection:
         quarantine_jobs(connection, {job.id: "broken"}, 600)
     assert "jobs left alone for a while: show-s-u_bad" in cli("doctor").out

@@ -15,7 +15,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import DatabaseFailure, HostExhausted
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
 from tests.integration.dispatch.plans import assert_consistent, commit, plan, reasons
@@ -65,9 +64,9 @@ def test_one_job_whose_rows_fail_is_found_and_quarantined_and_the_others_run(
     assert "beyond repair" in result.quarantined[bad.id]
     assert_consistent(engine)
     with engine.begin() as connection:
-        (stored,) = quarantined_jobs(connection)
-        assert (stored.job_id, stored.job_name) == (bad.id, bad.name)
-        seconds = (stored.until - stored.since).total_seconds()
+        (stored,) = connection.execute(text("SELECT * FROM opencue_sched_quarantine")).all()
+        assert stored.pk_job == bad.id
+        seconds = (stored.until - stored.ts).total_seconds()
         assert seconds == pytest.approx(settings.queue.job_back_off_duration, abs=2)
         cluster = cluster_of(Farm(connection), show_id=bad.show.id)
         assert bad.id not in job_ids(gathered(connection, cluster, settings))
