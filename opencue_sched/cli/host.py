@@ -21,6 +21,7 @@ from opencue_sched.cli.inputs import (
     new_name,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
+from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
@@ -131,7 +132,7 @@ host_command.add_command(tags)
 def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Give a host manual tags."""
     wanted = [new_name("tag", word) for word in words]
-    hosts.add_tags(connection, host.id, wanted)
+    hosts.set_tags(connection, [host.id], ClusterKind.MANUAL, add=wanted, drop=[])
     return _COLUMNS.changed(*hosts.list_hosts(connection, host_ids=[host.id]))
 
 
@@ -140,7 +141,7 @@ def add(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
 @_TAGS
 def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Done:
     """Take manual tags from a host."""
-    hosts.remove_tags(connection, host.id, words)
+    hosts.set_tags(connection, [host.id], ClusterKind.MANUAL, drop=words)
     now = _COLUMNS.changed(*hosts.list_hosts(connection, host_ids=[host.id]))
     if left := [word for word in words if word in now.document["tags"]]:
         why = "its allocation, its RQD or its name gives it"

@@ -26,7 +26,7 @@ from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap
 from opencue_sched.domain.farm import INT_MAX, centicores, counted, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
-from opencue_sched.store import shows
+from opencue_sched.store import shows, submit
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
@@ -257,7 +257,7 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
         raise InvalidInput("these jobs are of several shows; a job stays in its show")
     (show,) = of_shows
     row = _folder(connection, show, folder)
-    shows.move_jobs(connection, ids, row.id)
+    shows.move_jobs(connection, ids, row)
     return Done(f"{', '.join(names)} in folder {row.name} now", {"show": show.name, "folder": row.name, "jobs": names})
 
 
@@ -298,7 +298,7 @@ def list_allocations(connection: Connection) -> Done:
 def create_allocation(connection: Connection, name: str, tag: str | None, new_facility: bool) -> Done:
     """Create an allocation, named FACILITY.NAME as in OpenCue; without FACILITY it is in the default one."""
     before, dot, after = name.partition(".")
-    facility, rest = (before, after) if dot else (shows.default_facility(connection), name)
+    facility, rest = (before, after) if dot else (submit.names(connection)["facility"][0].name, name)
     if new_facility:
         new_name("facility", facility)
         facility_id = shows.insert_row(connection, "facility", str_name=facility)

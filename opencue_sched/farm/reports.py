@@ -20,7 +20,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import overdue, short_name
 from opencue_sched.store import reports
-from opencue_sched.store.hosts import set_lock, set_state
+from opencue_sched.store.hosts import set_lock, set_state, set_tags
 from opencue_sched.store.procs import Run, read_runs
 from opencue_sched.store.reports import HostRow, HostSize
 
@@ -286,11 +286,10 @@ class HostReports:
                 f"host {host.full_name}: no allocation for facility {facility[:60]!r} and tags {list(host.tags[:20])},"
                 f" no allocation tagged {_DEFAULT_ALLOC_TAG!r} there and no default allocation"
             )
-        alloc_id, alloc_tag = alloc
-        host_id = reports.insert_host(connection, alloc_id, host.name, host.full_name, host.size)
+        host_id = reports.insert_host(connection, alloc.pk_alloc, host.name, host.full_name, nimby=host.size.nimby)
         if host_id is not None:
-            reports.replace_tags(connection, host_id, ClusterKind.ALLOC, [alloc_tag])
-            reports.replace_tags(connection, host_id, ClusterKind.HOSTNAME, [host.name])
+            set_tags(connection, [host_id], ClusterKind.ALLOC, add=[alloc.str_tag])
+            set_tags(connection, [host_id], ClusterKind.HOSTNAME, add=[host.name])
         # Another service may have created it meanwhile.
         row = reports.find_host(connection, host.full_name, host.name)
         if row is None:
@@ -307,7 +306,7 @@ class HostReports:
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
-            reports.replace_tags(connection, row.id, ClusterKind.HARDWARE, own)
+            set_tags(connection, [row.id], ClusterKind.HARDWARE, add=own)
         before, temp_full = HardwareState(row.state), host.temp_full
         state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)
         if state is not before and set_state(connection, row.id, old=[before], new=state):

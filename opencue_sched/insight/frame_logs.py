@@ -69,7 +69,7 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     for frame in jobs.frames_of(connection, job_id, states=[FrameState.DEAD]):
         kinds[frame.layer_id, frame.exit_status].append(frame)
     deaths: list[Deaths] = []
-    for frames in sorted(kinds.values(), key=len, reverse=True):
+    for _, frames in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0])):
         row = max(frames, key=lambda frame: frame.stopped.timestamp() if frame.stopped else 0.0)
         log = log_path(row.log_dir, row.job, row.name)
         tail = _tail_of(log) if len(deaths) < _LOGS_READ else None

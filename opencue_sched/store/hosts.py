@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from sys import intern
 from typing import Any
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.cluster import ALL_BUCKETS
+from opencue_sched.domain.cluster import ALL_BUCKETS, ClusterKind
 from opencue_sched.domain.farm import (
     INT_MAX,
     MOST_KB,
@@ -26,7 +26,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
-from opencue_sched.store.shows import delete_rows
+from opencue_sched.store.shows import delete_rows, set_rows
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -121,11 +121,8 @@ def _host(row: Row[Any]) -> Host:
 # Host by host, through the index: PostgreSQL would read the tags of all hosts for those of a hundred.
 _TAGS_OF_HOSTS = text(
     """
-    SELECT DISTINCT tag
-    FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
-    CROSS JOIN LATERAL unnest(
-        ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = wanted.pk_host)
-    ) AS tag
+    SELECT unnest(ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = wanted.pk_host))
+      FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
     """
 )
 
@@ -213,44 +210,34 @@ _SET_LOCK = text(
 _SET_STATE = text(
     "UPDATE host_stat SET str_state = :new WHERE pk_host = :host AND str_state = ANY(CAST(:old AS varchar[]))"
 )
-_ADD_TAGS = text(
-    """
-    INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-    SELECT CAST(gen_random_uuid() AS varchar), :host, tag, 'MANUAL', false
-      FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
-     WHERE tag NOT IN (SELECT str_tag FROM host_tag WHERE pk_host = :host)
-    """
-)
-_REMOVE_TAGS = text(
-    """
-    DELETE FROM host_tag
-     WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) AND upper(str_tag_type) = 'MANUAL'
-       AND NOT b_constant
-    """
-)
 # Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
-SHOW_TAGS = text(
-    """
-    UPDATE host SET str_tags = left(tags.joined, 128)
-      FROM host tagged CROSS JOIN LATERAL (
-           SELECT coalesce(string_agg(str_tag, ' ' ORDER BY str_tag_type, str_tag), '') AS joined
-             FROM host_tag WHERE host_tag.pk_host = tagged.pk_host) tags
-     WHERE tagged.pk_host = ANY(CAST(:hosts AS varchar[])) AND host.pk_host = tagged.pk_host
-    """
-)
-_MOVE = (
-    text("UPDATE host SET pk_alloc = :alloc WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND pk_alloc <> :alloc"),
-    text("DELETE FROM host_tag WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND upper(str_tag_type) = 'ALLOC'"),
+_SET_TAGS = (
+    text(
+        """
+        DELETE FROM host_tag
+         WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND upper(str_tag_type) = :kind
+           AND CASE WHEN CAST(:drop AS varchar[]) IS NULL THEN str_tag <> ALL(CAST(:add AS varchar[]))
+                    ELSE str_tag = ANY(CAST(:drop AS varchar[])) END
+        """
+    ),
     text(
         """
         INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-        SELECT CAST(gen_random_uuid() AS varchar), host.pk_host, alloc.str_tag, 'ALLOC', false
-          FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-         WHERE host.pk_host = ANY(CAST(:hosts AS varchar[])) AND alloc.str_tag <> ''
-           AND alloc.str_tag NOT IN (SELECT str_tag FROM host_tag WHERE host_tag.pk_host = host.pk_host)
+        SELECT CAST(gen_random_uuid() AS varchar), new_host, new_tag, :kind, :kind = 'ALLOC'
+          FROM unnest(CAST(:hosts AS varchar[])) AS new_host CROSS JOIN unnest(CAST(:add AS varchar[])) AS new_tag
+         WHERE NOT EXISTS (SELECT FROM host_tag WHERE pk_host = new_host AND str_tag = new_tag
+                              AND (upper(str_tag_type) = :kind OR :kind = 'MANUAL'))
         """
     ),
-    SHOW_TAGS,
+    text(
+        """
+        UPDATE host SET str_tags = left(tags.joined, 128)
+          FROM host tagged CROSS JOIN LATERAL (
+               SELECT coalesce(string_agg(str_tag, ' ' ORDER BY str_tag_type, str_tag), '') AS joined
+                 FROM host_tag WHERE host_tag.pk_host = tagged.pk_host) tags
+         WHERE tagged.pk_host = ANY(CAST(:hosts AS varchar[])) AND host.pk_host = tagged.pk_host
+        """
+    ),
 )
 
 
@@ -309,31 +296,30 @@ def set_state(connection: Connection, host_id: str, *, old: Collection[HardwareS
     return connection.execute(_SET_STATE, {"host": host_id, "old": list(old), "new": new}).rowcount > 0
 
 
-def add_tags(connection: Connection, host_id: str, tags: Collection[str]) -> bool:
-    """Give a host manual tags it has not; whether it got any."""
-    return _retag(connection, _ADD_TAGS, host_id, tags)
-
-
-def remove_tags(connection: Connection, host_id: str, tags: Collection[str]) -> bool:
-    """Take manual tags from a host; whether it lost any."""
-    return _retag(connection, _REMOVE_TAGS, host_id, tags)
+def set_tags(
+    connection: Connection,
+    host_ids: Collection[str],
+    kind: ClusterKind,
+    *,
+    add: Collection[str] = (),
+    drop: Collection[str] | None = None,
+) -> None:
+    """Give hosts tags of a kind, and take from them those of it to ``drop``, or all others. Lock several first."""
+    dropped = None if drop is None else list(drop)
+    for statement in _SET_TAGS:
+        connection.execute(
+            statement, {"hosts": list(host_ids), "kind": kind.name, "add": sorted(set(add)), "drop": dropped}
+        )
 
 
 def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -> None:
     """Put hosts into another allocation, with its tag in place of the old one. Lock them first."""
-    for statement in _MOVE:
-        connection.execute(statement, {"hosts": list(host_ids), "alloc": alloc_id})
+    set_rows(connection, "host", "pk_host", host_ids, {"pk_alloc": alloc_id})
+    tag = connection.execute(text("SELECT str_tag FROM alloc WHERE pk_alloc = :alloc"), {"alloc": alloc_id}).scalar()
+    set_tags(connection, host_ids, ClusterKind.ALLOC, add=[tag] if tag else [])
 
 
 def delete_host(connection: Connection, host_id: str) -> None:
     """Delete a host, its tags, statistics and comments. It comes back when its RQD reports again. Lock it first."""
     for name in ("comments", "host"):
         delete_rows(connection, name, "pk_host", host_id)
-
-
-def _retag(connection: Connection, change: TextClause, host_id: str, tags: Collection[str]) -> bool:
-    lock_hosts(connection, [host_id])
-    changed = connection.execute(change, {"host": host_id, "tags": list(set(tags))}).rowcount > 0
-    if changed:
-        connection.execute(SHOW_TAGS, {"hosts": [host_id]})
-    return changed

@@ -252,7 +252,7 @@ def set_layers(
     add_limits: Collection[str] = (),
     drop_limits: Collection[str] = (),
 ) -> None:
-    """Set fields of layers: centicores, KB, minutes, tags as text; put them under limits by name, and take limits away by id."""
+    """Set fields of layers: centicores, KB, minutes, tags as text. Limits are added by name, dropped by id."""
     layers = sorted(layer_ids)
     if fields:
         set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: it for key, it in fields.items()})

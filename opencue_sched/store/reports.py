@@ -7,17 +7,15 @@ else writes host_stat.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.farm import ThreadMode
 from opencue_sched.store import frame_memory
-from opencue_sched.store.hosts import SHOW_TAGS
+from opencue_sched.store.shows import insert_row
 
 _FIND_HOST = text(
     """
@@ -44,19 +42,6 @@ _FIND_ALLOC = text(
               alloc.b_default DESC, alloc.str_name
      LIMIT 1
     """
-)
-_INSERT_HOST = text(
-    """
-    INSERT INTO host (pk_host, pk_alloc, str_name, str_fqdn, b_nimby, str_lock_state, int_thread_mode, int_procs,
-                      int_cores, int_cores_idle, int_mem, int_mem_idle, int_gpus, int_gpus_idle, int_gpu_mem,
-                      int_gpu_mem_idle)
-    VALUES (:id, :alloc, :name, :fqdn, :nimby, 'OPEN', :thread_mode, :procs, :centicores, :centicores, :memory_kb,
-            :memory_kb, :gpus, :gpus, :gpu_memory_kb, :gpu_memory_kb)
-    ON CONFLICT DO NOTHING RETURNING pk_host
-    """
-)
-_INSERT_HOST_STAT = text(
-    "INSERT INTO host_stat (pk_host_stat, pk_host, str_state) VALUES (:id, :id, 'UP') ON CONFLICT DO NOTHING"
 )
 _UPDATE_HOST_STAT = text(
     """
@@ -93,22 +78,6 @@ _RECONCILE_HOST = text(
     RETURNING pk_host
     """
 )
-_REPLACE_TAGS = (
-    text(
-        """
-        DELETE FROM host_tag
-         WHERE pk_host = :host AND str_tag_type = :kind AND str_tag <> ALL(CAST(:tags AS varchar[]))
-        """
-    ),
-    text(
-        """
-        INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-        SELECT CAST(gen_random_uuid() AS varchar), :host, tag, :kind, :constant
-          FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
-         WHERE tag NOT IN (SELECT str_tag FROM host_tag WHERE pk_host = :host AND str_tag_type = :kind)
-        """
-    ),
-)
 _ADD_COMMENT = text(
     """
     INSERT INTO comments (pk_comment, pk_host, str_user, str_subject, str_message)
@@ -141,20 +110,18 @@ def find_host(connection: Connection, name: str, short_name: str) -> HostRow | N
     return connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
 
 
-def find_alloc(connection: Connection, facility: str, tags: Sequence[str]) -> tuple[str, str] | None:
-    """(id, tag) of the first tag that names an allocation of the facility, else of the default allocation."""
-    row = connection.execute(_FIND_ALLOC, {"facility": facility, "tags": list(tags)}).first()
-    return None if row is None else (row.pk_alloc, row.str_tag)
+def find_alloc(connection: Connection, facility: str, tags: Sequence[str]) -> Row[Any] | None:
+    """Id and tag of the first tag that names an allocation of the facility, else of the default allocation."""
+    return connection.execute(_FIND_ALLOC, {"facility": facility, "tags": list(tags)}).first()
 
 
-def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, size: HostSize) -> str | None:
-    """A new host, OPEN, UP and wholly idle; its id, or None when the name is taken."""
-    host_id = str(uuid.uuid4())
-    parameters = {"id": host_id, "alloc": alloc_id, "name": name, "fqdn": fqdn, **asdict(size)}
-    mode = ThreadMode.ALL if size.nimby else ThreadMode.AUTO
-    if connection.execute(_INSERT_HOST, {**parameters, "thread_mode": mode.value}).first() is None:
-        return None
-    connection.execute(_INSERT_HOST_STAT, {"id": host_id})
+def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, *, nimby: bool) -> str | None:
+    """A new host, OPEN and UP, of no size yet; its id, or None when the name is taken."""
+    mode = ThreadMode.ALL if nimby else ThreadMode.AUTO
+    row = {"pk_alloc": alloc_id, "str_name": name, "str_fqdn": fqdn, "str_lock_state": "OPEN"}
+    host_id: str | None = insert_row(connection, "host", **row, int_thread_mode=mode.value)
+    if host_id is not None:
+        insert_row(connection, "host_stat", pk_host=host_id, str_state="UP")
     return host_id
 
 
@@ -176,14 +143,6 @@ def reconcile_host(connection: Connection, host_id: str) -> bool:
     """Set idle to total minus the procs (I7), in the order lock, read, write. Returns whether it was wrong."""
     connection.execute(_LOCK_HOST, {"host": host_id})
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
-
-
-def replace_tags(connection: Connection, host_id: str, kind: ClusterKind, tags: Sequence[str]) -> None:
-    """Make ``tags`` the host's tags of one kind."""
-    wanted = {"host": host_id, "kind": kind.name, "constant": kind is ClusterKind.ALLOC, "tags": sorted(set(tags))}
-    for statement in _REPLACE_TAGS:
-        connection.execute(statement, wanted)
-    connection.execute(SHOW_TAGS, {"hosts": [host_id]})
 
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:

@@ -49,7 +49,6 @@ _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_nam
 # Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
 _LOCK_SHOW = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show FOR NO KEY UPDATE")
 
-_DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
 _SUBSCRIPTIONS = text(
     f"""
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
@@ -129,11 +128,6 @@ def lock_show(connection: Connection, show_id: str) -> bool:
     return bool(connection.execute(_LOCK_SHOW, {"show": show_id}).scalar_one())
 
 
-def default_facility(connection: Connection) -> str:
-    """The name of the facility of what names none. Every database has one from its start."""
-    return str(connection.execute(_DEFAULT_FACILITY).scalar_one())
-
-
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
@@ -160,7 +154,8 @@ def delete_limit(connection: Connection, limit_id: str) -> None:
 
 _FOLDERS = text(
     f"""
-    SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, parent.str_name AS parent,
+    SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,
+           parent.str_name AS parent,
            dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
            folder.pk_parent_folder IS NULL AS is_default, folder.int_job_min_cores AS job_min_cores,
            folder.int_job_max_cores AS job_max_cores, folder.int_job_min_gpus AS job_min_gpus,
@@ -182,22 +177,13 @@ _FOLDERS = text(
       LEFT JOIN (SELECT job.pk_folder, count(*) AS procs, {USED}
                    FROM proc p JOIN job ON job.pk_job = p.pk_job GROUP BY job.pk_folder) used
              ON used.pk_folder = folder.pk_folder
-     WHERE (CAST(:show AS varchar) IS NULL OR folder.pk_show = :show)
-       AND (NOT CAST(:capped AS boolean)
-            OR (caps.int_max_cores > 0 OR caps.int_max_gpus > 0) AND (show.b_active OR used.procs > 0))
+     WHERE CAST(:show AS varchar) IS NULL OR folder.pk_show = :show
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
     """  # noqa: S608 - only our own constant
 )
 # As Cuebot moves jobs: they take the department of the folder, and what it says about its jobs (-1: nothing). Triggers
 # of the schema move what they use to the rows of their new folder and department, so the latter must be there.
 _MOVE_JOBS = (
-    text(
-        """
-        INSERT INTO point (pk_point, pk_dept, pk_show)
-        SELECT CAST(gen_random_uuid() AS varchar), pk_dept, pk_show FROM folder WHERE pk_folder = :folder
-        ON CONFLICT DO NOTHING
-        """
-    ),
     text(
         """
         WITH locked AS (
@@ -226,16 +212,17 @@ _MOVE_JOBS = (
 )
 
 
-def list_folders(connection: Connection, show_id: str | None = None, *, capped: bool = False) -> Sequence[Row[Any]]:
+def list_folders(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
     """The folders of all shows, or of one, the root (the default one) first, with their caps, live use, and what they
-    say about their jobs (-1: nothing); ``capped``: only those of active shows, or in use, that have a cap."""
-    return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
+    say about their jobs (-1: nothing)."""
+    return connection.execute(_FOLDERS, {"show": show_id}).all()
 
 
-def move_jobs(connection: Connection, job_ids: Collection[str], folder_id: str) -> None:
+def move_jobs(connection: Connection, job_ids: Collection[str], folder: Row[Any]) -> None:
     """Put jobs of the folder's show into it."""
+    connection.execute(INSERT_POINT, {"dept": folder.dept_id, "show": folder.show_id})
     for statement in _MOVE_JOBS:
-        connection.execute(statement, {"folder": folder_id, "jobs": sorted(job_ids)})
+        connection.execute(statement, {"folder": folder.id, "jobs": sorted(job_ids)})
 
 
 # What people call things: rows by name or id, and the names that come near a mistyped one.

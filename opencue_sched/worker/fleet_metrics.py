@@ -193,7 +193,8 @@ def _samples(
 
 def _caps(connection: Connection) -> dict[str, list[Cap]]:
     """The caps by the gauge of what is used under them."""
-    folders, one = list_folders(connection, capped=True), CENTICORES_PER_CORE
+    one = CENTICORES_PER_CORE
+    folders = [it for it in list_folders(connection) if it.show_active or it.running]
     cores = [((it.show, it.name), it.used_cores, it.max_centicores / one) for it in folders]
     gpus = [((it.show, it.name), it.used_gpus, it.max_gpus) for it in folders]
     return {
