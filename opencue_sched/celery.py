@@ -18,28 +18,18 @@ from typing import Any, NoReturn
 
 import structlog
 from celery import Celery, bootsteps
-from celery.signals import (
-    beat_init,
-    import_modules,
-    setup_logging,
-    worker_shutting_down,
-)
+from celery.signals import beat_init, import_modules, setup_logging, worker_shutting_down
 from celery.worker import state
 from pydantic import ValidationError
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
+from redis.exceptions import AuthenticationError, RedisError
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, describe_failure
+from opencue_sched.insight.stores import check_broker, check_for_beat, describe_failure
 from opencue_sched.settings import get_settings, setting_problems
-from opencue_sched.worker.control import (
-    fleet_figures,
-    guard_flower,
-    is_celery,
-    is_flower,
-)
+from opencue_sched.worker.control import guard_flower, is_celery, is_flower
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import runtime
@@ -51,8 +41,13 @@ _LOOK_FOR_AN_ORDER_SECONDS = 0.2
 
 def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
-    status = os.EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else os.EX_CONFIG
-    reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
+    refused = isinstance(error, AuthenticationError | ProgrammingError)
+    away = isinstance(error, RedisError | SQLAlchemyError) and not refused
+    status = os.EX_TEMPFAIL if away or isinstance(error, NotReady) else os.EX_CONFIG
+    if isinstance(error, RedisError | SQLAlchemyError):
+        reasons = [describe_failure(error, get_settings())]
+    else:
+        reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
     for reason in reasons:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(status)
@@ -69,7 +64,7 @@ if is_celery(sys.argv):
                 from opencue_sched.page.handlers import add_to_flower
 
                 add_to_flower(get_settings())
-    except (ValidationError, SchedulerError) as error:
+    except (ValidationError, SchedulerError, RedisError) as error:
         _refuse(error)
 
 app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
@@ -118,10 +113,8 @@ class RuntimeStep(bootsteps.StartStopStep):
         gc.set_threshold(10_000)
         try:
             mine.start(parent.hostname, parent.concurrency, sleep_unless_stopped)
-        except SchedulerError as error:
+        except (SchedulerError, RedisError, SQLAlchemyError) as error:
             _refuse(error)
-        except (RedisError, SQLAlchemyError) as error:
-            _refuse(StoreAway(describe_failure(error, get_settings())))
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             mine.stop()
@@ -173,10 +166,6 @@ class PresenceStep(bootsteps.StartStopStep):
 
     shutdown = stop
 
-    def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
-        """Celery's ``stats`` has what its steps return here."""
-        return fleet_figures()
-
 
 def sleep_unless_stopped(seconds: float) -> None:
     """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
@@ -192,7 +181,7 @@ def _beat_starts(**_: Any) -> None:
     """As a worker does. What a beat loses later, it waits for."""
     try:
         check_for_beat(get_settings())
-    except SchedulerError as error:
+    except (SchedulerError, RedisError, SQLAlchemyError) as error:
         _refuse(error)
 
 

@@ -18,7 +18,6 @@ from opencue_sched.domain.farm import FrameState, HardwareState, counted
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import list_procs
-from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import NamedRow
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def settle(
 
     with engine.connect() as connection:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-        silent = silent_hosts(connection, get_settings(), check_schema(connection), jobs.job_of(connection, job.id))
+        silent = silent_hosts(connection, get_settings(), jobs.job_of(connection, job.id))
     deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
     count = counted(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)

@@ -32,10 +32,11 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
-from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
+from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ def database(**limits: int) -> Iterator[Engine]:
 
 @contextmanager
 def farm() -> Iterator[Engine]:
-    """An engine on a database that answers and has a schema we can use. Raises what check_postgresql does, saying what
-    to do."""
+    """An engine on a database that answers and has a schema we can use. Raises WrongSchema."""
     with database() as engine:
-        check_postgresql(engine, get_settings())
+        with engine.connect() as connection:
+            check_schema(connection)
         yield engine
 
 

@@ -36,7 +36,6 @@ from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse,
 from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.schema import check_schema
 
 _INTERVAL_SECONDS = 2.0
 _LOOK_AT_SIZE_SECONDS = 0.5
@@ -155,7 +154,7 @@ def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chose
         passes = passes_over(client, settings, chosen.explained)
         with engine.connect() as connection:
             deaths = deaths_of(connection, chosen.explained)
-            found = explain_job(connection, chosen.explained, settings, check_schema(connection), *passes, deaths)
+            found = explain_job(connection, chosen.explained, settings, *passes, deaths)
         return Read(view, [found.job, *explanation_lines(found)])
     except NoResultFound:
         return Read(view, ["the job is gone"])

@@ -215,11 +215,6 @@ def layers_booked(ns: str) -> str:
     return f"{ns}:layers:booked"
 
 
-def resync_lease(ns: str, facility: str | None = None) -> str:
-    """Lease of the process of a facility scope that reads everything again, when all have missed notifications."""
-    return f"{ns}:looks:{facility.lower() if facility else 'all'}:lock"
-
-
 def host_changes(ns: str) -> str:
     """Stream of the ids of hosts whose rows changed."""
     return f"{ns}:hosts:changed"

@@ -188,7 +188,7 @@ def _redis(
         workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
         skipped = cluster_postings(client, settings).skipped()
     except (SchedulerError, redis.RedisError) as error:
-        yield _fail("Redis", str(error))
+        yield _fail("Redis", describe_failure(error, settings))
         return
     yield _ok("Redis", f"version {info.get('redis_version')}, does not evict")
     if str(info.get("cluster_enabled", 0)) == "1":

@@ -43,7 +43,7 @@ from opencue_sched.store import jobs, pending
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_folders, list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
@@ -68,7 +68,7 @@ class WaitReason:
 @dataclass(frozen=True, slots=True)
 class LayerExplanation:
     """A layer by name, its ``frames`` by state, and why they wait, the reason that explains most first. ``deaths``: of
-    what dead frames died, where that was asked for; ``verdict``: the most telling one of the passes, by its parts."""
+    what dead frames died, where that was asked for."""
 
     layer: str
     id: str
@@ -80,7 +80,6 @@ class LayerExplanation:
     done: int
     reasons: tuple[WaitReason, ...]
     deaths: tuple[Deaths, ...]
-    verdict: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ def explain_job(
     connection: Connection,
     job_id: str,
     settings: Settings,
-    facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     skipped: Sequence[SkippedCluster] = (),
     deaths: Sequence[Deaths] = (),
@@ -166,18 +164,10 @@ def explain_job(
                 frames=layer.total,
                 reasons=tuple(reasons),
                 deaths=tuple(death for death in deaths if death.layer_id == layer.id),
-                verdict=None if newest is None else _parts_of(newest),
                 **{state: getattr(layer, state) for state in _STATES},
             )
         )
-    silent = silent_hosts(connection, settings, facts, job)
-    return Explanation(job.name, job_id, job.state, rank, silent, tuple(explained))
-
-
-def _parts_of(recorded: RecordedVerdict) -> dict[str, Any]:
-    it = recorded.verdict
-    said = {"verdict": it.verdict.value, "detail": it.detail, "placed": it.frames, "waiting": it.waiting}
-    return {**said, "cluster": recorded.cluster, "at": recorded.at}
+    return Explanation(job.name, job_id, job.state, rank, silent_hosts(connection, settings, job), tuple(explained))
 
 
 def passes_over(
@@ -460,24 +450,23 @@ def _rank_words(rank: Mapping[str, Any]) -> str:
 # nobody else takes frames off a host that cannot be asked.
 
 
-def silent_hosts(
-    connection: Connection, settings: Settings, facts: SchemaFacts, job: jobs.JobView
-) -> tuple[SilentHost, ...]:
+def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) -> tuple[SilentHost, ...]:
     """The silent hosts that frames of a job run on."""
+    cuebots = not job.show_managed and read_origin(connection) == "cuebot"
     frames: defaultdict[str, list[str]] = defaultdict(list)
     for proc in list_procs(connection, job_id=job.id):
         if proc.frame is not None and not proc.local:
             frames[proc.host_id].append(proc.frame)
     return tuple(
-        SilentHost(it.host, it.state, it.report_age, tuple(sorted(frames[it.id])), _becomes(it, job, settings, facts))
+        SilentHost(it.host, it.state, it.report_age, tuple(sorted(frames[it.id])), _becomes(it, settings, cuebots))
         for it in list_hosts(connection, host_ids=list(frames))
         if it.state == HardwareState.DOWN or it.report_age > settings.host_cache.host_staleness_threshold
     )
 
 
-def _becomes(host: Row[Any], job: jobs.JobView, settings: Settings, facts: SchemaFacts) -> str:
+def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
     again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
-    if facts.origin == "cuebot" and not job.show_managed:
+    if cuebots:
         return "its show is not managed by this scheduler, so a Cuebot decides"
     if host.state == HardwareState.DOWN:
         return again

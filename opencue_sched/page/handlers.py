@@ -31,7 +31,6 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.schema import check_schema
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -101,7 +100,7 @@ class FarmReader:
         """Raises NoResultFound where there is no such job."""
         passes = passes_over(self._redis, self._settings, job_id)
         with self._engine.connect() as connection:
-            found = explain_job(connection, job_id, self._settings, check_schema(connection), *passes)
+            found = explain_job(connection, job_id, self._settings, *passes)
         return {"state": found.state, "lines": explanation_lines(found, every_reason=True)}
 
 

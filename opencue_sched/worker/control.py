@@ -7,7 +7,6 @@ The fleets of different facilities may share a Redis: each hears remote control 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
-from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueType, control_exchange
 from opencue_sched.coordination.presence import Actor, WorkerState
@@ -110,24 +108,6 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     mine = runtime()
     report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
     return report
-
-
-def fleet_figures() -> dict[str, object]:
-    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
-    waits and who leads only while Redis answers."""
-    from opencue_sched.insight.farm import fleet_view
-
-    mine = runtime()
-    shown: dict[str, object] = {
-        "instance": mine.settings.instance,
-        "group": mine.membership.group,
-        "state": mine.membership.workload.state.value,
-        "working_on": sorted(mine.membership.work()),
-    }
-    with contextlib.suppress(RedisError):
-        fleet = fleet_view(mine.client, mine.settings)
-        shown |= {"waiting": fleet["queues"], "leader": fleet["leader"]}
-    return shown
 
 
 def fleet_control(app: Any, namespace: str, facility: str | None) -> Control:

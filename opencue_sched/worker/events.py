@@ -1,8 +1,8 @@
 """What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. After a lost connection one worker reads everything again for all; what is lost otherwise, while a store is in
-trouble, is made up for by the next recompute, reseed of caps and sweep.
+another. What nobody heard, because the connection was lost or a store in trouble, is made up for by the next recompute,
+reseed of caps and sweep.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.caps import load_caps, reseed_limits
+from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import follow_handed_back
-from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import resync_lease
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import SchedulerError
@@ -53,9 +50,6 @@ _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
 _POLL_SECONDS = 0.5
-SETTLE_SECONDS = 0.5
-RESYNC_SECONDS = 30.0
-"""A resync that takes longer is only joined by another."""
 
 
 class NotificationListener(PeriodicThread):
@@ -228,7 +222,6 @@ class Events:
         self._hosts = hosts
         self.waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
-        self._resync_lease = resync_lease(settings.coordination.namespace, settings.scheduler.facility)
         handlers: dict[str, Callable[..., object]] = {
             RELEASE_CHANNEL: self._released,
             CAPS_CHANNEL: self._caps_changed,
@@ -271,18 +264,6 @@ class Events:
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 
     def _resync(self) -> None:
-        """Read what was released and which caps changed while nobody heard, as the next recompute and reseed would.
-
-        When PostgreSQL restarts, all workers miss the same. Who finds the lease taken leaves it to its holder: that one
-        listens already, so what it does not read any more it hears.
-        """
-        with exclusive(self._ledger.client, self._resync_lease, seconds=RESYNC_SECONDS) as mine:
-            # The other listeners connect again about now, and find the lease taken.
-            if not mine or self.listener.pause(SETTLE_SECONDS):
-                return
-            age = self._settings.accounting.in_flight_age
-            metrics.record_recompute(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
-            with self._engine.begin() as connection:
-                shows = managed_show_ids(connection)
-            reseed_limits(self._engine, self._ledger, shows)
-        self.waker.shows(shows)
+        """Any show may have got work while nobody heard."""
+        with self._engine.connect() as connection:
+            self.waker.shows(managed_show_ids(connection))

@@ -21,7 +21,6 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict, Ver
 from opencue_sched.insight.explain import explain_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
 from tests.integration.cli.conftest import Cli
 
@@ -301,7 +300,7 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
     assert out.splitlines()[0].endswith("s ago)")
     layer = cli("explain", NAME, "--json").json["layers"][0]
-    assert (layer["verdict"]["verdict"], layer["verdict"]["cluster"]) == ("capacity", "alloc-0123456789abcdef")
+    assert [reason["code"] for reason in layer["reasons"]] == ["capacity"]
     change("UPDATE job SET b_paused = true")
     assert reasons(cli) == ["paused"]
 
@@ -390,7 +389,7 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
     def statements() -> int:
         sent.clear()
         with engine.connect() as connection:
-            explain_job(connection, work.job.id, settings, check_schema(connection), {})
+            explain_job(connection, work.job.id, settings, {})
         return len(sent)
 
     alone = statements()

@@ -8,19 +8,15 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Queue
 
-from opencue_sched.celery import PresenceStep
 from opencue_sched.cli.ctl import addressees
-from opencue_sched.coordination.names import LeaderKeys, QueueType, consumed_queues
+from opencue_sched.coordination.names import QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import broker_settings, guard_transports
-from opencue_sched.settings import Settings
 from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast, fleet_control
-from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Workload
 from tests.polling import eventually
 
@@ -158,21 +154,3 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
     assert membership.workload.state is WorkerState.WORKING
-
-
-def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, redis_client, monkeypatch):
-    """Celery's ``stats``, and with them Flower's page of a worker, are shown without it."""
-    redis_client.set(LeaderKeys("cue", "beat").lease, "token|7", px=60_000)
-    lost = redis.Redis(port=1, socket_connect_timeout=0.1)
-    for client, fence in ((redis_client, 7), (lost, None)):
-        settings = Settings(instance="w1")
-        membership = Membership(redis_client, settings, lambda: ["alloc-1"])
-        keys = LeaderKeys("cue", "beat")
-        mine = SimpleNamespace(membership=membership, client=client, leader_keys=keys, settings=settings)
-        monkeypatch.setattr(control, "runtime", lambda mine=mine: mine)
-        membership.heartbeat()
-        figures = PresenceStep(None).info(None)
-        assert figures["working_on"] == ["alloc-1"]
-        waiting = {"dispatch": {"depth": 0, "oldest_seconds": 0.0, "queues": {}}} if fence else {}
-        assert {type_: it for type_, it in figures.get("waiting", {}).items() if type_ == "dispatch"} == waiting
-        assert figures.get("leader", {}).get("fence") == fence

@@ -11,19 +11,17 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.insight.stores import StoreAway
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (StoreAway("Redis does not answer"), 75),
         (NotReady("the store was lost, or taken over, while its filler waited"), 75),
         (RedisConnectionError("Connection closed by server."), 75),
         (OperationalError("SELECT 1", {}, psycopg2.OperationalError("server closed the connection unexpectedly")), 75),
         (InvalidInput("accounting.release_feed differs from the running fleet's"), 78),
     ],
-    ids=["no answer", "lost while it was filled", "Redis lost", "PostgreSQL lost", "wrong configuration"],
+    ids=["lost while it was filled", "Redis lost", "PostgreSQL lost", "wrong configuration"],
 )
 def test_only_a_wrong_configuration_is_told_as_one(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
