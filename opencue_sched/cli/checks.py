@@ -44,7 +44,7 @@ def audit_command(engine: Engine) -> Done:
 def doctor_command() -> Done:
     """Say whether everything a scheduler needs is there, and what to do about what is not.
 
-    Looks at PostgreSQL, the schema, Redis, clocks, shows, hosts, RQDs, the release feed and the workers. Exit status 1
+    Looks at PostgreSQL, the schema, Redis, shows, hosts, RQDs, the release feed and the workers. Exit status 1
     if something must be put right; warnings alone exit 0.
     """
     settings = get_settings()

@@ -4,8 +4,7 @@ FAIL is what must be put right before frames are booked and launched.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -34,10 +33,6 @@ from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, trigge
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
-CLOCK_SECONDS = 2.0
-"""Clocks further apart than this make ages and time-outs wrong enough to be noticed; no store takes so long to say what
-time it is."""
-
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
@@ -47,15 +42,13 @@ _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST sa
 _ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity.WARN, Severity.FAIL))
 
 
-def diagnose(
-    engine: Engine, client: redis.Redis, settings: Settings, *, clock: Callable[[], float] = time.time
-) -> Report:
+def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
     findings: list[Finding] = []
     frames = 0
     try:
         with engine.connect() as connection:
-            findings += _server(connection, clock)
+            findings += _server(connection)
             facts = check_schema(connection)
             for look in _ON_THE_DATABASE:
                 findings += look(connection, settings, facts)
@@ -69,12 +62,11 @@ def diagnose(
                 findings.append(_warn("quarantine", f"jobs left alone for a while: {names}", remedy))
     except (SchedulerError, SQLAlchemyError) as error:
         findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
-    return Report((*findings, *_redis(client, settings, clock, frames)))
+    return Report((*findings, *_redis(client, settings, frames)))
 
 
-def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Finding]:
+def _server(connection: Connection) -> Iterator[Finding]:
     server = figures.server(connection)
-    now = clock()
     where = connection.engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
@@ -85,17 +77,6 @@ def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[Find
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"
         yield _fail("PostgreSQL", text, remedy)
-    yield _clock("PostgreSQL", server.now.timestamp() - now)
-
-
-def _clock(whose: str, ahead: float) -> Finding:
-    """What a store's clock is ahead of ours, in seconds."""
-    what = f"clock of {whose}"
-    if abs(ahead) > CLOCK_SECONDS:
-        side = "ahead of" if ahead > 0 else "behind"
-        text = f"{abs(ahead):.1f} s {side} this machine's"
-        return _warn("clocks", f"{what} is {text}", "run a time service (NTP) on all machines")
-    return _ok("clocks", f"{what} agrees with this machine's")
 
 
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
@@ -176,14 +157,10 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
 _ON_THE_DATABASE = (_schema, _shows, _hosts, _rqds, _release_feed)
 
 
-def _redis(
-    client: redis.Redis, settings: Settings, clock: Callable[[], float], waiting_frames: int
-) -> Iterator[Finding]:
+def _redis(client: redis.Redis, settings: Settings, waiting_frames: int) -> Iterator[Finding]:
     try:
         check_redis(client, settings)
         info: Any = client.info()
-        seconds, microseconds = client.time()
-        now = clock()
         state = store_state(client)
         workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
         skipped = cluster_postings(client, settings).skipped()
@@ -197,7 +174,6 @@ def _redis(
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
         yield _fail("Redis", f"is a {info.get('role')}: nothing can be written", remedy)
-    yield _clock("Redis", int(seconds) + int(microseconds) / 1e6 - now)
     if state is StoreState.OPEN:
         yield _ok("counters", "open for booking")
     else:

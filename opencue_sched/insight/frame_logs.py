@@ -93,16 +93,15 @@ def open_log(path: str) -> BinaryIO:
     return log
 
 
-def seek_tail(log: BinaryIO, lines: int, *, most_bytes: int | None = None) -> int:
-    """Go to where the last ``lines`` of the output begin, or its last ``most_bytes`` if that is later. Returns the
-    bytes from there to the end of the output, which RQD's account of the run comes after."""
+def seek_tail(log: BinaryIO, lines: int) -> int:
+    """Go to where the last ``lines`` of the output begin. Returns the bytes from there to the end of the output, which
+    RQD's account of the run comes after."""
     size = log.seek(0, os.SEEK_END)
     start = log.seek(max(0, size - _FOOTER_BYTES))
     footer = _FOOTER.search(log.read(size - start).decode("latin-1"))  # a character a byte
     end = position = start + footer.start() + 1 if footer else size
-    first = 0 if most_bytes is None else max(0, end - most_bytes)
-    while lines > 0 and position > first:
-        size = min(BLOCK_BYTES, position - first)
+    while lines > 0 and position > 0:
+        size = min(BLOCK_BYTES, position)
         position = log.seek(position - size)
         block = log.read(size)
         at = len(block) - (position + size == end)  # the newline at the very end begins no line
@@ -123,8 +122,9 @@ def _tail_of(path: str) -> tuple[str, str] | None:
     """The end of a frame's output, and RQD's account of the run; None where the log is not visible here."""
     try:
         with open_log(path) as log:
-            parts = log.read(seek_tail(log, 1_000, most_bytes=_END_BYTES)), log.read(_FOOTER_BYTES)
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
+            text = harmless(log.read(_END_BYTES).decode(errors="replace"))
     except OSError:
         return None
-    output, footer = (harmless(part.decode(errors="replace")) for part in parts)
-    return output, footer
+    output, *footer = _FOOTER.split(text, maxsplit=1)
+    return output, "".join(footer)

@@ -48,14 +48,13 @@ def services(connection: Connection, show_id: str) -> frozenset[str]:
 
 _SERVER = text(
     """
-    SELECT CAST(current_setting('server_version_num') AS int) AS version, clock_timestamp() AS now,
-           current_setting('application_name') AS client
+    SELECT CAST(current_setting('server_version_num') AS int) AS version, current_setting('application_name') AS client
     """
 )
 
 
 def server(connection: Connection) -> Row[Any]:
-    """PostgreSQL's ``version`` (150004) and clock (``now``), and the name it knows our session by (``client``)."""
+    """PostgreSQL's ``version`` (150004), and the name it knows our session by (``client``)."""
     return connection.execute(_SERVER).one()
 
 

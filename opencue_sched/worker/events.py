@@ -11,8 +11,7 @@ import math
 import select
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,15 +23,8 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.caps import load_caps
-from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import SchedulerError
-from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.store.shows import shows_under
 from opencue_sched.worker import metrics
 
 log = structlog.get_logger(__name__)
@@ -203,67 +195,3 @@ class Waker(PeriodicThread):
         with self._lock:
             self._hosts.update(hosts)
         return again
-
-
-class Events:
-    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        ledger: Ledger,
-        hosts: HostFeed,
-        wake: Callable[[frozenset[str], frozenset[str]], float],
-    ) -> None:
-        self._settings = settings
-        self._engine = engine
-        self._ledger = ledger
-        self._hosts = hosts
-        self.waker = Waker(wake)
-        self._by_id = settings.accounting.release_feed == "proc-trigger"
-        handlers: dict[str, Callable[..., object]] = {
-            RELEASE_CHANNEL: self._released,
-            CAPS_CHANNEL: self._caps_changed,
-            WORK_CHANNEL: self.waker.shows,
-            HANDED_BACK_CHANNEL: self._handed_back,
-        }
-        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync)
-
-    def start(self) -> None:
-        self.waker.start()
-        self.listener.start()
-
-    def stop(self) -> None:
-        self.listener.stop()
-        self.waker.stop()
-
-    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
-        """Our trigger is in the database. With another feed, releases reach the ledger by that."""
-        self._hosts.note(hosts)
-        self.waker.hosts(hosts)
-        if self._by_id:
-            self._ledger.release(procs)
-
-    def _caps_changed(self, vertices: Collection[str]) -> None:
-        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
-        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
-        ids = defaultdict[str, list[str]](list)
-        for vertex in vertices:
-            kind, _, id_ = vertex.partition(":")
-            ids[kind].append(id_)
-        shows = {pair.partition(":")[0] for pair in ids["sub"]}
-        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
-        if ids["folder"] or ids["job"] or ids["limit"]:
-            with self._engine.connect() as connection:
-                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        self.waker.shows(shows)
-
-    def _handed_back(self, _shows: Sequence[str]) -> None:
-        """By whomever; our own command leaves little to do."""
-        follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
-
-    def _resync(self) -> None:
-        """Any show may have got work while nobody heard."""
-        with self._engine.connect() as connection:
-            self.waker.shows(managed_show_ids(connection))

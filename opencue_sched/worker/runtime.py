@@ -6,7 +6,8 @@ The tasks in ``tasks/`` call the methods here; these use the other packages and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache, cached_property
@@ -17,7 +18,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import event
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.connection import look_at_store, make_redis
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import (
@@ -54,11 +55,20 @@ from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
+from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
+from opencue_sched.store.shows import shows_under
 from opencue_sched.worker import fleet_metrics, metrics
-from opencue_sched.worker.events import Events
+from opencue_sched.worker.events import (
+    CAPS_CHANNEL,
+    HANDED_BACK_CHANNEL,
+    RELEASE_CHANNEL,
+    WORK_CHANNEL,
+    NotificationListener,
+    Waker,
+)
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Messenger
 
@@ -105,6 +115,17 @@ class Runtime:
         self._counters = PeriodicThread(
             "counters", self.keep_counters, failed="counters_not_filled", retry_seconds=REFRESH_SECONDS
         )
+        self.waker = Waker(self._wake)
+        self.listener = NotificationListener(
+            self.engine,
+            {
+                RELEASE_CHANNEL: self._released,
+                CAPS_CHANNEL: self._caps_changed,
+                WORK_CHANNEL: self.waker.shows,
+                HANDED_BACK_CHANNEL: self._handed_back,
+            },
+            on_reconnect=self._resync,
+        )
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
         for give_back in (
@@ -114,6 +135,8 @@ class Runtime:
             self.renewer.stop,
             self.due.stop,
             self._counters.stop,
+            self.waker.stop,
+            self.listener.stop,
         ):
             self._closing.callback(give_back)
 
@@ -162,7 +185,7 @@ class Runtime:
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
-            freed=lambda hosts: self.events.waker.hosts(hosts),
+            freed=self.waker.hosts,
         )
         return Dispatcher(
             self.settings,
@@ -182,14 +205,46 @@ class Runtime:
     def _stopping(self) -> bool:
         return self.membership.workload.state is WorkerState.DRAINING
 
-    @cached_property
-    def events(self) -> Events:
-        made = Events(self.settings, self.engine, self.ledger, self.hosts, self._wake)
-        self._closing.callback(made.stop)
-        return made
-
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
+
+    # What PostgreSQL notifies of
+
+    def listen(self) -> None:
+        """Hear notifications from now on."""
+        _ = self.hosts  # made before several threads ask for it
+        self.waker.start()
+        self.listener.start()
+
+    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+        """Our trigger is in the database. With another feed, releases reach the ledger by that."""
+        self.hosts.note(hosts)
+        self.waker.hosts(hosts)
+        if self.settings.accounting.release_feed == "proc-trigger":
+            self.ledger.release(procs)
+
+    def _caps_changed(self, vertices: Collection[str]) -> None:
+        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
+        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
+        ids = defaultdict[str, list[str]](list)
+        for vertex in vertices:
+            kind, _, id_ = vertex.partition(":")
+            ids[kind].append(id_)
+        shows = {pair.partition(":")[0] for pair in ids["sub"]}
+        load_caps(self.engine, self.ledger, [f"acct:{vertex}" for vertex in vertices])
+        if ids["folder"] or ids["job"] or ids["limit"]:
+            with self.engine.connect() as connection:
+                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+        self.waker.shows(shows)
+
+    def _handed_back(self, _shows: Sequence[str]) -> None:
+        """By whomever; our own command leaves little to do."""
+        follow_handed_back(self.engine, self.ledger, age_seconds=self.settings.accounting.in_flight_age)
+
+    def _resync(self) -> None:
+        """Any show may have got work while nobody heard."""
+        with self.engine.connect() as connection:
+            self.waker.shows(managed_show_ids(connection))
 
     # What the tasks call
 
@@ -303,7 +358,7 @@ class Runtime:
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
         self._counters.start()
-        self.events.start()
+        self.listen()
         self.due.start()
         log.info("worker_started", worker=node, instance=self.settings.instance)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.settings import Settings, get_settings
+from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, LayerSpec
@@ -85,7 +84,6 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     assert levels(ran) == {
         "PostgreSQL": "ok",
         "Redis": "ok",
-        "clocks": "ok",
         "schema": "ok",
         "shows": "ok",
         "hosts": "ok",
@@ -259,13 +257,6 @@ def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None)
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "Redis")
     assert "may evict keys (maxmemory-policy allkeys-lru)" in finding(ran, "FAIL")["text"]
     assert "set maxmemory-policy to noeviction" in finding(ran, "FAIL")["text"]
-
-
-def test_clocks_that_disagree_are_said(cli: Cli, healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
-    found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() - 60).findings
-    clocks = [one for one in found if one.what == "clocks"]
-    assert [one.level for one in clocks] == [Severity.WARN, Severity.WARN]
-    assert all("ahead of this machine's" in one.text and "NTP" in one.remedy for one in clocks)
 
 
 # Stores that are not there

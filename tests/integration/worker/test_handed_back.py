@@ -170,7 +170,7 @@ def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Ite
     short = settings.accounting.model_copy(update={"commit_deadline": 0.5})  # the ledger is filled after four of them
     made = Runtime(settings.model_copy(update={"accounting": short}), app)
     made.bootstrap(fleet_start=True)
-    made.events.start()
+    made.listen()
     eventually_listen(engine)
     yield made
     made.close()

@@ -37,7 +37,7 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
         }
     )
     made = Runtime(changed, app)
-    made.events.start()
+    made.listen()
     eventually_listen(engine)
     yield made
     made.close()

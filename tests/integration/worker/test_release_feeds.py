@@ -47,7 +47,7 @@ def start(settings: Settings, engine: Engine) -> Iterator[Start]:
             runtime = Runtime(changed, app)
             stack.callback(runtime.close)
             runtime.bootstrap(fleet_start=fleet_start)
-            runtime.events.start()
+            runtime.listen()
             started.append(runtime)
             eventually_listen(engine, len(started))
             return runtime

@@ -29,8 +29,8 @@ def test_who_lost_its_connection_wakes_every_managed_show(
     app = Celery("missed", broker="memory://", set_as_current=False)
     with closing(app), closing(Runtime(settings, app)) as worker:
         worker.bootstrap()
-        monkeypatch.setattr(worker.events.waker, "shows", woken.extend)
-        worker.events.start()
+        monkeypatch.setattr(worker.waker, "shows", woken.extend)
+        worker.listen()
         eventually_listen(engine, 1)
         with engine.begin() as connection:
             connection.execute(
