@@ -337,7 +337,7 @@ def _of_hosts(
     here = [host for host in tagged if host.facility_id == job.facility_id]
     allocs = {one.alloc_id for one in subscriptions}
     subscribed = [host for host in here if host.alloc_id in allocs]
-    unfit = {host.id: _unavailable(host, settings.host_cache.host_staleness_threshold) for host in subscribed}
+    unfit = {host.id: unavailable(host, settings.host_cache.host_staleness_threshold) for host in subscribed}
     ready = [host for host in subscribed if not unfit[host.id]]
     fitting = [host for host in ready if not job.os or job.os in os_names(host.os)]
     if not tags:
@@ -402,7 +402,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     return found
 
 
-def _unavailable(host: Row[Any], staleness: float) -> str:
+def unavailable(host: Row[Any], staleness: float) -> str:
     """Why a host cannot be used; empty if it can."""
     for state, usable in ((host.state, HardwareState.UP), (host.lock, LockState.OPEN)):
         if state != usable:

@@ -23,9 +23,9 @@ from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, LockState, counted
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, counted
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
+from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over, unavailable
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
@@ -106,13 +106,10 @@ class FarmReader:
 
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
     """A host of the grid: how it looks, its cores, and how it is in words; it is silent after ``staleness`` seconds."""
-    state = row.state if row.lock == LockState.OPEN or row.state != HardwareState.UP else row.lock
-    if row.state == HardwareState.UP and row.report_age > staleness:
-        state = "SILENT"
+    why = unavailable(row, staleness)
     cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
-    look = {HardwareState.UP: "", LockState.LOCKED: "locked", LockState.NIMBY_LOCKED: "locked"}.get(state, "down")
-    how = state.lower().replace("_", " ")
-    words = f"{row.host}: {how}, {booked:g} of {cores:g} cores booked, {counted(row.frames, 'frame')}"
+    look = "locked" if why.endswith("locked") else "down" if why else ""
+    words = f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {counted(row.frames, 'frame')}"
     known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}
     return known | {"look": look, "words": words}
 
