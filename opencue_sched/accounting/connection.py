@@ -101,14 +101,9 @@ def make_redis(url: str, settings: Settings) -> redis.Redis:
 
 
 def _sentinel_master(named: RedisUrl, options: dict[str, Any]) -> redis.Redis:
-    asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
-    asking |= {"username": named.sentinel_username, "password": named.sentinel_password}
-    options |= {"username": named.username, "password": named.password, "db": named.database}
-    if named.tls is not None:
-        options |= {"ssl": True, **named.tls}
-        asking |= {"ssl": True, **named.tls}
+    asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
     sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-    master: redis.Redis = sentinel.master_for(named.service, **options)  # type: ignore[no-untyped-call]
+    master: redis.Redis = sentinel.master_for(named.service, **options, **named.master)  # type: ignore[no-untyped-call]
     return master
 
 

@@ -337,9 +337,6 @@ def broker_settings(url: str) -> BrokerSettings:
     if named.scheme != "sentinel":
         return BrokerSettings(url.partition("?")[0], use_ssl=named.tls)
     credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
-    asking: dict[str, object] = {"username": named.sentinel_username, "password": named.sentinel_password}
-    if named.tls is not None:
-        asking |= {"ssl": True, **named.tls}
-    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": asking}
+    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.master['db']}" for host, port in named.nodes]
+    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": named.asking}
     return BrokerSettings(";".join(urls), options, named.tls)

@@ -126,11 +126,9 @@ def buckets(shard: str, division: Division) -> frozenset[int]:
 
 def rendezvous(key: str, instances: Sequence[str]) -> str | None:
     """The instance that everybody picks for ``key``; None without instances."""
-
-    def score(instance: str) -> bytes:
-        return hashlib.blake2b(f"{instance}\x1f{key}".encode(), digest_size=8).digest()
-
-    return max(instances, key=score, default=None)
+    return max(
+        instances, key=lambda it: hashlib.blake2b(f"{it}\x1f{key}".encode(), digest_size=8).digest(), default=None
+    )
 
 
 @lru_cache(maxsize=64)

@@ -40,7 +40,7 @@ class ChunkedRange:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The frames' own numbers, in order."""
-        return self.frames.frame_numbers(self.chunk_size)
+        return self.frames.numbers[:: self.chunk_size]
 
 
 def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:

@@ -69,12 +69,8 @@ class FrameRange:
                 raise _unreadable(text, name, f"makes more than {MAX_NUMBERS} frames")
         numbers = dict.fromkeys(chain.from_iterable(numbers for _, numbers in pieces))
         if not numbers:
-            raise InvalidInput(f"frame range {_short(text)!r} has no frames")
+            raise InvalidInput(f"frame range {text[:60]!r} has no frames")
         return FrameRange(",".join(names), tuple(numbers))
-
-    def frame_numbers(self, chunk_size: int) -> tuple[int, ...]:
-        """The numbers of the frames a layer with this range has: the first of every chunk."""
-        return self.numbers[::chunk_size]
 
     def chunk(self, number: int, chunk_size: int) -> list[int]:
         """The numbers the frame ``number`` renders: itself and those after it in the range, ``chunk_size`` at most."""
@@ -145,11 +141,7 @@ def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
 
 
 def _unreadable(text: str, piece: str, problem: str) -> InvalidInput:
-    return InvalidInput(f"frame range {_short(text)!r}: {_short(piece)!r} {problem}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return InvalidInput(f"frame range {text[:60]!r}: {piece[:60]!r} {problem}")
 
 
 # A frame's command line, environment and memory limits. Values are put in as they are: what a layer or job is called

@@ -11,6 +11,7 @@ Never log a URL: it may hold a password.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from opencue_sched.errors import InvalidInput
@@ -32,20 +33,16 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """``nodes`` are the Sentinels that are asked for the master ``service``; both are empty for other URLs.
-
-    ``tls`` are redis-py's ``ssl_*`` options, None without TLS.
-    """
+    """``nodes`` are the Sentinels that are asked for the master ``service``, ``asking`` and ``master`` the options of
+    connections to them and to it; all are empty for other URLs. ``tls`` are redis-py's ``ssl_*`` options, None without
+    TLS."""
 
     scheme: str
-    nodes: tuple[tuple[str, int], ...]
-    service: str
-    database: int
-    username: str | None
-    password: str | None = field(repr=False)
-    sentinel_username: str | None
-    sentinel_password: str | None = field(repr=False)
     tls: dict[str, str | bool] | None
+    nodes: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    asking: dict[str, Any] = field(default_factory=dict, repr=False)
+    master: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 def read_redis_url(url: str) -> RedisUrl:
@@ -77,17 +74,14 @@ def read_redis_url(url: str) -> RedisUrl:
     database = query.get("db", "") if "db" in options else path
     if database and not database.isdigit():
         raise _refusal(": the database, after the last /, must be a number (with unix:// and sentinel:// as ?db=0)")
-    return RedisUrl(
-        scheme,
-        nodes,
-        path if nodes else "",
-        int(database or 0),
-        unquote(parts.username) if parts.username else None,
-        unquote(parts.password) if parts.password else None,
-        query.get("sentinel_username"),
-        query.get("sentinel_password"),
-        _tls_options(scheme, query),
-    )
+    tls = _tls_options(scheme, query)
+    if not nodes:
+        return RedisUrl(scheme, tls)
+    both: dict[str, Any] = {"ssl": True, **tls} if tls else {}
+    asking = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")}
+    username, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+    master = {"username": username, "password": password, "db": int(database or 0)}
+    return RedisUrl(scheme, tls, nodes, path, asking | both, master | both)
 
 
 def _sentinels(parts: SplitResult) -> tuple[tuple[str, int], ...]:

@@ -25,7 +25,6 @@ from opencue_sched.domain.farm import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (
     CompletedFrame,
-    CountEvent,
     Ending,
     LostRun,
     RunOutcome,
@@ -218,7 +217,7 @@ class Releaser:
     settings: Release = field(default_factory=Release)
     ledger: Ledger | None = None
     changes: HostChanges | None = None
-    count: CountEvent = lambda *_: None
+    count: Callable[[str], object] = lambda *_: None
     clock: Callable[[], float] = time.time
 
     def end(self, requests: Sequence[Request]) -> list[RunOutcome]:
@@ -298,18 +297,20 @@ class Releaser:
 MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
-Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome]]
-"""Answers each report; raises an error when it applied none."""
-
 
 class NotAccepting(SchedulerError):
     """The service is stopping, or too many completions wait for the database."""
 
 
 class CompletionBatcher:
-    """One thread that applies completions in the order they arrive. ``submit`` is thread-safe."""
+    """One thread that applies completions in the order they arrive. ``submit`` is thread-safe.
 
-    def __init__(self, apply: Apply, *, count: CountEvent = lambda *_: None) -> None:
+    ``apply`` answers each report; it raises an error when it applied none.
+    """
+
+    def __init__(
+        self, apply: Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome]], count: Callable[[str], object]
+    ) -> None:
         self._apply = apply
         self._count = count
         self._queue: deque[tuple[CompletedFrame, Future[RunOutcome]]] = deque()

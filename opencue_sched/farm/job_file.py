@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Annotated, Any, ClassVar, Literal
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -74,6 +74,11 @@ def _name(value: str) -> str:
 def _listed(value: Any) -> Any:
     """One entry may stand without a list."""
     return value if isinstance(value, list) else [value]
+
+
+def _depends_by(key: str) -> BeforeValidator:
+    """A text alone stands for this key."""
+    return BeforeValidator(lambda value: [{key: it} if isinstance(it, str) else it for it in _listed(value)])
 
 
 def _words(value: Any) -> Any:
@@ -175,7 +180,7 @@ _Environment = dict[_Variable, Annotated[str, _RAW, _NUMBER_AS_TEXT, AfterValida
 
 
 class _Keys(BaseModel):
-    """A mapping of a file. ``bare`` is the key that a text alone stands for."""
+    """A mapping of a file."""
 
     model_config = ConfigDict(
         strict=True,
@@ -185,65 +190,51 @@ class _Keys(BaseModel):
         str_strip_whitespace=True,
         str_min_length=1,
     )
-    bare: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: Any) -> Any:
-        if isinstance(data, str) and cls.bare:
-            return {cls.bare: data}
         if isinstance(data, Mapping):
             return {str(key): value for key, value in data.items() if value is not None or key not in cls.model_fields}
         return data
 
 
-class JobDepend(_Keys):
-    """What a job waits for: another job by its full name, or a layer or frame of that."""
+class Depend(_Keys):
+    """What a layer waits for: another layer of its job (without ``job``), or another job, its layer or frame. A job
+    waits for other jobs, and gives no type."""
 
-    bare = "job"
     job: _JobName | None = None
     layer: _LayerName | None = None
     frame: _Int | None = None
-
-    @property
-    def kind(self) -> DependType:
-        on = "FRAME" if self.frame is not None else "JOB" if self.layer is None else "LAYER"
-        return DependType(f"{self.bare.upper()}_ON_{on}")
+    type: Literal["layer", "any_frame", "frame_by_frame", "previous_frame"] | None = None
 
     @property
     def any_frame(self) -> bool:
         """Whether one frame of the layer is enough (depend.b_any)."""
-        return False
-
-    @model_validator(mode="after")
-    def _complete(self) -> JobDepend:
-        if self.job is None and (self.layer is None or self.bare == "job"):
-            raise ValueError("names no job" if self.bare == "job" else "names neither a layer nor a job")
-        if self.frame is not None and self.layer is None:
-            raise ValueError("a frame needs the layer it belongs to")
-        return self
-
-
-class LayerDepend(JobDepend):
-    """What a layer waits for: another layer of its job (without ``job``), or another job, its layer or frame."""
-
-    bare = "layer"
-    type: Literal["layer", "any_frame", "frame_by_frame", "previous_frame"] | None = None
-
-    @property
-    def kind(self) -> DependType:
-        by_frame = self.type in ("frame_by_frame", "previous_frame")
-        return DependType(self.type.upper()) if self.type and by_frame else super().kind
-
-    @property
-    def any_frame(self) -> bool:
         return self.type == "any_frame"
 
+    def kind(self, waiting: LayerSpec | None) -> DependType:
+        """What makes a layer, or (None) the job, wait."""
+        if self.type in ("frame_by_frame", "previous_frame"):
+            return DependType(self.type.upper())
+        on = "FRAME" if self.frame is not None else "JOB" if self.layer is None else "LAYER"
+        return DependType(f"{'JOB' if waiting is None else 'LAYER'}_ON_{on}")
+
     @model_validator(mode="after")
-    def _type_of_a_layer(self) -> LayerDepend:
+    def _complete(self) -> Depend:
+        if self.job is None and self.layer is None:
+            raise ValueError("names neither a layer nor a job")
+        if self.frame is not None and self.layer is None:
+            raise ValueError("a frame needs the layer it belongs to")
         if self.type is not None and (self.layer is None or self.frame is not None):
             raise ValueError("type goes with a layer, not with a job alone or with a frame")
         return self
+
+
+def _of_job(depend: Depend) -> Depend:
+    if depend.job is None or depend.type is not None:
+        raise ValueError("names no job" if depend.job is None else "type goes with what a layer waits for")
+    return depend
 
 
 class LayerSpec(_Keys):
@@ -268,7 +259,7 @@ class LayerSpec(_Keys):
     timeout: _Count = 0
     timeout_llu: _Count = 0
     env: _Environment = {}
-    depends: Annotated[list[LayerDepend], BeforeValidator(_listed)] = []
+    depends: Annotated[list[Depend], _depends_by("layer")] = []
 
     @property
     def frames(self) -> ChunkedRange:
@@ -294,7 +285,7 @@ class JobSpec(_Keys):
     user: Annotated[str, Field(max_length=32), _AS_TEXT, _NAME]
     name: _JobName
     layers: Annotated[list[LayerSpec], Field(min_length=1, max_length=MAX_LAYERS)]
-    depends: Annotated[list[JobDepend], BeforeValidator(_listed)] = []
+    depends: Annotated[list[Annotated[Depend, AfterValidator(_of_job)]], _depends_by("job")] = []
     env: _Environment = {}
     # RQD runs nothing as root.
     uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
@@ -346,7 +337,7 @@ def _problem(error: Any) -> str:
     said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
-        said += near(key, {*JobSpec.model_fields, *LayerSpec.model_fields, *LayerDepend.model_fields} - {key})
+        said += near(key, {*JobSpec.model_fields, *LayerSpec.model_fields, *Depend.model_fields} - {key})
     return f"{path.lstrip('.')[:_LONGEST] or 'job file'}: {said[:_LONGEST]}"
 
 
@@ -380,14 +371,14 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
     for path, layer, depend in depends_of(spec):
         if layer is None or depend.job is not None:
             continue
-        name = depend.layer or ""
+        name, kind = depend.layer or "", depend.kind(layer)
         on = by_name.get(name)
         if on is None:
             yield f"{path}: the job has no layer {name!r}{near(name, by_name.keys() - {layer.name})}"
             continue
         if depend.frame is not None and depend.frame not in on.frames.numbers:
             yield f"{path}: {depend.frame} is not the number of a frame of layer {on.name!r} ({on.range.text})"
-        pairs = frame_pairs(depend.kind, layer.frames, on.frames) if depend.kind.composite else None
+        pairs = frame_pairs(kind, layer.frames, on.frames) if kind.composite else None
         if pairs == ():
             yield f"{path}: layers {layer.name!r} and {on.name!r} have no frame in common"
         edges.append((layer.name, on.name, pairs))
@@ -395,7 +386,7 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         yield f"layers: wait for one another for ever: {' -> '.join(circle)}"
 
 
-def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, JobDepend]]:
+def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, Depend]]:
     """Every dependency: the path of its field, the layer that waits (None: the job), and itself."""
     for number, of_job in enumerate(spec.depends):
         yield f"depends[{number}]", None, of_job

@@ -8,7 +8,6 @@ would stop somebody else's run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -236,7 +235,3 @@ def short_name(host_name: str) -> str:
 
 def _same_host(one: str, other: str) -> bool:
     return short_name(one).lower() == short_name(other).lower()
-
-
-CountEvent = Callable[[str], object]
-"""Counts an event by its name: ``metrics.record_event``."""

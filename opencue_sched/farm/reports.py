@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -234,14 +235,11 @@ OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
-    Whatever waits for an RQD is done in the ``background``, where a host has one job at a time; what a job leaves
-    undone is found again by the next report. ``facility`` is that of hosts that report none.
+    ``facility`` is that of hosts that report none.
     """
 
     releaser: Releaser
-    _: KW_ONLY
     killer: RqdKiller
-    background: Callable[[str, Callable[[], None]], object]
     facility: str | None = None
     _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -249,8 +247,11 @@ class HostReports:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
         self._host(read_host(report.host), boot=True)
 
-    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> None:
-        """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`."""
+    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> Callable[[], None] | None:
+        """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`.
+
+        Returns what kills the processes that are to end, if any, which waits for the host's RQD.
+        """
         fresh_until = monotonic() + OLDEST_FOR_VERIFICATION_SECONDS - age
         host = read_host(report.host)
         for frame in report.frames:
@@ -258,9 +259,9 @@ class HostReports:
         row = self._host(host, boot=False)
         owned, kills = self._verify(report, row.id)
         self._write_usage(owned, row.id, host)
-        if kills and age <= OLDEST_FOR_VERIFICATION_SECONDS:
-            self.background(host.name, lambda: self._kill(host.name, kills, fresh_until))
         self._reconcile(row.id, host.name)
+        stale = age > OLDEST_FOR_VERIFICATION_SECONDS
+        return partial(self._kill, host.name, kills, fresh_until) if kills and not stale else None
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
         """Bring the host's rows up to date; its row as it was before."""
@@ -365,7 +366,7 @@ class HostReports:
             self.releaser.publish_hosts([host_id])
 
     def _kill(self, host_name: str, kills: Sequence[tuple[str, str]], fresh_until: float) -> None:
-        """Kill frames, each with why. In the background.
+        """Kill frames, each with why.
 
         Only while the report is fresh: an older one could name a frame that has been booked here again since, and an
         RQD that does not answer would keep the thread for a time-out a frame. The next report names what is left.

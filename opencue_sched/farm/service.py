@@ -27,7 +27,7 @@ from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
-from opencue_sched.farm.model import CompletedFrame, CountEvent
+from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -136,15 +136,14 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def __init__(self, settings: Settings, releaser: Releaser, killer: RqdKiller) -> None:
         self._settings = settings.release
         self.count = releaser.count
-        self.completions = CompletionBatcher(releaser.end, count=self.count)
+        self.completions = CompletionBatcher(releaser.end, self.count)
         self.inbox = HostInbox(self._serve)
         # Of its own, so that no report waits for an RQD that does not answer.
         self._kills = HostInbox(self._serve)
         self._reports = HostReports(
             releaser,
-            killer=killer,
-            background=lambda host_name, kills: self._kills.put(host_name, kills=kills),
-            facility=settings.scheduler.facility,
+            killer,
+            settings.scheduler.facility,
         )
         self._server: grpc.Server | None = None
         self._warn = lru_cache(maxsize=10_000)(
@@ -196,8 +195,10 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
                 self._reports.boot(mail["boot"])
                 self.count("boot_report")
             if "status" in mail:
-                self._reports.status(mail["status"], age=time.monotonic() - mail["received_at"])
+                kills = self._reports.status(mail["status"], age=time.monotonic() - mail["received_at"])
                 self.count("host_report")
+                if kills is not None:
+                    self._kills.put(host_name, kills=kills)
             if "kills" in mail:
                 mail["kills"]()
         except InvalidInput as refusal:
@@ -277,7 +278,7 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
     )
 
 
-def serve(settings: Settings, *, count: CountEvent, alive: Callable[[], None]) -> int:
+def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable[[], None]) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
 
     ``alive`` is called every few seconds while it can apply completions or wait for its database.

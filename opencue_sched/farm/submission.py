@@ -19,10 +19,10 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, frame_name, near
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, FrameState, JobState, frame_name, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.job_file import JobDepend, JobSpec, LayerSpec, depends_of
+from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec, depends_of
 from opencue_sched.farm.model import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
@@ -88,12 +88,12 @@ def submit_job(
 
 
 def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_run: bool) -> Submitted:
-    place = _find_place(connection, spec)
+    place = _find_place(connection, spec, settings)
     show = place.show
     job = _job_row(spec, place, settings)
     _refuse_impossible(spec, job)
     depends = _Depends(job["job"], spec)
-    _add_depends(connection, depends, place.external, settings)
+    _add_depends(depends, place)
     layers: list[dict[str, Any]] = []
     frames: list[tuple[str, str, str, int, int, int, int]] = []
     for order, (layer, new) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
@@ -213,22 +213,25 @@ class _On:
     frames: Mapping[int, str] = field(default_factory=dict)
 
 
-_Edge = tuple[str, LayerSpec | None, JobDepend, _On]
+_Edge = tuple[str, LayerSpec | None, Depend, _On]
 """A dependency: the path of its field, the layer that waits (None: the job), itself, and on what."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a job file's names stand for. ``external``: what it waits for in other jobs."""
+    """What a job file's names stand for. ``external``: what it waits for in other jobs, ``over``: ids of their jobs,
+    layers and frames that are over, ``begun``: ids of their layers of which any frame is."""
 
     show: Row[Any]
     folder: Row[Any]
     facility: Row[Any]
     dept_id: str
     external: Sequence[_Edge]
+    over: Collection[str]
+    begun: Collection[str]
 
 
-def _find_place(connection: Connection, spec: JobSpec) -> _Place:
+def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _Place:
     """Raises InvalidFile naming everything that is not there."""
     problems: list[str] = []
     found = naming.find_rows(connection, naming.Kind.SHOW, [spec.show])
@@ -251,10 +254,10 @@ def _find_place(connection: Connection, spec: JobSpec) -> _Place:
             for name in layer.limits
             if name not in limits
         ]
-    external = _external(connection, spec, problems)
+    external = _external(connection, spec, satisfying_states(settings.release), problems)
     if problems or show is None or folder is None or facility is None:
         raise InvalidFile(*problems)
-    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, external)
+    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, *external)
 
 
 def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:
@@ -271,25 +274,40 @@ def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: l
     return found[0] if found else None
 
 
-def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> list[_Edge]:
-    """What the job and its layers wait for in other jobs."""
+def _external(
+    connection: Connection, spec: JobSpec, done: Collection[FrameState], problems: list[str]
+) -> tuple[list[_Edge], set[str], set[str]]:
+    """What the job and its layers wait for in other jobs, kept from ending until the job is in; what of it is over, and
+    begun, as _Place has it."""
+    over: set[str] = set()
+    begun: set[str] = set()
     wanted = [(path, layer, depend, depend.job.lower()) for path, layer, depend in depends_of(spec) if depend.job]
     if not wanted:
-        return []
+        return [], over, begun
     jobs = naming.find_rows(connection, naming.Kind.JOB, {name for *_, name in wanted})
+    # The locks come first: what is read after them stays true until we commit.
+    states = submit.hold_jobs(connection, {job.id for job in jobs.values()})
+    over |= {job for job, state in states.items() if state == JobState.FINISHED}
     layers: dict[str, dict[str, LayerView]] = defaultdict(dict)
-    for row in layers_of(connection, *(job.id for job in jobs.values())):
+    for row in layers_of(connection, *states):
         layers[row.job_id][row.name] = row
+        ended = sum(getattr(row, state.lower()) for state in done)
+        if ended:
+            begun.add(row.id)
+        if 0 < ended == row.total:
+            over.add(row.id)
     numbered = [
         layers[jobs[name].id][depend.layer].id
-        for _, _, depend, name in wanted
-        if (depend.frame is not None or depend.kind.composite)
+        for _, layer, depend, name in wanted
+        if (depend.frame is not None or depend.kind(layer).composite)
         and name in jobs
         and depend.layer in layers[jobs[name].id]
     ]
     frames: dict[str, dict[int, str]] = defaultdict(dict)
-    for row in frames_of(connection, layer_ids=numbered):
-        frames[row.layer_id][row.number] = row.id
+    for frame in frames_of(connection, layer_ids=numbered):
+        frames[frame.layer_id][frame.number] = frame.id
+        if frame.state in done:
+            over.add(frame.id)
     external: list[_Edge] = []
     for path, layer, depend, name in wanted:
         try:
@@ -301,12 +319,12 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
             external.append((path, layer, depend, on))
         except InvalidInput as error:
             problems.append(f"{path}: {error}")
-    return external
+    return external, over, begun
 
 
 def _on_layer(
     waiting: LayerSpec | None,
-    depend: JobDepend,
+    depend: Depend,
     job: naming.NamedRow,
     layers: Mapping[str, LayerView],
     frames: Mapping[str, Mapping[int, str]],
@@ -318,13 +336,13 @@ def _on_layer(
         raise InvalidInput(f"job {job.name!r} has no layer {name!r}{near(name, layers)}")
     if depend.frame is not None and depend.frame not in frames[layer.id]:
         raise InvalidInput(f"{depend.frame} is not the number of a frame of layer {name!r} ({layer.range})")
-    if waiting is None or not depend.kind.composite:
+    if waiting is None or not depend.kind(waiting).composite:
         return _On(job.id, layer.id, None, frames[layer.id])
     try:
         chunked = ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk_size))
     except InvalidInput as error:
         raise InvalidInput(f"layer {name!r} of job {job.name!r} has no frames to wait for: {error}") from error
-    if frame_pairs(depend.kind, waiting.frames, chunked) == ():
+    if frame_pairs(depend.kind(waiting), waiting.frames, chunked) == ():
         raise InvalidInput(f"layers {waiting.name!r} and {name!r} of job {job.name!r} have no frame in common")
     return _On(job.id, layer.id, chunked, frames[layer.id])
 
@@ -335,39 +353,21 @@ def _on_layer(
 # one that is met already goes in inactive. What two fields of a job file ask for goes in twice, and is met at once.
 
 
-def _add_depends(connection: Connection, depends: _Depends, external: Sequence[_Edge], settings: Settings) -> None:
+def _add_depends(depends: _Depends, place: _Place) -> None:
     """Raises InvalidFile for what would never be met."""
-    over, begun = _hold_still(connection, external, settings) if external else (set(), set())
     internal: list[_Edge] = [
         (path, layer, depend, depends.layers[depend.layer])
         for path, layer, depend in depends_of(depends.spec)
         if depend.job is None and depend.layer is not None
     ]
     problems = []
-    for path, layer, depend, on in [*internal, *external]:
-        if depends.add(layer, depend, on, begun if depend.any_frame else over):
+    for path, layer, depend, on in [*internal, *place.external]:
+        if depends.add(layer, depend, on, place.begun if depend.any_frame else place.over):
             depends.met.append(f"{path}: what it waits for is over already")
-        elif on.job in over:
+        elif on.job in place.over:
             problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
     if problems:
         raise InvalidFile(*problems)
-
-
-def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Settings) -> tuple[set[str], set[str]]:
-    """Keep what is waited for from ending until the job is in. Ids of jobs, layers and frames that are over, and of
-    layers of which any frame is."""
-    done = satisfying_states(settings.release)
-    # The locks come first: what is read after them stays true until we commit.
-    states = submit.hold_jobs(connection, {on.job for *_, on in external})
-    over = {job for job, state in states.items() if state == JobState.FINISHED}
-    ended = {
-        layer.id: (sum(getattr(layer, state.lower()) for state in done), layer.total)
-        for layer in layers_of(connection, *states)
-    }
-    over |= {layer for layer, (frames, total) in ended.items() if 0 < frames == total}
-    waited_for = frames_of(connection, layer_ids={on.layer for *_, on in external if on.layer and on.frames})
-    over |= {frame.id for frame in waited_for if frame.state in done}
-    return over, {layer for layer, (frames, _) in ended.items() if frames}
 
 
 class _Row(NamedTuple):
@@ -399,9 +399,9 @@ class _Depends:
         self.waits_for: Counter[str] = Counter()
         self.met: list[str] = []
 
-    def add(self, layer: LayerSpec | None, depend: JobDepend, on: _On, over: Collection[str]) -> bool:
+    def add(self, layer: LayerSpec | None, depend: Depend, on: _On, over: Collection[str]) -> bool:
         """Frames of the layer, or of the whole job, wait. Whether that is met already, by what is ``over``."""
-        kind, pairs = depend.kind, None
+        kind, pairs = depend.kind(layer), None
         waiting = self.layers.values() if layer is None else [self.layers[layer.name]]
         er = None if layer is None else self.layers[layer.name].layer
         if kind.composite and layer is not None and on.range is not None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencue_sched.domain.depends import ChunkedRange
 from opencue_sched.domain.farm import frame_name, os_names
 from opencue_sched.domain.frames import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
 from opencue_sched.errors import InvalidInput
@@ -106,17 +107,17 @@ def test_the_text_is_kept_without_its_spaces() -> None:
 
 def test_a_chunk_is_the_frame_and_those_after_it_in_the_range() -> None:
     frames = FrameRange.parse("1-10")
-    assert frames.frame_numbers(4) == (1, 5, 9)
+    assert ChunkedRange(frames, 4).numbers == (1, 5, 9)
     assert frames.chunk(5, 4) == [5, 6, 7, 8]
     assert frames.chunk(9, 4) == [9, 10]
     assert frames.chunk(3, 1) == [3]
-    assert frames.frame_numbers(1_000_000) == (1,)
+    assert ChunkedRange(frames, 1_000_000).numbers == (1,)
 
 
 def test_chunks_of_a_range_with_repeats_render_every_number() -> None:
     # OpenCue cuts the second chunk from 1,2,3,4,5,3,4,5,6,7,8 and so never renders 6 to 8.
     frames = FrameRange.parse("1-5,3-8")
-    assert [frames.chunk(number, 4) for number in frames.frame_numbers(4)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert [frames.chunk(number, 4) for number in ChunkedRange(frames, 4).numbers] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 def test_a_frame_that_is_not_in_the_range_has_no_chunk() -> None:
@@ -172,7 +173,7 @@ pieces = st.builds(
 def test_chunks_partition_the_range(parts: list[str], size: int) -> None:
     frames = FrameRange.parse(",".join(parts))
     assert len(set(frames.numbers)) == len(frames.numbers)
-    chunks = [frames.chunk(number, size) for number in frames.frame_numbers(size)]
+    chunks = [frames.chunk(number, size) for number in ChunkedRange(frames, size).numbers]
     assert [number for chunk in chunks for number in chunk] == list(frames.numbers)
 
 

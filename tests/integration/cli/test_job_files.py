@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.frames import TOKENS, FrameRange
-from opencue_sched.farm.job_file import JobDepend, JobSpec, LayerDepend, LayerSpec, read_job_file
+from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec, read_job_file
 from tests.farm import Farm
 from tests.integration.cli.conftest import Cli
 
@@ -92,7 +92,7 @@ def test_the_commands_that_examples_name_work(cli: Cli) -> None:
 
 
 def test_every_key_of_the_format_is_in_the_guide() -> None:
-    keys = {key for model in (JobSpec, LayerSpec, JobDepend, LayerDepend) for key in model.model_fields}
+    keys = {key for model in (JobSpec, LayerSpec, Depend) for key in model.model_fields}
     missing = {key for key in keys if f"`{key}`" not in GUIDE}
     assert not missing
 

@@ -369,7 +369,7 @@ def test_a_file_that_is_no_job_is_refused(cli: Cli, demo: Any, file: str, proble
 def test_a_file_that_is_not_text_is_refused(cli: Cli, demo: Any) -> None:
     ran = cli("submit", "-", given=b"show: \xff\xfe")
     assert ran.status == 1
-    assert "not UTF-8 text (byte 7)" in ran.err
+    assert "'utf-8' codec can't decode byte 0xff in position 6" in ran.err
 
 
 def test_a_shot_that_looks_like_a_number_or_a_date_stays_what_it_is(cli: Cli, demo: Any, rows: Rows) -> None:

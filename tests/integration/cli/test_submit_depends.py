@@ -263,7 +263,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
         if "str_state AS state, int_number AS number" not in statement:
             return
         looks.append(statement)
-        if len(looks) == 2:  # the first look is at the names, the second at the states
+        if len(looks) == 1:
             ends.start()
             eventually(lambda: not ends.is_alive() or jobs.lock_waiters() > 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -58,13 +57,8 @@ class Desk:
                 count=self.counts,
                 clock=self.clock,
             ),
-            killer=self.killer,
-            background=self.at_once,
+            self.killer,
         )
-
-    def at_once(self, _host_id: str, work: Callable[[], None]) -> bool:
-        work()
-        return True
 
     def boot(self, **host: object) -> str:
         """The id of the host, known by the name without its domain."""
@@ -77,7 +71,8 @@ class Desk:
     def status(self, report: report_pb2.HostReport) -> list[str]:
         """Handle a report; the hosts whose change was told to the host caches."""
         before = len(self.changes.published)
-        self.reports.status(report)
+        if kill := self.reports.status(report):
+            kill()
         return self.changes.published[before:]
 
 
@@ -244,7 +239,7 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
     host_id = desk.boot()
 
     def status(**fields: object) -> object:
-        desk.reports.status(report_pb2.HostReport(host=render_host(**fields)))
+        desk.status(report_pb2.HostReport(host=render_host(**fields)))
         return read(view, host_id)
 
     # a user takes the workstation, and gives it back
@@ -277,7 +272,7 @@ def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, des
         run, rss=800_000, max_rss=1_500_000, llu_time=1_900_000_000, used_gpu_memory=7, used_swap_memory=2**40
     )
     report.frames.append(running_report(run, index=1, rss=500, max_rss=600).frames[0])
-    desk.reports.status(report)
+    desk.status(report)
     proc = view.one(
         "SELECT *, now() - ts_ping < interval '30 seconds' AS fresh FROM proc WHERE pk_proc = :p", p=run.procs[0]
     )
@@ -289,7 +284,7 @@ def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, des
     assert view.one("SELECT int_max_rss FROM layer_mem").int_max_rss == 1_500_000
     assert view.one("SELECT int_max_rss FROM job_mem").int_max_rss == 1_500_000
     # a later report that knows less takes nothing of that back
-    desk.reports.status(running_report(run, rss=100, max_rss=200))
+    desk.status(running_report(run, rss=100, max_rss=200))
     assert view.frame(run.frames[0]).ts_llu.timestamp() == 1_900_000_000
     assert desk.killer.asked == []
 
@@ -309,8 +304,8 @@ def test_frames_that_need_more_than_their_layer_asks_for_ask_for_it_and_enough_o
         for index in range(1, count):
             report.frames.append(running_report(run, index=index, rss=100, max_rss=peaks[index]).frames[0])
         report.frames.append(running_report(run, index=3, rss=100, max_rss=200).frames[0])
-        desk.reports.status(report)
-        desk.reports.status(running_report(run, rss=100, max_rss=200))
+        desk.status(report)
+        desk.status(running_report(run, rss=100, max_rss=200))
 
         # then each asks for its peak, and the layer for the peak of so many of them
         asked = view.rows("SELECT pk_frame, memory_kb FROM opencue_sched_frame_memory")
@@ -326,10 +321,10 @@ def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: 
     report = running_report(run, rss=5 * GB)
 
     # when one grows to 5 GB, then to more than there is
-    desk.reports.status(report)
+    desk.status(report)
     assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
     view.assert_consistent()
-    desk.reports.status(running_report(run, rss=500 * GB))
+    desk.status(running_report(run, rss=500 * GB))
 
     # then the first is granted and the second is not
     assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
@@ -339,7 +334,7 @@ def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: 
     view.run_sql("UPDATE host SET int_mem_idle = :left", left=2 * GB)
     report = running_report(run, rss=7 * GB)
     report.frames.append(running_report(run, index=1, rss=3 * GB).frames[0])
-    desk.reports.status(report)
+    desk.status(report)
     reserved = {row.pk_proc: row.int_mem_reserved for row in view.rows("SELECT * FROM proc")}
     assert reserved == {run.procs[0]: 5 * GB, run.procs[1]: 3 * GB}
 
@@ -352,7 +347,7 @@ def test_neither_local_procs_nor_workstations_lend_memory(
     view.run_sql("UPDATE proc SET b_local = :local", local=local)
     report = running_report(run, rss=5 * GB)
     report.host.nimby_enabled = workstation
-    desk.reports.status(report)
+    desk.status(report)
     assert view.one("SELECT int_mem_reserved FROM proc").int_mem_reserved == 2 * GB
 
 
@@ -364,15 +359,15 @@ def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
     view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE str_state = 'RUNNING'")
 
     # when a report comes that may be older than the change, then a later one
-    desk.reports.status(running_report(run))
+    desk.status(running_report(run))
     assert desk.killer.asked == []
     view.run_sql("UPDATE frame SET ts_updated = now() - interval '5 seconds'")
-    desk.reports.status(running_report(run))
+    desk.status(running_report(run))
 
     # then the second kills it
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
     # and those that follow try again
-    desk.reports.status(running_report(run))
+    desk.status(running_report(run))
     assert (len(desk.killer.asked), desk.counts["process_killed"]) == (2, 2)
 
 
@@ -382,7 +377,7 @@ def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmVi
         other = farm.host(name="elsewhere")
     view.run_sql("UPDATE proc SET pk_host = :other", other=other.id)
     report = running_report(run, resource_id="another-proc")
-    desk.reports.status(report)
+    desk.status(report)
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
 
 
@@ -403,7 +398,7 @@ def test_kills_go_on_only_while_their_report_is_fresh(
     report = empty_report(run)
     report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
     # when it reports, then what is not killed within the age of a report that is believed waits for the next one
-    desk.reports.status(report)
+    desk.status(report)
     assert [frame for _, frame in desk.killer.asked] == ["a", "b"]
 
 
@@ -415,21 +410,21 @@ def test_an_rqd_that_cannot_be_asked_is_asked_once_a_report(view: FarmView, desk
     report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
     # when it reports, then one of them is tried
     for _ in range(2):
-        desk.reports.status(report)
+        desk.status(report)
     assert [frame for _, frame in desk.killer.asked] == ["a", "a"]
 
 
 def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
     run = start(view, LayerSpec(timeout=10))
     report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
-    desk.reports.status(report)
+    desk.status(report)
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
 
 
 def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:
     run = start(view)
     view.run_sql("UPDATE host SET int_mem_idle = 5, int_cores_idle = 7, int_gpus_idle = 1, int_gpu_mem_idle = 9")
-    desk.reports.status(running_report(run))
+    desk.status(running_report(run))
     assert view.host(run.host).int_mem_idle == 5
     desk.clock.now += RECONCILE_SECONDS
     assert desk.status(running_report(run)) == [run.host.id]

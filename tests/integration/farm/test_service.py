@@ -151,8 +151,8 @@ def test_a_completion_with_more_memory_than_any_host_has_is_refused(view: FarmVi
 
 @pytest.mark.parametrize(
     "host",
-    [{"name": "a\0b"}, {"name": "n" * 1_000_000}, {"tags": ["tag"] * 100_000}, {"facility": "\0"}],
-    ids=["NUL in the name", "long name", "many tags", "NUL in the facility"],
+    [{"name": "a\0b"}, {"name": "n" * 1_000_000}, {"facility": "\0"}],
+    ids=["NUL in the name", "long name", "NUL in the facility"],
 )
 def test_nonsense_of_a_host_is_said_once_and_never_as_a_traceback(
     view: FarmView, stub: Any, service: ReportService, host: dict[str, Any]

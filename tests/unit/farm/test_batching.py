@@ -36,7 +36,7 @@ def test_what_waits_is_applied_together_and_in_order() -> None:
         gate.wait(10)
         return applied(reports)
 
-    batcher = CompletionBatcher(apply)
+    batcher = CompletionBatcher(apply, Counted())
     batcher.start()
     first = batcher.submit(report("a"))
     eventually(lambda: bool(batches))
@@ -62,7 +62,7 @@ def test_completions_are_kept_while_the_database_is_away() -> None:
         return applied(reports)
 
     counts = Counted()
-    batcher = CompletionBatcher(apply, count=counts)
+    batcher = CompletionBatcher(apply, counts)
     batcher.start()
     done = [batcher.submit(report(name)) for name in "ab"]
     assert {each.result(30).verdict for each in done} == {RunVerdict.APPLIED}
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
             raise OperationalError("select", {}, Exception("statement timeout"))
         return applied(reports)
 
-    batcher = CompletionBatcher(apply)
+    batcher = CompletionBatcher(apply, Counted())
     bad = batcher.submit(report("bad"))
     others = [batcher.submit(report(name)) for name in "ab"]
     batcher.start()
@@ -94,7 +94,7 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
 
     monkeypatch.setattr(completion, "end_runs", end_runs)
     counts = Counted()
-    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).end, count=counts)
+    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).end, counts)
     done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
     batcher.start()
     assert done[0].result(10).proc_id == "a"
@@ -107,7 +107,7 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
 
 def test_a_full_or_stopping_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "MOST_WAITING", 1)
-    batcher = CompletionBatcher(applied)
+    batcher = CompletionBatcher(applied, Counted())
     kept = batcher.submit(report("a"))
     with pytest.raises(NotAccepting, match="1 completions wait"):
         batcher.submit(report("b"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.depends import DependType
-from opencue_sched.farm.job_file import JobDepend, JobSpec
+from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec
 from opencue_sched.text_file import InvalidFile
 
 FULL = """
@@ -82,8 +82,8 @@ def layer(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**data, **changes}.items() if value is not None}
 
 
-def depend(it: JobDepend) -> tuple[Any, ...]:
-    return it.kind, it.job, it.layer, it.frame, it.any_frame
+def depend(it: Depend, waiting: LayerSpec | None = None) -> tuple[Any, ...]:
+    return it.kind(waiting), it.job, it.layer, it.frame, it.any_frame
 
 
 def problems(data: object) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def test_a_full_job_file() -> None:
     assert (render.timeout, render.timeout_llu, render.env) == (90, 15, {"THREADS": "4"})
     assert comp.cores == -100
     assert comp.memory == 1_048_576
-    assert [depend(it) for it in comp.depends] == [
+    assert [depend(it, comp) for it in comp.depends] == [
         (DependType.LAYER_ON_LAYER, None, "render", None, False),
         (DependType.LAYER_ON_LAYER, None, "render", None, True),
         (DependType.FRAME_BY_FRAME, None, "render", None, False),
@@ -236,8 +236,15 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"env": {"CUE_THREADS": "4"}}, "env.CUE_THREADS: is set by the scheduler; use another name"),
         ({"env": {"A": "x" * 2049}}, "env.A: String should have at most 2048 characters"),
         ({"depends": [{"layer": "render"}]}, "depends[0]: names no job"),
+        (
+            {"depends": [{"job": "other", "layer": "a", "type": "layer"}]},
+            "depends[0]: type goes with what a layer waits for",
+        ),
         ({"depends": [{"job": "other", "frame": 3}]}, "depends[0]: a frame needs the layer it belongs to"),
-        ({"depends": [{"job": "other", "type": "layer"}]}, "depends[0].type: unknown key"),
+        (
+            {"depends": [{"job": "other", "type": "layer"}]},
+            "depends[0]: type goes with a layer, not with a job alone or with a frame",
+        ),
     ],
 )
 def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
@@ -319,7 +326,8 @@ def test_depends_that_would_hold_nothing_back_are_refused() -> None:
 
 def test_a_frame_by_frame_depend_on_a_layer_in_one_chunk_is_a_depend_on_the_layer() -> None:
     layers = [layer(name="a", chunk=100), layer(name="b", depends=[{"layer": "a", "type": "frame_by_frame"}])]
-    assert JobSpec.parse(job(layers=layers)).layers[1].depends[0].kind is DependType.FRAME_BY_FRAME
+    waiting = JobSpec.parse(job(layers=layers)).layers[1]
+    assert waiting.depends[0].kind(waiting) is DependType.FRAME_BY_FRAME
 
 
 @pytest.mark.parametrize("cap", [0, -1, -5])
