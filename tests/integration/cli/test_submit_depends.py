@@ -260,7 +260,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
     looks: list[str] = []
 
     def end_frames_once_seen_running(conn: object, cursor: object, statement: str, *_: object) -> None:
-        if "str_state AS state, int_number AS number" not in statement:
+        if "frame.str_state AS state, str_host AS host" not in statement:
             return
         looks.append(statement)
         if len(looks) == 1:
