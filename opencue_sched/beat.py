@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +27,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
 from opencue_sched.coordination.names import beat_keys, worker_group
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
+from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Presence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
@@ -61,20 +60,17 @@ def make_gate(settings: Settings) -> LeaderGate:
 
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
-    """This beat's presence; with some of its token in its name when another beat has the instance's name."""
-    coordination, client = settings.coordination, make_redis(settings.redis_dsn, settings)
-    for name in (settings.instance, f"{settings.instance}-{gate.token[:8]}"):
-        presence = Presence(
-            client,
-            coordination.namespace,
-            types=(BEAT_TYPE,),
-            group=worker_group(settings.scheduler.facility, coordination.group),
-            instance=name,
-            capabilities=(coordination.handover, gate.keys.role),
-        )
-        with suppress(InstanceTaken):
-            presence.announce(patience_seconds=0.0)
-            break
+    """This beat's presence, with some of its token in its name: beats of one machine have the same instance name."""
+    coordination = settings.coordination
+    presence = Presence(
+        make_redis(settings.redis_dsn, settings),
+        coordination.namespace,
+        types=(BEAT_TYPE,),
+        group=worker_group(settings.scheduler.facility, coordination.group),
+        instance=f"{settings.instance}-{gate.token[:8]}",
+        capabilities=(coordination.handover, gate.keys.role),
+    )
+    presence.announce()
     return presence
 
 
@@ -142,11 +138,7 @@ class LeaderScheduler(Scheduler):
         self._refresh_at, self._shown_fence = now + REFRESH_SECONDS, fence
         if self.presence is None:
             self.presence = announce_beat(get_settings(), gate)
-        try:
-            self.presence.refresh(fence=fence)
-        except InstanceTaken as error:
-            log.warning("beat_presence_taken", error=str(error))
-            self.presence = None
+        self.presence.refresh(fence=fence)
 
     def _log_again(self, log_it: Callable[..., object], event: str, of: object = None, **fields: object) -> None:
         """Log an event, of each ``of`` once a minute."""

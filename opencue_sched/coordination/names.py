@@ -1,23 +1,17 @@
-"""Every Redis key and queue name under the namespace, built and parsed in one place.
+"""Every Redis key and queue name under the namespace, built and read in one place.
 
 Grammar (queue naming proposal, with our types)::
 
     work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
     reply = {ns}:q:reply:JOB        job = {ns}:job:JOB
     meta  = {ns}:meta:actor:inst:T:G:I        {ns}:meta:queue:stats:T[:FACILITY]
-    T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}    P = 0 | 1 | 2
+    T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}, which the settings check    P = 0 | 1 | 2
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
-
-from opencue_sched.errors import InvalidInput
-
-_NAME = r"[a-z0-9][a-z0-9_.-]{0,62}"
-_WORK = re.compile(rf"({_NAME}):q:work:type:({_NAME})(?::group:({_NAME})(?::inst:({_NAME}))?)?")
 
 
 class QueueType(StrEnum):
@@ -44,20 +38,17 @@ class QueueName:
             text += f":group:{self.group}"
         return text if self.instance is None else f"{text}:inst:{self.instance}"
 
-    @classmethod
-    def parse(cls, text: str) -> QueueName:
-        """The reverse of ``str``. Raises InvalidInput for anything else."""
-        if (match := _WORK.fullmatch(text)) is None:
-            form = "ns:q:work:type:T[:group:G[:inst:I]]; names are 1 to 63 of a-z, 0-9, '_', '.', '-'"
-            raise InvalidInput(f"{text!r} is not a queue name of the form {form}")
-        return cls(*match.groups())
+
+def type_of(queue: str) -> str:
+    """The type of a work queue. One of an older naming gets dispatch messages, see Messenger."""
+    return queue.partition(":q:work:type:")[2].partition(":")[0] or QueueType.DISPATCH.value
 
 
 QUEUE_PRIORITIES = (0, 1, 2)
 PRIORITY_SEPARATOR = ":prio:"
 
 
-def priority_lists(queue: QueueName) -> tuple[str, ...]:
+def priority_lists(queue: QueueName | str) -> tuple[str, ...]:
     """The Redis lists that hold a work queue's messages, most urgent first; priority 0 has no suffix (kombu's way)."""
     name = str(queue)
     return tuple(f"{name}{PRIORITY_SEPARATOR}{prio}" if prio else name for prio in QUEUE_PRIORITIES)
@@ -75,9 +66,6 @@ def consumed_queues(ns: str, type_: str, group: str, instance: str) -> tuple[str
 def common_queue(ns: str, type_: str, facility: str | None) -> QueueName:
     """The queue that every worker of a facility scope takes from, whatever its group: for what any of them may do."""
     return QueueName(ns, type_, worker_group(facility, "") if facility else None)
-
-
-# The settings refuse what does not fit the grammar as a namespace, facility, group or instance.
 
 
 def work_exchange(ns: str) -> str:

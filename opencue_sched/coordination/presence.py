@@ -128,14 +128,11 @@ class Presence:
         and is gone, and waited for otherwise.
         """
         deadline = time.monotonic() + patience_seconds
-        first: Actor | None = None
         while (holder := self._keep()) is not None:
             if _is_gone(holder) and self._keep(replaceable=holder.token) is None:
                 log.info("presence_of_dead_process_replaced", instance=holder.instance, pid=holder.pid)
                 break
-            first = first or holder
-            revived = (holder.token, holder.last_heartbeat) != (first.token, first.last_heartbeat)
-            if revived or time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise InstanceTaken(holder)
             time.sleep(_POLL_SECONDS)
         self._announced = True

@@ -17,11 +17,10 @@ from typing import Any
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 
-from opencue_sched.coordination.names import QueueType, control_exchange
+from opencue_sched.coordination.names import QueueType, control_exchange, type_of
 from opencue_sched.coordination.presence import Actor, WorkerState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.worker.membership import type_of
 from opencue_sched.worker.task import runtime
 
 

@@ -12,25 +12,16 @@ from contextlib import contextmanager
 import redis
 import structlog
 
-from opencue_sched.coordination.names import QueueName, QueueType, worker_group
+from opencue_sched.coordination.names import QueueType, type_of, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances
 from opencue_sched.dispatch.report import LONGEST_ERROR
-from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.task import Workload
 
 log = structlog.get_logger(__name__)
-
-
-def type_of(queue: str) -> str:
-    """The type of a queue. One of an older naming gets dispatch messages, see Messenger."""
-    try:
-        return QueueName.parse(queue).type
-    except InvalidInput:
-        return QueueType.DISPATCH.value
 
 
 class Membership:

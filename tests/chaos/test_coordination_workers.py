@@ -436,7 +436,7 @@ def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port:
         assert lost > 0
     if accident.startswith("message lost"):
         for queue in consumed_queues("cue", "dispatch", "default", "w1"):
-            site.client.delete(*priority_lists(QueueName.parse(queue)))
+            site.client.delete(*priority_lists(queue))
     return lost
 
 

@@ -80,23 +80,6 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redi
     assert {actor.pid for actor in list_members(redis_client, "cue").alive} == {1}
 
 
-def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client, monkeypatch):
-    holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other", last_heartbeat=1.0)
-    key = presence_key("cue", "dispatch", "default", "w1")
-    redis_client.set(key, json.dumps(asdict(holder)), px=15_000)
-    naps = []
-
-    def heartbeat(seconds: float) -> None:
-        naps.append(seconds)
-        record = {**asdict(holder), "last_heartbeat": 2.0}
-        redis_client.set(key, json.dumps(record), px=15_000)
-
-    monkeypatch.setattr(presences, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=heartbeat))
-    with pytest.raises(InstanceTaken, match="process 7"):
-        presence(redis_client).announce(patience_seconds=600)
-    assert len(naps) == 1
-
-
 def test_the_record_of_a_killed_process_of_this_machine_is_replaced_at_once(redis_client):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
