@@ -431,29 +431,26 @@ class Refusals:
 
     def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
         """Note how launches ended, and return who is at fault by now. Counting starts anew for those."""
-        sent = [it for it in outcomes if it.sends]
         refused: dict[tuple[str, str], str] = {}
-        hosts = set()
+        hosts, launched = set[str](), set[str]()
         with self._lock:
             now = self._clock()
             kept_apart = self.apart.active()
-            for it in sent:
-                host, frame = it.request.host_name, it.request.run_frame
+            for it in (it for it in outcomes if it.sends):
+                host, frame, words = it.request.host_name, it.request.run_frame, str(it.error)
                 if it.error is None:
-                    continue
-                if not _refuses_the_job(it):
+                    launched |= {frame.job_id, host}
+                    self.apart.worked((frame.layer_id, host))
+                elif it.error.outcome_unknown or not it.answered or any(said in words for said in _HOST_WORDS):
                     hosts.add(host)
-                    continue
-                refused[frame.job_id, host] = str(it.error)
-                self._against[frame.job_id, host] = self._against[host, frame.job_id] = now
-                # A frame that was sent before the two were kept apart says nothing new.
-                if (frame.layer_id, host) not in kept_apart:
-                    kept_apart[frame.layer_id, host] = str(it.error)
-                    self.apart.failed((frame.layer_id, host), str(it.error))
-            launched = [it.request for it in sent if it.error is None]
-            for request in launched:
-                self.apart.worked((request.run_frame.layer_id, request.host_name))
-            self._forget(now, {name for it in launched for name in (it.run_frame.job_id, it.host_name)})
+                else:
+                    refused[frame.job_id, host] = words
+                    self._against[frame.job_id, host] = self._against[host, frame.job_id] = now
+                    # A frame that was sent before the two were kept apart says nothing new.
+                    if (frame.layer_id, host) not in kept_apart:
+                        kept_apart[frame.layer_id, host] = words
+                        self.apart.failed((frame.layer_id, host), words)
+            self._forget(now, launched)
             times = Counter(name for name, _ in self._against)
             jobs = {job: words for (job, _), words in refused.items() if times[job] >= HOSTS_TO_BLAME}
             hosts |= {host for job, host in refused if job not in jobs and times[host] >= JOBS_TO_BLAME}
@@ -465,8 +462,3 @@ class Refusals:
         self._against = {
             pair: at for pair, at in self._against.items() if now - at < REMEMBERED_SECONDS and pair[0] not in names
         }
-
-
-def _refuses_the_job(outcome: LaunchOutcome) -> bool:
-    failed = outcome.error is not None and not outcome.error.outcome_unknown
-    return failed and outcome.answered and not any(word in str(outcome.error) for word in _HOST_WORDS)

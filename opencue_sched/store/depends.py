@@ -8,6 +8,7 @@ PREVIOUS_FRAME rows are only containers of FRAME_ON_FRAME rows; the last child c
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import asdict
 from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
@@ -271,4 +272,4 @@ def find_stuck(
 ) -> list[str]:
     """Ids of what is ``stuck``, a STUCK statement. ``done`` are the states of a frame that satisfies."""
     wanted = {"done": [state.value for state in done], "limit": limit, "among": None if among is None else list(among)}
-    return list(connection.execute(stuck, wanted | scope.parameters()).scalars())
+    return list(connection.execute(stuck, wanted | asdict(scope)).scalars())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -197,14 +197,11 @@ def _as_json(procs: Sequence[DeletedProc]) -> str:
 class UpkeepScope:
     """Whose rows a fleet's upkeep may touch. ``facility``: those of the facility of that name, None for all.
     ``beside_cuebot``: those of managed shows; a Cuebot looks after the others, and takes the reports of RQDs.
+    ``job_in_scope``, ``SHOW_IN_SCOPE`` and ``HOST_IN_SCOPE`` are bound to its fields.
     """
 
     facility: str | None = None
     beside_cuebot: bool = False
-
-    def parameters(self) -> dict[str, object]:
-        """What ``job_in_scope``, ``SHOW_IN_SCOPE`` and ``HOST_IN_SCOPE`` are bound to."""
-        return {"facility": self.facility, "beside_cuebot": self.beside_cuebot}
 
 
 EVERYTHING = UpkeepScope()
@@ -312,13 +309,13 @@ dispatched, so its process cannot live. ``why`` is a Why.
 def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> tuple[int, int, float]:
     """Whether it is the hosts that are silent, or we who are deaf: how many hosts are UP, how many of them have been
     silent for that many seconds, and how long PostgreSQL has run (seconds)."""
-    up, silent, age = connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one()
+    up, silent, age = connection.execute(_HEARING, {"after": silent_after, **asdict(scope)}).one()
     return up, silent, age
 
 
 def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> list[str]:
     """UP hosts silent for that many seconds become DOWN; returns their ids."""
-    return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **scope.parameters()})]
+    return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **asdict(scope)})]
 
 
 def lost_runs(connection: Connection, scope: UpkeepScope, *, limit: int, **seconds: float) -> Sequence[LostRow]:
@@ -326,4 +323,4 @@ def lost_runs(connection: Connection, scope: UpkeepScope, *, limit: int, **secon
     seconds before their host's last report, or ``silent`` for so long on a host that is never marked DOWN; and frames
     RUNNING without a proc. At most ``limit`` of them, at random.
     """
-    return connection.execute(_LOST_RUNS, {**seconds, "limit": limit, **scope.parameters()}).all()
+    return connection.execute(_LOST_RUNS, {**seconds, "limit": limit, **asdict(scope)}).all()
