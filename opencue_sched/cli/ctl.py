@@ -121,17 +121,29 @@ def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = F
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
     """What postings say, with the names of shows and facilities."""
-    clusters = [decode_cluster(it.fields["details"]) for it in found]
-    names = with_names([name for it in clusters for name in (it.show_id, it.facility_id)])
+    clusters = [_readable(it.fields.get("details", "")) for it in found]
+    names = iter(with_names([name for it in clusters if it for name in (it.show_id, it.facility_id)]))
     rows = []
-    for it, cluster, show, facility in zip(found, clusters, names[::2], names[1::2], strict=True):
+    for it, cluster in zip(found, clusters, strict=True):
         row: dict[str, Any] = {key: it.fields.get(key) or None for key in ("name", "state", "owner", "error")}
         row |= {key: int(it.fields.get(key, "0")) for key in ("failures", "fence")}
         moments = {key: int(it.fields[key] or 0) / 1000 for key in ("created", "modified")}
         row |= {key: datetime.fromtimestamp(at, UTC) if at else None for key, at in moments.items()}
-        row |= {"uuid": it.uuid, "show": show, "facility": facility, "tags": " ".join(cluster.tags)}
-        rows.append(row | {"show_id": cluster.show_id, "facility_id": cluster.facility_id})
+        row |= {"uuid": it.uuid, "tags": "unreadable"}
+        row |= dict.fromkeys(("show", "facility", "show_id", "facility_id"))
+        if cluster is not None:
+            row |= {"show": next(names), "facility": next(names), "tags": " ".join(cluster.tags)}
+            row |= {"show_id": cluster.show_id, "facility_id": cluster.facility_id}
+        rows.append(row)
     return rows
+
+
+def _readable(details: str) -> Cluster | None:
+    """The cluster of a posting; None of one that cannot be read, which the next claim of it takes down."""
+    try:
+        return decode_cluster(details)
+    except InvalidInput:
+        return None
 
 
 ctl_command = Commands(

@@ -286,15 +286,17 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 
 @job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
 @_JOBS
-@click.confirmation_option(prompt="Kill these jobs?", help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @reason_option
 @force_option
-def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
+def kill(engine: Engine, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
     Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
     when it gives them up.
     """
+    if not yes:
+        click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]

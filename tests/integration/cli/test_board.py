@@ -42,6 +42,20 @@ def test_ids_are_shown_where_the_database_does_not_answer(
     assert (posting["show"], posting["facility"]) == (show_id, facility_id)
 
 
+def test_a_posting_that_cannot_be_read_hides_no_other(
+    cli: Cli, redis_client: redis.Redis, settings: Settings, build: Build
+) -> None:
+    show = build(lambda farm: farm.show("demo"))
+    facility_id = build(lambda farm: farm.facility("cloud"))
+    shown = [Cluster(facility_id, show.id, ClusterKind.MANUAL, (tag,)) for tag in ("gpu", "arm")]
+    cluster_postings(redis_client, settings).enqueue(shown)
+    first, second = cli("board", "list", "--json").json
+    (spoilt,) = redis_client.keys(f"*{first['posting']}*")
+    redis_client.hset(spoilt, "details", "?")
+    there = {it["cluster"]: (it["show"], it["tags"]) for it in cli("board", "list", "--json").json}
+    assert there == {first["cluster"]: (None, "unreadable"), second["cluster"]: ("demo", second["tags"])}
+
+
 def test_the_audit_names_the_frame_of_a_proc_that_is_not_in_the_ledger(cli: Cli, build: Build) -> None:
     def make(farm: Farm) -> str:
         host, job = farm.host(name="render01"), farm.job([LayerSpec(name="render", frames=1)], name="demo-sh-user_a")
