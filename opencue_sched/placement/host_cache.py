@@ -402,6 +402,12 @@ class HostCache:
                 if entry.read is not None:
                     self._show(_less(entry.read, entry.holds))
 
+    def being_booked(self, host_id: str) -> bool:
+        """Whether a plan whose commit is not known to be over takes something from the host."""
+        with self._lock:
+            now = self.instant()
+            return any(hold.covered_from > now for hold in self._entries[host_id].holds.values())
+
     def draining_for(self, layer_id: str) -> Sequence[Host]:
         """The hosts that are held for the layer, in whatever shard."""
         with self._lock:

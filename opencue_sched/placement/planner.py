@@ -228,7 +228,8 @@ class _LayerState:
 @dataclass(slots=True)
 class _Planner:
     """The state of the plans of one pass. ``placed`` counts frames by part of a layer: one that several clusters reach
-    goes on where the cluster before it ended."""
+    goes on where the cluster before it ended. ``used``: hosts it takes from; ``apart``: there are others from which no
+    other plan takes."""
 
     snapshot: Snapshot
     pool: HostCache
@@ -241,6 +242,8 @@ class _Planner:
     soft: bool = True
     placed: Counter[tuple[str, int]] = field(default_factory=Counter)
     booking_shows: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    apart: bool = True
     # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
     nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Need]] = field(
         default_factory=lambda: defaultdict(list)
@@ -364,18 +367,11 @@ class _Planner:
         nothing_idle = self.nothing_idle[*place, state.search.tags]
         if (*place, state.search) in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
             return None
-        queue, score = self.policy.queue, self.policy.score
-        host = self.pool.find(
-            state.cluster.facility_id,
-            state.search.tags,
-            state.search.need,
-            queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy),
-            partial(self._accepts, state),
-            shard=state.cluster.shard,
-            allocs=state.open_allocs,
-            score=partial(self._cost, state, score) if score else None,
-            known_to=state.layer.id if queue.locality else None,
-        )
+        host = self._find(state, apart=True) if self.apart else None
+        if host is None:
+            host = self._find(state, apart=False)
+            # Once only hosts are left that other plans book on, no search of this plan looks for another first.
+            self.apart = self.apart and host is None
         if host is not None:
             return host
         state.plan.cache_misses += 1
@@ -384,6 +380,22 @@ class _Planner:
         elif state.refused is None:
             self.all_refused.add((*place, state.search))
         return None
+
+    def _find(self, state: _LayerState, *, apart: bool) -> Host | None:
+        """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
+        takes: its commit would meet ours there, and wait."""
+        queue, score = self.policy.queue, self.policy.score
+        return self.pool.find(
+            state.cluster.facility_id,
+            state.search.tags,
+            state.search.need,
+            queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy),
+            partial(self._accepts, state, apart),
+            shard=state.cluster.shard,
+            allocs=state.open_allocs,
+            score=partial(self._cost, state, score) if score else None,
+            known_to=state.layer.id if queue.locality else None,
+        )
 
     def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
@@ -404,8 +416,10 @@ class _Planner:
         taken = reserve(state.layer, host, self.policy.rules, os_name=os_name, job_cores_left=left)
         return score(state.layer, host, taken) if isinstance(taken, Reservation) else math.inf
 
-    def _accepts(self, state: _LayerState, host: Host) -> bool:
+    def _accepts(self, state: _LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
+        if apart and host.id not in self.used and self.pool.being_booked(host.id):
+            return False
         state.asked = True
         answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))
         if isinstance(answer, Refusal):
@@ -443,6 +457,7 @@ class _Planner:
             headroom.take(job, layer, host.alloc_id, proc.reservation)
             self.shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
         state.plan.procs += procs
+        self.used.add(host.id)
         self.booking_shows.add(job.show_id)
         self.planned += len(procs)
         self.placed[state.part] += len(procs)

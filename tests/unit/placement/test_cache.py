@@ -798,3 +798,16 @@ def test_it_knows_which_hosts_drain_for_a_layer():
     assert draining() == {"a", "c"}, "also where a plan took something"
     cache.apply([make_host("a")], ["c"], read_at=cache.instant())
     assert draining() == set()
+
+
+class TestBeingBooked:
+    def test_a_host_is_being_booked_until_every_plan_that_took_from_it_is_settled(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(cores=8)), clock)
+        assert not cache.being_booked("h1")
+        for proc_id in ("p1", "p2"):
+            book_one(cache, proc_id, 1)
+
+        cache.settle("h1", "p1", committed=True)
+        assert cache.being_booked("h1")
+        cache.settle("h1", "p2", committed=False)
+        assert not cache.being_booked("h1")

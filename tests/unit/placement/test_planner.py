@@ -727,3 +727,41 @@ def test_a_layer_of_which_only_such_a_frame_waits_says_why_it_does() -> None:
     assert "60.0G" in verdict.detail
     # and layers that ask for less of a host are not taken for as hopeless
     assert [it.kind == layer.kind for it in planned.unschedulable] == [False]
+
+
+class TestPlansUnderWay:
+    """Other passes of the process book on what they left of a host; the two commits would meet at its row."""
+
+    class Busy(FrozenPool):
+        others: frozenset[str] = frozenset()
+
+        def being_booked(self, host_id: str) -> bool:
+            return host_id in self.others or super().being_booked(host_id)
+
+    def hosts_of(self, layers: list[Layer], others: set[str], hosts: list[Host]) -> list[str]:
+        pool = self.Busy(hosts)
+        pool.others = frozenset(others)
+        return [proc.host.id for proc in plan(make_snapshot(make_job(layers=layers)), pool).procs]
+
+    def test_hosts_that_no_other_plan_books_on_come_first_and_then_the_others(self) -> None:
+        # given the host that fits best in another plan's hands
+        hosts = [make_host("tight", cores=2), make_host("h2", cores=4), make_host("h3", cores=4)]
+
+        used = self.hosts_of([make_layer(frames=6, cores=2)], {"tight"}, hosts)
+
+        assert set(used[:4]) == {"h2", "h3"}
+        assert used[4:] == ["tight"]
+
+    def test_a_layer_without_a_host_does_not_mix_plans(self) -> None:
+        # given a layer that no host can take, before one that any can
+        hosts = [make_host("tight", cores=2), make_host("h2", cores=4)]
+        layers = [make_layer("wide", cores=9), make_layer("narrow", cores=2)]
+
+        assert self.hosts_of(layers, {"tight"}, hosts) == ["h2"]
+
+    def test_the_plans_own_hosts_are_filled_as_ever(self) -> None:
+        # given hosts that are alike, three layers, and another plan elsewhere
+        hosts = [make_host(name, cores=4) for name in ("h1", "h2", "h3")]
+        layers = [make_layer(name, cores=1) for name in ("a", "b", "c")]
+
+        assert len(set(self.hosts_of(layers, {"h3"}, hosts))) == 1
