@@ -455,11 +455,13 @@ def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
 
 @limit_command.in_transaction("delete arnold")
 @_LIMIT
-@click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
+@click.option("--force", is_flag=True, help="Even while frames run or wait under it; they are limited no more.")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
-    jobs = shows.pending_jobs_under_limit(connection, limit.id)
-    if jobs and not force:
-        raise InvalidInput(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
-    shows.delete_limit(connection, limit.id)
+    held = fetch_limits(connection)[limit.id].running or shows.shows_under(connection, limits=[limit.id])
+    if held and not force:
+        raise InvalidInput(f"frames run or wait under {limit.name}; --force deletes it all the same")
+    # No foreign key says so, but a layer under a limit that is gone would never be booked again.
+    for name in ("layer_limit", "limit_record"):
+        shows.delete_rows(connection, name, "pk_limit_record", limit.id)
     return Done(f"deleted limit {limit.name}", {"limit": limit.name, "id": limit.id})

@@ -34,7 +34,7 @@ from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
 from opencue_sched.store.release import Counters
-from opencue_sched.store.schema import Drained, drain_frame_history
+from opencue_sched.store.schema import drain_frame_history
 
 _log = structlog.get_logger(__name__)
 
@@ -237,18 +237,19 @@ HISTORY_EVENTS = 10_000
 """Most events of one call and transaction: what 150 frames started and ended a second leave until the next reap."""
 
 
-def drain_history(engine: Engine) -> Drained:
-    """Drain the queue, all at once or, if the database refuses it, event by event. A failure is logged."""
+def drain_history(engine: Engine) -> tuple[int, int]:
+    """Drain the queue, all at once or, if the database refuses it, event by event; how many events left it, and how
+    many of these were not written. A failure is logged."""
     for one_by_one in (False, True):
         try:
             with engine.begin() as connection:
-                drained = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=one_by_one)
+                left = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=one_by_one)
         except SQLAlchemyError as error:
             _log.error("frame_history_not_drained", one_by_one=one_by_one, error=describe(error))
             if is_trouble(error):
                 break
         else:
-            if drained.skipped:
-                _log.error("frame_history_events_skipped", events=drained.skipped)
-            return drained
-    return Drained()
+            if left.skipped:
+                _log.error("frame_history_events_skipped", events=left.skipped)
+            return left.drained, left.skipped
+    return 0, 0

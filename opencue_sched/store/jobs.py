@@ -293,8 +293,6 @@ def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> None:
 
 # Jobs whose rows made a booking fail, left alone for a while (our table ``opencue_sched_quarantine``).
 
-_MAX_REASON = 1000
-
 # Rows whose time is over go with the next: nobody reads them.
 _QUARANTINE = text(
     """
@@ -313,5 +311,5 @@ _QUARANTINE = text(
 def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds: float) -> None:
     """Leave these jobs (id -> reason) alone for ``seconds`` from now."""
     jobs = sorted(reasons)
-    parameters = {"jobs": jobs, "reasons": [reasons[job][:_MAX_REASON] for job in jobs], "seconds": seconds}
+    parameters = {"jobs": jobs, "reasons": [reasons[job] for job in jobs], "seconds": seconds}
     connection.execute(_QUARANTINE, parameters)

@@ -213,18 +213,17 @@ def _raise_peaks(table: str) -> TextClause:
 
 
 _UPDATE_RUNS = (_UPDATE_FRAMES, _UPDATE_PROCS, _raise_peaks("layer"), _raise_peaks("job"))
-_LOCK_GROWING = text(
-    """
-    SELECT pk_proc, int_mem_reserved FROM proc
-     WHERE pk_proc = ANY(CAST(:procs AS varchar[])) AND pk_host = :host AND NOT b_local
-     ORDER BY pk_proc FOR NO KEY UPDATE SKIP LOCKED
-    """
-)
 _GROW = text(
     """
-    UPDATE proc SET int_mem_reserved = grown.memory
-      FROM unnest(CAST(:procs AS varchar[]), CAST(:memory AS bigint[])) AS grown(proc, memory)
-     WHERE proc.pk_proc = grown.proc
+    WITH wish AS (
+        SELECT proc.pk_proc, wished.memory, wished.memory - proc.int_mem_reserved AS more
+          FROM proc JOIN unnest(CAST(:procs AS varchar[]), CAST(:memory AS bigint[])) AS wished(proc, memory)
+                      ON wished.proc = proc.pk_proc AND wished.memory > proc.int_mem_reserved
+         WHERE proc.pk_host = :host AND NOT proc.b_local
+         ORDER BY proc.pk_proc FOR NO KEY UPDATE OF proc SKIP LOCKED)
+    UPDATE proc SET int_mem_reserved = granted.memory
+      FROM (SELECT pk_proc, memory, sum(more) OVER (ORDER BY more, pk_proc) AS together FROM wish) granted
+     WHERE proc.pk_proc = granted.pk_proc AND granted.together <= :idle
     """
 )
 
@@ -243,19 +242,10 @@ def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, fr
     frame_memory.note_peaks(connection, peaks, frames_to_raise=frames_to_raise)
 
 
-def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[str, int]) -> dict[str, int]:
-    """Raise procs' memory reservations to ``wanted_kb``, as far as the host's idle memory goes, smallest first.
-
-    The trigger of the schema takes the difference from the host. Returns the new reservation of each proc that grew.
-    """
-    locked = connection.execute(_LOCK_GROWING, {"procs": list(wanted_kb), "host": host_id}).all()
+def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[str, int]) -> bool:
+    """Raise procs' memory reservations to ``wanted_kb``, as far as the host's idle memory goes, smallest first; whether
+    any grew. The trigger of the schema takes the difference from the host."""
+    # The host first, which others lock after their procs: what they have locked is skipped, so neither waits.
     idle = connection.execute(_LOCK_HOST, {"host": host_id}).scalar() or 0
-    grown: dict[str, int] = {}
-    for row in sorted(locked, key=lambda row: wanted_kb[row.pk_proc] - row.int_mem_reserved):
-        more = wanted_kb[row.pk_proc] - row.int_mem_reserved
-        if 0 < more <= idle:
-            idle -= more
-            grown[row.pk_proc] = wanted_kb[row.pk_proc]
-    if grown:
-        connection.execute(_GROW, {"procs": list(grown), "memory": list(grown.values())})
-    return grown
+    wanted = {"procs": list(wanted_kb), "memory": list(wanted_kb.values()), "host": host_id, "idle": idle}
+    return connection.execute(_GROW, wanted).rowcount > 0

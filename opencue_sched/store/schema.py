@@ -233,18 +233,11 @@ def revision_of(connection: Connection) -> str | None:
 _DRAIN = text("SELECT drained, skipped FROM frame_history_drain(:events, false, :one_by_one)")
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """``events`` left the queue, ``skipped`` of them without being written."""
-
-    events: int = 0
-    skipped: int = 0
-
-
-def drain_frame_history(connection: Connection, *, events: int = 1000, one_by_one: bool = False) -> Drained:
-    """Write up to ``events`` queued events to frame_history, the oldest first.
+def drain_frame_history(connection: Connection, *, events: int = 1000, one_by_one: bool = False) -> Row[Any]:
+    """Write up to ``events`` queued events to frame_history, the oldest first: how many left the queue (``drained``),
+    and how many of these were not written (``skipped``).
 
     OpenCue's own function does it, under a lock shared with every Cuebot: 0 events also means that another is draining.
     It is all or nothing unless ``one_by_one``, which drops an event that fails and names it in the server's log.
     """
-    return Drained(*connection.execute(_DRAIN, {"events": events, "one_by_one": one_by_one}).one())
+    return connection.execute(_DRAIN, {"events": events, "one_by_one": one_by_one}).one()

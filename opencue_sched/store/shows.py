@@ -75,15 +75,6 @@ _SUBSCRIPTIONS = text(
     """  # noqa: S608 - only our own constant
 )
 
-_LIMIT_USERS = text(
-    """
-    SELECT count(DISTINCT job.pk_job) FROM layer_limit
-      JOIN layer ON layer.pk_layer = layer_limit.pk_layer
-      JOIN job ON job.pk_job = layer.pk_job AND job.str_state = 'PENDING'
-     WHERE pk_limit_record = :limit
-    """
-)
-
 
 def insert_row(connection: Connection, name: str, **values: Any) -> Any:
     """Insert a row into the table of this name; its new id, or None when there is one like it."""
@@ -134,18 +125,6 @@ def list_subscriptions(
     """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation.
     Local procs (a user's own machine) do not count against a subscription."""
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
-
-
-def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
-    """How many pending jobs have layers under a limit."""
-    return int(connection.execute(_LIMIT_USERS, {"limit": limit_id}).scalar_one())
-
-
-def delete_limit(connection: Connection, limit_id: str) -> None:
-    """Delete a limit and take its layers out from under it."""
-    # No foreign key says so, but a layer under a limit that is gone would never be booked again.
-    for name in ("layer_limit", "limit_record"):
-        delete_rows(connection, name, "pk_limit_record", limit_id)
 
 
 # Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
@@ -327,7 +306,7 @@ _SHOWS_UNDER_CAP = text(
 
 
 def shows_under(
-    connection: Connection, *, folders: Collection[str], jobs: Collection[str], limits: Collection[str]
+    connection: Connection, *, folders: Collection[str] = (), jobs: Collection[str] = (), limits: Collection[str]
 ) -> frozenset[str]:
     """The managed shows of these folders and pending jobs, and those with frames that wait under these limits."""
     parameters = {"folders": list(folders), "jobs": list(jobs), "limits": list(limits)}

@@ -58,7 +58,7 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.procs import UpkeepScope
-from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
+from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import shows_under
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import (
@@ -320,9 +320,9 @@ class Runtime:
             releaser = Releaser(self.engine, self.settings.release, self.ledger, self.changes, metrics.record_event)
             report = reap(releaser, RqdKiller(self.channels), scope=self._scope, stopping=self._stopping)
             drains = self.facts.has_frame_history_queue and not self._stopping()
-            history = drain_history(self.engine) if drains else Drained()
+            events, skipped = drain_history(self.engine) if drains else (0, 0)
         figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
-        return {"reaped": True, "history_events": history.events, "history_skipped": history.skipped, **figures}
+        return {"reaped": True, "history_events": events, "history_skipped": skipped, **figures}
 
     def keep_promises(self, *, fence: int | None = None) -> dict[str, object]:
         """Grant, renew and end the holds of wide frames. Raises FencedOff as recompute()."""

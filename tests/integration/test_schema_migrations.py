@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from benchmarks import warm_start
 from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
-from opencue_sched.store.schema import Drained, drain_frame_history
+from opencue_sched.store.schema import drain_frame_history
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -299,4 +299,4 @@ def test_history_that_newer_cuebots_queue_is_drained_through_their_own_function(
             drain_frame_history(connection, events=3, one_by_one=True),
             drain_frame_history(connection),
         ]
-    assert drained == [Drained(3), Drained(2), Drained(0)]
+    assert drained == [(3, 0), (2, 0), (0, 0)]

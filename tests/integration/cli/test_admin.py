@@ -192,7 +192,7 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
     assert cli("limit", "set", "arnold", "1").words[1] == ["arnold", "2", "1", "0"]
     assert listed(cli("limit", "list", "--json").json, "limit", "arnold")["left"] == 0
     refused = cli("limit", "delete", "arnold")
-    assert (refused.status, "arnold holds 1 pending job" in refused.err) == (1, True)
+    assert (refused.status, "frames run or wait under arnold" in refused.err) == (1, True)
     assert cli("limit", "delete", "arnold", "--force").status == 0
     assert cli("limit", "delete", "maya").status == 0
     assert rows("SELECT count(*) FROM limit_record") == rows("SELECT count(*) FROM layer_limit") == [(0,)]
