@@ -19,10 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, TextClause
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.dispatch.failures import describe, is_trouble
@@ -196,8 +195,6 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
 RECOVERED_PER_CALL = 500
 """Most rows of each kind healed by one pass."""
 
-_Healed = TypeVar("_Healed")
-
 
 def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:
     """One bounded pass over jobs, then over dependencies, a transaction each; how many ``depends`` were satisfied,
@@ -206,23 +203,16 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     Of a dependency it is the job that waits which has to be in ``scope``.
     """
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
-
-    def heal(
-        stuck: TextClause,
-        counters: Callable[[Connection, Sequence[str]], Counters],
-        change: Callable[[Connection, Sequence[str]], _Healed],
-    ) -> _Healed:
-        with engine.begin() as connection:
-            found = find(connection, stuck)
-            if found:
-                release.lock_counters(connection, counters(connection, found))
-                # Again under the locks: what was retried meanwhile is left alone.
-                found = find(connection, stuck, among=found)
-            return change(connection, found)
-
-    finished = heal(depends.STUCK_JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
+    with engine.begin() as connection:
+        jobs = find(connection, depends.STUCK_JOBS)
+        release.lock_counters(connection, Counters(jobs=frozenset(jobs)))
+        # Again under the locks: what was retried meanwhile is left alone.
+        finished = depends.finish_jobs(connection, jobs and find(connection, depends.STUCK_JOBS, among=jobs))
     # After the jobs, for the dependencies on jobs that were finished just now.
-    met = heal(depends.STUCK_DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
+    with engine.begin() as connection:
+        stuck = find(connection, depends.STUCK_DEPENDS)
+        release.lock_counters(connection, depends.counters_of_dependents(connection, stuck))
+        met = depends.satisfy_depends(connection, stuck and find(connection, depends.STUCK_DEPENDS, among=stuck))
     recovered = {**met._asdict(), "finished_jobs": len(finished)}
     if any(recovered.values()):
         _log.warning("stuck_work_recovered", **recovered)

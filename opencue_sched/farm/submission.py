@@ -92,8 +92,7 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     show = place.show
     job = _job_row(spec, place, settings)
     _refuse_impossible(spec, job)
-    depends = _Depends(job["job"], spec)
-    _add_depends(depends, place)
+    depends = _Depends(job["job"], spec, place)
     layers: list[dict[str, Any]] = []
     frames: list[tuple[str, str, str, int, int, int, int]] = []
     for order, (layer, new) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
@@ -353,23 +352,6 @@ def _on_layer(
 # one that is met already goes in inactive. What two fields of a job file ask for goes in twice, and is met at once.
 
 
-def _add_depends(depends: _Depends, place: _Place) -> None:
-    """Raises InvalidFile for what would never be met."""
-    internal: list[_Edge] = [
-        (path, layer, depend, depends.layers[depend.layer])
-        for path, layer, depend in depends_of(depends.spec)
-        if depend.job is None and depend.layer is not None
-    ]
-    problems = []
-    for path, layer, depend, on in [*internal, *place.external]:
-        if depends.add(layer, depend, on, place.begun if depend.any_frame else place.over):
-            depends.met.append(f"{path}: what it waits for is over already")
-        elif on.job in place.over:
-            problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
-    if problems:
-        raise InvalidFile(*problems)
-
-
 class _Row(NamedTuple):
     """A row of ``depend``: a job, layer or frame that waits for another one."""
 
@@ -389,8 +371,8 @@ class _Depends:
     """Collects the rows of one job. ``layers``: the job's own, by name, as what others of it wait for; ``waits_for``:
     active dependencies by frame id; ``met``: notes on what is met."""
 
-    def __init__(self, job_id: str, spec: JobSpec) -> None:
-        self.spec = spec
+    def __init__(self, job_id: str, spec: JobSpec, place: _Place) -> None:
+        """Raises InvalidFile for what would never be met."""
         self.layers = {
             layer.name: _On(job_id, _new_id(), layer.frames, {number: _new_id() for number in layer.frames.numbers})
             for layer in spec.layers
@@ -398,8 +380,19 @@ class _Depends:
         self.rows: list[_Row] = []
         self.waits_for: Counter[str] = Counter()
         self.met: list[str] = []
+        problems = []
+        own = [(*found, self.layers[found[2].layer or ""]) for found in depends_of(spec) if found[2].job is None]
+        for path, layer, depend, on in [*own, *place.external]:
+            if self._add(layer, depend, on, place.begun if depend.any_frame else place.over):
+                self.met.append(f"{path}: what it waits for is over already")
+            elif on.job in place.over:
+                problems.append(
+                    f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be"
+                )
+        if problems:
+            raise InvalidFile(*problems)
 
-    def add(self, layer: LayerSpec | None, depend: Depend, on: _On, over: Collection[str]) -> bool:
+    def _add(self, layer: LayerSpec | None, depend: Depend, on: _On, over: Collection[str]) -> bool:
         """Frames of the layer, or of the whole job, wait. Whether that is met already, by what is ``over``."""
         kind, pairs = depend.kind(layer), None
         waiting = self.layers.values() if layer is None else [self.layers[layer.name]]
