@@ -11,12 +11,12 @@ from opencue_sched.cli.inputs import TOP, current_user, farm
 from opencue_sched.cli.job_follow import wait_for
 from opencue_sched.cli.output import Done, asked_for_json, working
 from opencue_sched.domain.farm import counted
-from opencue_sched.farm.job_file import read_job_file
+from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.insight.explain import unserved
 from opencue_sched.settings import get_settings
 from opencue_sched.store.shows import NamedRow
-from opencue_sched.text_file import InvalidFile
+from opencue_sched.text_file import InvalidFile, read_yaml
 
 
 @TOP.answers("submit examples/animation.yaml --paused")
@@ -35,7 +35,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
     if wait and dry_run:
         raise click.UsageError("what is not submitted cannot be waited for")
     try:
-        spec = read_job_file(file, default_user=current_user())
+        spec = JobSpec.parse(read_yaml(file), default_user=current_user())
         spec = spec.model_copy(update={"paused": spec.paused or paused})
         with farm() as engine, working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), dry_run=dry_run, unserved=unserved)

@@ -320,7 +320,6 @@ class CompletionBatcher:
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout: float) -> int:
@@ -340,12 +339,10 @@ class CompletionBatcher:
 
     @property
     def running(self) -> bool:
-        """Whether the thread lives."""
         return self._thread.is_alive()
 
     @property
     def waiting(self) -> int:
-        """Completions not yet applied."""
         with self._wake:
             return len(self._queue)
 

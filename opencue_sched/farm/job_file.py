@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -37,7 +37,7 @@ from opencue_sched.domain.farm import (
 )
 from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.errors import InvalidInput
-from opencue_sched.text_file import InvalidFile, read_yaml
+from opencue_sched.text_file import InvalidFile
 
 MAX_LAYERS = 2000
 """Layers a job may have, as in OpenCue."""
@@ -315,7 +315,7 @@ class JobSpec(_Keys):
 
     @classmethod
     def parse(cls, data: object, *, default_user: str | None = None) -> JobSpec:
-        """Reads a job file that YAML or JSON has made a mapping of.
+        """Reads what a job file says (text_file.py).
 
         Raises InvalidFile with the problems of all fields or, when each is right, of all that do not go together.
         """
@@ -393,11 +393,3 @@ def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, Depend]]:
     for position, layer in enumerate(spec.layers):
         for number, of_layer in enumerate(layer.depends):
             yield f"layers[{position}].depends[{number}]", layer, of_layer
-
-
-# The text of a file.
-
-
-def read_job_file(stream: IO[bytes], *, default_user: str | None = None) -> JobSpec:
-    """The job in an open file, as text_file.py reads it. Raises InvalidFile."""
-    return JobSpec.parse(read_yaml(stream), default_user=default_user)

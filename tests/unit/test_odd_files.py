@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched.errors import InvalidInput, WrongConfiguration
-from opencue_sched.farm.job_file import JobSpec, read_job_file
+from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.settings import Settings
-from opencue_sched.text_file import MOST_BYTES, InvalidFile
+from opencue_sched.text_file import MOST_BYTES, InvalidFile, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """\
@@ -62,7 +62,9 @@ PIECES = [
 
 def refused(content: bytes | str) -> tuple[str, ...]:
     with pytest.raises(InvalidFile) as caught:
-        read_job_file(io.BytesIO(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")))
+        JobSpec.parse(
+            read_yaml(io.BytesIO(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")))
+        )
     assert all(len(problem) < 1100 for problem in caught.value.problems)
     return caught.value.problems
 
@@ -106,7 +108,7 @@ def job(**fields: object) -> str:
 )
 def test_an_odd_job_file_is_refused_by_its_field(text, words):
     if words is None:
-        assert read_job_file(io.BytesIO(text.encode())).shot == "sh"
+        assert JobSpec.parse(read_yaml(io.BytesIO(text.encode()))).shot == "sh"
     else:
         assert any(words in problem for problem in refused(text)), refused(text)
 
@@ -133,12 +135,12 @@ def test_aliases_of_a_long_text_are_refused_without_being_written_out():
 def test_an_alias_that_stands_for_little_is_read():
     text = "x: &common {A: b}\n"
     with pytest.raises(InvalidFile, match=r"\Ax: unknown key\Z"):
-        read_job_file(io.BytesIO(f"{text}{job(env='*common')}".encode()))
+        JobSpec.parse(read_yaml(io.BytesIO(f"{text}{job(env='*common')}".encode())))
 
 
 def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
     with Path("/dev/zero").open("rb") as endless, pytest.raises(InvalidFile, match="more than 2 MiB"):
-        read_job_file(endless)
+        JobSpec.parse(read_yaml(endless))
     endless_settings = tmp_path / "settings.yaml"
     endless_settings.symlink_to("/dev/zero")
     monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(endless_settings))
@@ -199,7 +201,7 @@ def test_no_mutated_job_file_ends_in_a_traceback():
     for number in range(3000):
         content = mutated(originals[number % len(originals)], chance).encode("utf-8", "surrogatepass")
         try:
-            spec = read_job_file(io.BytesIO(content), default_user="alice")
+            spec = JobSpec.parse(read_yaml(io.BytesIO(content)), default_user="alice")
         except InvalidFile as error:
             assert error.problems
             assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", str(error))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.frames import TOKENS, FrameRange
-from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec, read_job_file
+from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec
+from opencue_sched.text_file import read_yaml
 from tests.farm import Farm
 from tests.integration.cli.conftest import Cli
 
@@ -101,7 +102,7 @@ def test_the_guide_names_the_tokens_and_its_example_can_be_read() -> None:
     assert {token for token in TOKENS if f"`{token}`" not in GUIDE} == set()
     example = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert example is not None
-    assert read_job_file(io.BytesIO(example[1].encode()), default_user="alice").frame_count == 49
+    assert JobSpec.parse(read_yaml(io.BytesIO(example[1].encode())), default_user="alice").frame_count == 49
 
 
 @pytest.mark.parametrize(

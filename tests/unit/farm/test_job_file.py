@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from opencue_sched.farm.job_file import read_job_file
-from opencue_sched.text_file import InvalidFile
+from opencue_sched.farm.job_file import JobSpec
+from opencue_sched.text_file import InvalidFile, read_yaml
 
 HEAD = "show: demo\nshot: sh010\nuser: alice\nname: cut\n"
 LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"
@@ -15,7 +15,7 @@ LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"
 
 def problems(text: str) -> tuple[str, ...]:
     with pytest.raises(InvalidFile) as refused:
-        read_job_file(io.BytesIO(text.encode()))
+        JobSpec.parse(read_yaml(io.BytesIO(text.encode())))
     return refused.value.problems
 
 
@@ -55,7 +55,7 @@ def test_yaml_that_begins_like_json_is_looked_at_too() -> None:
     ],
 )
 def test_quoted_text_and_comments_of_people_are_taken_as_they_are(yaml: str, command: str) -> None:
-    (layer,) = read_job_file(io.BytesIO(f"{LAYERS}    command: {yaml}\n".encode())).layers
+    (layer,) = JobSpec.parse(read_yaml(io.BytesIO(f"{LAYERS}    command: {yaml}\n".encode()))).layers
     assert layer.command == command
 
 

@@ -261,7 +261,7 @@ def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
         ({"range": ["1-5"]}, "layers[0].range: expected a frame range of at most 4000 characters"),
         (
             {"range": "1-2000000000"},
-            "layers[0].range: frame range '1-2000000000': '1-2000000000' makes more than 1000000 frames",
+            "layers[0].range: frame range '1-2000000000' makes more than 1000000 frames",
         ),
         ({"name": "n" * 245}, "layers[0].name: String should have at most 244 characters"),
         ({"chunk": 0}, "layers[0].chunk: Input should be greater than or equal to 1"),
