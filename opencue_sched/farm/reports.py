@@ -166,12 +166,6 @@ def next_hardware_state(
             return reported
 
 
-def next_lock_state(current: LockState, *, nimby_locked: bool) -> LockState:
-    """The lock after a report: only a user's taking the workstation back and giving it again change it."""
-    states = (LockState.OPEN, LockState.NIMBY_LOCKED)
-    return states[nimby_locked] if current in states else current
-
-
 def checked_name(full_name: str) -> str:
     """The short name. Raises InvalidInput."""
     shown = f"host name {full_name[:_SHOWN]!r}"
@@ -299,8 +293,9 @@ class HostReports:
 
     def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> None:
         """Bring an existing host up to date: first what is in its own row, which booking locks, then its statistics."""
-        lock = next_lock_state(LockState(row.lock_state), nimby_locked=host.nimby_locked)
-        if lock != row.lock_state:
+        # Only a user's taking the workstation back and giving it again change the lock: one of a person's stays.
+        lock = LockState.NIMBY_LOCKED if host.nimby_locked else LockState.OPEN
+        if row.lock_state not in (lock, LockState.LOCKED):
             set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY")
         if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
             reports.resize_host(connection, row.id, host.size)

@@ -246,6 +246,10 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
     host = status(nimby_locked=True)
     assert (host.str_lock_state, host.str_lock_source) == ("NIMBY_LOCKED", "NIMBY")
     assert status().str_lock_state == "OPEN"
+    # the lock of a person stays
+    view.run_sql("UPDATE host SET str_lock_state = 'LOCKED'")
+    assert {status(nimby_locked=locked).str_lock_state for locked in (True, False)} == {"LOCKED"}
+    view.run_sql("UPDATE host SET str_lock_state = 'OPEN'")
     # a full temporary directory, and room again
     assert status(free_mcp=GB).str_state == "REPAIR"
     assert view.one("SELECT str_subject FROM comments").str_subject == "temporary directory full"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
-from opencue_sched.domain.farm import HardwareState, LockState
+from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.model import short_name
 from opencue_sched.farm.reports import (
@@ -13,7 +13,6 @@ from opencue_sched.farm.reports import (
     check_frame,
     checked_name,
     next_hardware_state,
-    next_lock_state,
     read_host,
 )
 
@@ -159,19 +158,6 @@ def test_memory_is_whole_gigabytes_less_half_a_gigabyte() -> None:
 def test_hardware_states(current: str, reported: str, flags: dict[str, bool], after: str) -> None:
     rules = {"boot": False, "temp_full": False, "marked": False, **flags}
     assert next_hardware_state(HardwareState(current), HardwareState(reported), **rules) is HardwareState(after)
-
-
-@pytest.mark.parametrize(
-    ("current", "nimby", "after"),
-    [
-        ("OPEN", True, "NIMBY_LOCKED"),
-        ("NIMBY_LOCKED", False, "OPEN"),
-        ("LOCKED", True, "LOCKED"),
-        ("LOCKED", False, "LOCKED"),
-    ],
-)
-def test_lock_states(current: str, nimby: bool, after: str) -> None:
-    assert next_lock_state(LockState(current), nimby_locked=nimby) is LockState(after)
 
 
 @pytest.mark.parametrize(
