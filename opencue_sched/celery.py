@@ -24,10 +24,11 @@ from pydantic import ValidationError
 from redis.exceptions import AuthenticationError, RedisError
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
+from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.stores import check_broker, check_for_beat, describe_failure
+from opencue_sched.insight.stores import check_for_beat, check_redis, describe_failure
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.worker.control import guard_flower, is_celery, is_flower
 from opencue_sched.worker.logs import configure_logging, install_level_signals
@@ -60,7 +61,8 @@ if is_celery(sys.argv):
             if not os.environ.get("FLOWER_ADDRESS"):
                 os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
             if "--help" not in sys.argv:
-                check_broker(get_settings())
+                with make_redis(get_settings().redis_dsn, get_settings()) as client:
+                    check_redis(client, get_settings())
                 from opencue_sched.page.handlers import add_to_flower
 
                 add_to_flower(get_settings())

@@ -37,23 +37,16 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
         raise StoreUnusable(f"Redis at {_without_password(settings.redis_dsn)} {unfit}")
 
 
-def check_broker(settings: Settings) -> None:
-    """Check the Redis of the settings alone, as check_redis does."""
-    from opencue_sched.accounting.connection import make_redis
-
-    with make_redis(settings.redis_dsn, settings) as client:
-        check_redis(client, settings)
-
-
 def check_for_beat(settings: Settings) -> None:
     """Both stores, of which a beat has no connection yet, as check_stores does."""
+    from opencue_sched.accounting.connection import make_redis
+
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
     try:
-        with engine.connect() as connection:
-            check_schema(connection)
+        with make_redis(settings.redis_dsn, settings) as client:
+            check_stores(engine, client, settings)
     finally:
         engine.dispose()
-    check_broker(settings)
 
 
 def describe_failure(error: Exception, settings: Settings) -> str:

@@ -31,13 +31,8 @@ log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
 HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
-_LISTS = {
-    RELEASE_CHANNEL: ("procs", "hosts"),
-    CAPS_CHANNEL: ("vertices",),
-    WORK_CHANNEL: ("shows",),
-    HANDED_BACK_CHANNEL: ("shows",),
-}
-"""The lists of ids in the payload of each channel. Notifications come with the commit of what they tell."""
+"""Notifications come with the commit of what they tell, with lists of ids by name: ``procs`` and ``hosts``,
+``vertices``, ``shows``, and ``shows``."""
 _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
@@ -47,8 +42,8 @@ _POLL_SECONDS = 0.5
 class NotificationListener(PeriodicThread):
     """A thread with a connection of its own, made with growing pauses when it is lost.
 
-    ``handlers`` of the channels that are listened to are called in this thread with the lists of ids: keep them short.
-    ``on_reconnect()`` is called when notifications may have been missed.
+    ``handlers`` of the channels that are listened to are called in this thread with the lists of ids, by their names:
+    keep them short. ``on_reconnect()`` is called when notifications may have been missed.
     """
 
     def __init__(
@@ -120,7 +115,7 @@ class NotificationListener(PeriodicThread):
             metrics.record_event("notification_malformed")
             log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
             return
-        self._call(channel, partial(self._handlers[channel], *(content.get(name, []) for name in _LISTS[channel])))
+        self._call(channel, partial(self._handlers[channel], **content))
 
     def _call(self, name: str, handler: Callable[[], object]) -> None:
         try:
@@ -165,10 +160,10 @@ class Waker(PeriodicThread):
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
 
-    def shows(self, ids: Collection[str]) -> None:
-        """These shows have new work, or more headroom."""
+    def shows(self, shows: Collection[str]) -> None:
+        """These have new work, or more headroom."""
         with self._lock:
-            self._shows.update(ids)
+            self._shows.update(shows)
         self.wake()
 
     def hosts(self, ids: Collection[str]) -> None:

@@ -216,7 +216,7 @@ class Runtime:
         self.waker.start()
         self.listener.start()
 
-    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+    def _released(self, procs: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
         """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self.hosts.note(hosts)
         self.waker.hosts(hosts)
@@ -237,7 +237,7 @@ class Runtime:
                 shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         self.waker.shows(shows)
 
-    def _handed_back(self, _shows: Sequence[str]) -> None:
+    def _handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
         """By whomever; our own command leaves little to do."""
         follow_handed_back(self.engine, self.ledger, age_seconds=self.settings.accounting.in_flight_age)
 

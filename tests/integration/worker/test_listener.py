@@ -37,6 +37,12 @@ class Heard:
         self.procs += procs
         self.hosts += hosts
 
+    def cap(self, vertices: Sequence[str]) -> None:
+        self.caps += vertices
+
+    def work(self, shows: Sequence[str]) -> None:
+        self.shows += shows
+
     def reconnect(self) -> None:
         self.reconnects += 1
 
@@ -59,8 +65,8 @@ def heard() -> Heard:
 def listener(engine: Engine, heard: Heard) -> Iterator[NotificationListener]:
     handlers = {
         RELEASE_CHANNEL: heard.release,
-        CAPS_CHANNEL: heard.caps.extend,
-        WORK_CHANNEL: heard.shows.extend,
+        CAPS_CHANNEL: heard.cap,
+        WORK_CHANNEL: heard.work,
     }
     listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect)
     listener.start()
@@ -119,7 +125,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engin
         while number < 1024:
             number = os.open(os.devnull, os.O_RDONLY)
             files.callback(os.close, number)
-        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend})
+        listener = NotificationListener(engine, {WORK_CHANNEL: heard.work})
         listener.start()
         files.callback(listener.stop)
         eventually_listen(engine)
@@ -168,7 +174,7 @@ def test_a_lost_connection_is_opened_again_and_said_so(
 
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
-    handlers = {WORK_CHANNEL: heard.shows.extend}
+    handlers = {WORK_CHANNEL: heard.work}
     listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect)
     listener.start()
     eventually(lambda: counted("listener_connect_failed") >= 2)
@@ -178,7 +184,7 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
 
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
-        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None})
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda **_: None})
         listener.start()
         eventually(lambda: counted("listener_connect_failed") >= 2)
         listener.stop()
