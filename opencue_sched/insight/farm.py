@@ -12,6 +12,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import redis
@@ -339,24 +341,18 @@ def leader_view(
 
 def _workers(members: Members) -> list[dict[str, Any]]:
     """One entry per worker instance, with all its types."""
-    by_instance: defaultdict[tuple[str, str], list[Actor]] = defaultdict(list)
-    for actor in members.alive:
-        if actor.type != BEAT_TYPE:
-            by_instance[actor.group, actor.instance].append(actor)
+    instance = attrgetter("group", "instance")
+    workers = sorted((actor for actor in members.alive if actor.type != BEAT_TYPE), key=instance)
     return [
-        _process(actors[0])
-        | {name: getattr(actors[0], name) for name in ("state", "in_flight", "capacity")}
-        | {
-            "types": sorted(actor.type for actor in actors),
-            "work": sorted(actors[0].work),
-        }
-        for _, actors in sorted(by_instance.items())
+        _process(actor, "state", "in_flight", "capacity")
+        | {"types": [actor.type, *(other.type for other in others)], "work": sorted(actor.work)}
+        for _, (actor, *others) in groupby(workers, instance)
     ]
 
 
-def _process(actor: Actor) -> dict[str, Any]:
+def _process(actor: Actor, *more: str) -> dict[str, Any]:
     now = time.time()
-    names = ("group", "instance", "node", "hostname", "pid", "version")
+    names = ("group", "instance", "node", "hostname", "pid", "version", *more)
     return {name: getattr(actor, name) for name in names} | {
         "up_seconds": round(max(0.0, now - actor.started_at), 1),
         "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),

@@ -216,7 +216,7 @@ class Runtime:
         self.waker.start()
         self.listener.start()
 
-    def _released(self, procs: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
+    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
         """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self.hosts.note(hosts)
         self.waker.hosts(hosts)
