@@ -96,7 +96,7 @@ def end_the_leader(site: Site, *, kindly: bool) -> float:
     for number in (1, 2):
         if f"beat{number}" not in site.fleet.processes:
             start_beat(site.fleet, f"beat{number}")
-    until(lambda: _present(site) >= set(_beats(site)) and _leader(site))
+    until(lambda: {name.rpartition("-")[0] for name in _present(site)} >= set(_beats(site)) and _leader(site))
     process = site.fleet.processes.pop(str(_leader(site)))
     fence = _fence(site)
     began = time.monotonic()
@@ -147,7 +147,7 @@ def _leader(site: Site) -> str | None:
     """The instance of the beat that leads, as the fleet is shown."""
     members = list_members(site.client, site.settings.coordination.namespace)
     instance: str | None = leader_view(site.client, _keys(site), members)["instance"]
-    return instance
+    return instance and instance.rpartition("-")[0]  # without the part of its token
 
 
 def _fence(site: Site) -> int:

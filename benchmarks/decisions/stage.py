@@ -263,7 +263,7 @@ class Stage:
     def kill_leading_beat(self) -> None:
         members = list_members(self.client, self.settings.coordination.namespace)
         role = beat_keys(self.settings.coordination.namespace, self.settings.scheduler.facility)
-        leader = leader_view(self.client, role, members)["instance"]
+        leader = str(leader_view(self.client, role, members)["instance"]).rpartition("-")[0]
         beats = [name for name in self.fleet.processes if name.startswith("beat")]
         self.fleet.processes.pop(leader if leader in beats else beats[0]).kill()
 

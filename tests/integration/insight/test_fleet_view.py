@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from redis import Redis
 from sqlalchemy import Engine
@@ -46,7 +48,7 @@ def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, fac
     keys = beat_keys("cue", facility)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
     assert (view["role"], view["fence"]) == (keys.role, 1)
-    assert view["instance"] == f"beat-{facility}".lower()
+    assert re.fullmatch(f"beat-{facility}-[0-9a-f]{{8}}".lower(), view["instance"])
     assert fleet_view(redis_client, scoped[facility])["leader"]["instance"] == view["instance"]
 
 
@@ -71,7 +73,7 @@ def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
     assert gate.renew() is not None
     beat._show(gate)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
-    assert (view["fence"], view["instance"]) == (1, settings.instance)
+    assert (view["fence"], view["instance"]) == (1, f"{settings.instance}-{gate.token[:8]}")
     gate.resign()
     beat._show(gate)
     assert [actor.fence for actor in list_members(redis_client, "cue").of("beat")] == [0]
