@@ -16,7 +16,7 @@ from pathlib import Path
 from alembic import op
 from sqlalchemy import text
 
-from opencue_sched.store.schema import has_cuebot_tables, read_origin
+from opencue_sched.store.schema import read_origin, refuse_too_old
 
 revision = "0001"
 down_revision = None
@@ -29,7 +29,7 @@ _CREATED = re.compile(r"^CREATE (VIEW|TABLE|FUNCTION) (\w+)", re.MULTILINE)
 
 def upgrade() -> None:
     connection = op.get_bind()
-    origin = "cuebot" if has_cuebot_tables(connection) else "opencue-sched"
+    origin = "cuebot" if refuse_too_old(connection).has_cuebot_tables else "opencue-sched"
     if origin == "opencue-sched":
         with connection.connection.cursor() as cursor:
             for script in _SCRIPTS:

@@ -74,7 +74,6 @@ _SUBSCRIPTION_COLUMNS = Columns(
     Column("percent", "Used %", lambda it: _percent(centicores(it.used_cores), it.size_centicores), "{:.0f}%".format),
     Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - centicores(it.used_cores)))),
     Column("running_frames", read="procs"),
-    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
 )
 _LIMIT_COLUMNS = Columns(
     Column("limit", "Limit", "name", importance=NAME),

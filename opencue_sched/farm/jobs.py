@@ -147,7 +147,8 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     changed = release.set_frame_states(connection, frame_ids, FrameState.WAITING, _RETRIABLE)
     if over:
         depends.reactivate_depends(connection, frames, layers)
-    jobs.reopen_jobs(connection, {frame.job_id for frame in before})
+    for job_id in sorted({frame.job_id for frame in before}):
+        jobs.reopen_job(connection, job_id)
     return [frame.id for frame in changed]
 
 

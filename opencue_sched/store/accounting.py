@@ -141,9 +141,9 @@ class _Table:
 
     name: str
     key: str
-    owner: str
-    summed_from: str
     summed_by: str
+    owner: str = "JOIN show USING (pk_show)"
+    summed_from: str = "proc"
     caps: tuple[str, ...] = ()
     local: tuple[bool, bool] = (True, False)
 
@@ -180,18 +180,16 @@ def refresh_tables(engine: Engine, show_ids: Collection[str], *, as_cuebot: bool
     beside a Cuebot that keeps their books, because it changes proc and tables in one transaction, and rows are summed
     under their locks.
     """
-    return {table.name: _refresh(engine, table, list(show_ids), as_cuebot) for table in _TABLES}
-
-
-def _refresh(engine: Engine, table: _Table, shows: Sequence[str], as_cuebot: bool) -> int:
-    local = table.local[as_cuebot]
-    with engine.begin() as connection:
-        wanted = {"shows": shows, "as_cuebot": as_cuebot, "local": local}
-        differing = connection.execute(table.differing(), wanted).scalars().all()
-    written = 0
-    for start in range(0, len(differing), _ROWS_PER_TRANSACTION):
+    written = dict.fromkeys((table.name for table in _TABLES), 0)
+    for table in _TABLES:
+        local = table.local[as_cuebot]
         with engine.begin() as connection:
-            written += _write(connection, table, differing[start : start + _ROWS_PER_TRANSACTION], local)
+            wanted = {"shows": list(show_ids), "as_cuebot": as_cuebot, "local": local}
+            differing = connection.execute(table.differing(), wanted).scalars().all()
+        for start in range(0, len(differing), _ROWS_PER_TRANSACTION):
+            with engine.begin() as connection:
+                rows = differing[start : start + _ROWS_PER_TRANSACTION]
+                written[table.name] += _write(connection, table, rows, local)
     return written
 
 
@@ -223,7 +221,6 @@ _TABLES = (
         "layer_resource",
         "pk_layer",
         owner="JOIN job USING (pk_job) JOIN show USING (pk_show)",
-        summed_from="proc",
         summed_by="proc.pk_layer",
         local=(True, True),
     ),
@@ -231,7 +228,6 @@ _TABLES = (
         "job_resource",
         "pk_job",
         owner="JOIN job USING (pk_job) JOIN show USING (pk_show)",
-        summed_from="proc",
         summed_by="proc.pk_job",
         caps=("int_max_cores", "int_max_gpus"),
     ),
@@ -245,7 +241,6 @@ _TABLES = (
     _Table(
         "point",
         "pk_point",
-        owner="JOIN show USING (pk_show)",
         summed_from=(
             "proc JOIN job USING (pk_job) JOIN point ON point.pk_dept = job.pk_dept AND point.pk_show = job.pk_show"
         ),
@@ -254,7 +249,6 @@ _TABLES = (
     _Table(
         "subscription",
         "pk_subscription",
-        owner="JOIN show USING (pk_show)",
         summed_from=(
             "proc JOIN host USING (pk_host)"
             " JOIN subscription ON subscription.pk_alloc = host.pk_alloc AND subscription.pk_show = proc.pk_show"

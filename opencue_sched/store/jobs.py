@@ -274,21 +274,18 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
 
 _REOPEN = text(
     """
-    WITH locked AS (
-        SELECT pk_job FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state = 'FINISHED'
-         ORDER BY pk_job FOR UPDATE)
     UPDATE job
        SET str_state = 'PENDING', ts_stopped = NULL, ts_updated = current_timestamp,
            str_visible_name = CASE WHEN EXISTS (SELECT FROM job named WHERE named.str_visible_name = job.str_name)
                                    THEN NULL ELSE job.str_name END
-      FROM locked WHERE job.pk_job = locked.pk_job
+     WHERE pk_job = :job AND str_state = 'FINISHED'
     """
 )
 
 
-def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> None:
+def reopen_job(connection: Connection, job_id: str) -> None:
     """FINISHED to PENDING, with the name the job had unless another job has it now."""
-    connection.execute(_REOPEN, {"jobs": list(job_ids)})
+    connection.execute(_REOPEN, {"job": job_id})
 
 
 # Jobs whose rows made a booking fail, left alone for a while (our table ``opencue_sched_quarantine``).

@@ -90,11 +90,6 @@ class SchemaFacts:
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
 
 
-def has_cuebot_tables(connection: Connection) -> bool:
-    """Whether OpenCue's tables are there, whoever made them."""
-    return bool(connection.execute(_FACTS).one().has_cuebot_tables)
-
-
 def triggers_of_proc(connection: Connection) -> frozenset[str]:
     """Our triggers on proc that are there and enabled."""
     return frozenset(connection.execute(_TRIGGERS).scalars())
@@ -108,7 +103,7 @@ def read_origin(connection: Connection) -> Origin:
 
 
 def refuse_too_old(connection: Connection) -> Row[Any]:
-    """Raise WrongSchema for a database made by a Cuebot without show.b_scheduler_managed; an empty one passes."""
+    """What is there. Raises WrongSchema for a database made by a Cuebot without show.b_scheduler_managed."""
     facts = connection.execute(_FACTS).one()
     if facts.has_cuebot_tables and not facts.has_scheduler_managed:
         raise WrongSchema(

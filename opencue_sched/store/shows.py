@@ -55,8 +55,7 @@ _SUBSCRIPTIONS = text(
            subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation, facility.str_name AS facility,
            alloc.pk_facility AS facility_id,
            int_size AS size_centicores, int_burst AS burst_centicores,
-           coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus, coalesce(used.procs, 0) AS procs,
-           CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
+           coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus, coalesce(used.procs, 0) AS procs
       FROM subscription
       JOIN show ON show.pk_show = subscription.pk_show
       JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
@@ -65,10 +64,6 @@ _SUBSCRIPTIONS = text(
                    FROM proc p JOIN host ON host.pk_host = p.pk_host
                   WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc) used
              ON used.pk_show = subscription.pk_show AND used.pk_alloc = subscription.pk_alloc
-      LEFT JOIN (SELECT pk_alloc, sum(int_cores_idle) AS cores
-                   FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
-                  WHERE str_lock_state = 'OPEN' AND str_state = 'UP' GROUP BY pk_alloc) idle
-             ON idle.pk_alloc = subscription.pk_alloc
      WHERE (CAST(:show AS varchar) IS NULL OR subscription.pk_show = :show)
        AND (CAST(:alloc AS varchar) IS NULL OR subscription.pk_alloc = :alloc)
      ORDER BY show.str_name, alloc.str_name
@@ -122,7 +117,7 @@ def lock_show(connection: Connection, show_id: str) -> bool:
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation.
+    """What shows may use of allocations, with live use; all, or of a show or an allocation.
     Local procs (a user's own machine) do not count against a subscription."""
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 

@@ -109,7 +109,7 @@ def test_allocations_are_listed_and_retagged_with_their_hosts(cli: Cli, build: B
     assert host.str_tags.split() == ["workstation", down.name, "old"]
 
 
-def test_subscriptions_are_listed_with_size_burst_used_and_idle(cli: Cli, build: Build) -> None:
+def test_subscriptions_are_listed_with_size_burst_and_use(cli: Cli, build: Build) -> None:
     def make(farm: Farm) -> None:
         show, alloc = farm.show("demo"), farm.alloc("general")
         farm.subscription(show, alloc, size=10, burst=12)
@@ -119,12 +119,10 @@ def test_subscriptions_are_listed_with_size_burst_used_and_idle(cli: Cli, build:
 
     build(make)
     (row,) = cli("subscription", "list", "demo", "--json").json
-    assert (row["size"], row["burst"], row["used"], row["percent"], row["left"], row["idle_cores"]) == (
-        *(10, 12, 6, 60.0, 6, 2),
-    )
+    assert (row["size"], row["burst"], row["used"], row["percent"], row["left"]) == (10, 12, 6, 60.0, 6)
     table = cli("subscription", "list")
-    assert table.words[0] == ["Show", "Allocation", "Size", "Burst", "Used", "Used", "%", "Left", "Idle", "Cores"]
-    assert table.words[1] == ["demo", "local.general", "10", "12", "6", "60%", "6", "2"]
+    assert table.words[0] == ["Show", "Allocation", "Size", "Burst", "Used", "Used", "%", "Left"]
+    assert table.words[1] == ["demo", "local.general", "10", "12", "6", "60%", "6"]
 
 
 def test_a_changed_burst_reaches_the_scheduler_at_once(cli: Cli, build: Build, engine: Engine) -> None:
