@@ -144,7 +144,7 @@ def _foreseen(
 ) -> release.Counters:
     """The counters that this transaction is going to change, as far as they tell without being locked."""
     stopping = [(ending.stop.state, ending.run) for ending in endings if ending.stop is not None]
-    own = release.Counters(frozenset(run.layer_id for _, run in stopping), frozenset(run.job_id for _, run in stopping))
+    own = release.counters_of(run for _, run in stopping)
     over = [run for state, run in stopping if state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     done = [run for state, run in stopping if state in satisfying]
     ending_layers, ending_jobs = Counter(run.layer_id for run in over), Counter(run.job_id for run in over)
@@ -179,7 +179,9 @@ def follow(
         layers=layers,
         jobs=jobs,
     )
-    held.must_cover(depends.counters_of_dependents(connection, found))
+    dependents = depends.counters_of_dependents(connection, found)
+    if not held >= dependents:
+        raise release.WiderLocks(dependents)
     finished = depends.finish_jobs(connection, jobs)
     depends.satisfy_depends(connection, found)
     return finished

@@ -130,7 +130,7 @@ def _finish(job_id: str, connection: Connection, wider: Counters) -> bool:
     """PENDING to FINISHED, and what depends on the whole job is met."""
     found = depends.find_depends(connection, jobs=[job_id])
     affected = depends.counters_of_dependents(connection, found)
-    release.lock_counters(connection, Counters(jobs=frozenset([job_id])) | affected | wider)
+    release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)
     finished = depends.finish_jobs(connection, [job_id])
     if finished:
         depends.satisfy_depends(connection, found)

@@ -205,7 +205,7 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
     with engine.begin() as connection:
         jobs = find(connection, depends.STUCK_JOBS)
-        release.lock_counters(connection, Counters(jobs=frozenset(jobs)))
+        release.lock_counters(connection, Counters(("job", job_id) for job_id in jobs))
         # Again under the locks: what was retried meanwhile is left alone.
         finished = depends.finish_jobs(connection, jobs and find(connection, depends.STUCK_JOBS, among=jobs))
     # After the jobs, for the dependencies on jobs that were finished just now.

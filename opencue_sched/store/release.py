@@ -135,6 +135,10 @@ it (DEPEND). One that was stopped also has ``success`` and the ``max_rss_kb``, `
 of its run."""
 
 
+Counters = frozenset[tuple[str, str]]
+"""``("layer", id)`` and ``("job", id)`` of the counters that a step will change: what must be locked before it."""
+
+
 class WiderLocks(Exception):
     """The transaction must start over with these counters locked as well."""
 
@@ -143,26 +147,9 @@ class WiderLocks(Exception):
         self.counters = counters
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Layers and jobs whose counters a step will change: what must be locked before it."""
-
-    layers: frozenset[str] = frozenset()
-    jobs: frozenset[str] = frozenset()
-
-    def __or__(self, other: Counters) -> Counters:
-        return Counters(self.layers | other.layers, self.jobs | other.jobs)
-
-    def must_cover(self, other: Counters) -> None:
-        """Raises WiderLocks when these, which are locked, are not all of ``other``, which are to change."""
-        if not (self.layers >= other.layers and self.jobs >= other.jobs):
-            raise WiderLocks(other)
-
-
-def counters_of(rows: Iterable[Row[Any]]) -> Counters:
-    """The counters of rows with a ``layer_id`` and a ``job_id``, as of frames."""
-    pairs = [(row.layer_id, row.job_id) for row in rows]
-    return Counters(frozenset(layer for layer, _ in pairs), frozenset(job for _, job in pairs))
+def counters_of(rows: Iterable[Any]) -> Counters:
+    """The counters of what has a ``layer_id`` and a ``job_id``, as frames have."""
+    return Counters(it for row in rows for it in (("layer", row.layer_id), ("job", row.job_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +169,8 @@ class FrameStop:
 
 def lock_counters(connection: Connection, counters: Counters) -> None:
     """Lock layer_stat rows, then job_stat rows, each in id order: before any frame of theirs changes state."""
-    lock_stats(connection, counters.layers, counters.jobs)
+    layers, jobs = ([row_id for kind, row_id in counters if kind == wanted] for wanted in ("layer", "job"))
+    lock_stats(connection, layers, jobs)
 
 
 def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[ChangedFrame]:

@@ -223,7 +223,7 @@ def test_counters_that_keep_growing_are_an_error_and_not_a_loop(engine: Engine) 
 
     def step(_connection: object, wider: Counters) -> None:
         calls.append(wider)
-        raise WiderLocks(Counters(frozenset([str(len(calls))])))
+        raise WiderLocks(Counters([("layer", str(len(calls)))]))
 
     try:
         with_counters(engine, step)  # type: ignore[arg-type]
