@@ -13,7 +13,7 @@ import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -51,10 +51,10 @@ Line = tuple[str, str]
 """A text, and its style."""
 SORTS: dict[str, Callable[[JobUse], Any]] = {
     "wait": lambda _: 0,
-    "frames": lambda it: -it.waiting,
-    "cores": lambda it: -it.cores,
-    "priority": lambda it: -it.priority,
-    "name": lambda it: it.name,
+    "frames": lambda it: -it["waiting"],
+    "cores": lambda it: -it["cores"],
+    "priority": lambda it: -it["priority"],
+    "name": lambda it: it["name"],
 }
 """Orders of jobs; that of the farm's view is by how long they wait."""
 
@@ -81,7 +81,7 @@ JOB_COLUMNS = Columns(
     Column("waiting", "WAIT", importance=HIGH),
     Column("running", "RUN", importance=HIGH),
     Column("dead", "DEAD"),
-    Column("", "DONE", lambda job: f"{job.done}/{job.frames}"),
+    Column("", "DONE", lambda job: f"{job['done']}/{job['frames']}"),
     Column("cores", "CORES"),
     Column("priority", "PRI"),
     Column("user", "USER", importance=LOW),
@@ -142,7 +142,7 @@ def top_command(engine: Engine, once: bool, show: str, job: str, sort: str) -> D
         console = Console(width=None if sys.stdout.isatty() else ANY_SIZE, highlight=False, soft_wrap=True)
         lines = farm_lines(Read(view), chosen, console.width, ANY_SIZE)
         console.print(*_texts(lines, console.width), sep="\n")
-    return Done([], asdict(view))
+    return Done([], view)
 
 
 def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chosen, before: Read) -> Read:
@@ -247,12 +247,12 @@ def _keys(keyboard: int) -> Iterator[str]:
 
 
 def sorted_jobs(view: FarmView, chosen: Chosen) -> list[JobUse]:
-    return sorted(view.jobs, key=SORTS[chosen.sort])
+    return sorted(view["jobs"], key=SORTS[chosen.sort])
 
 
 def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
     """With the job selected that is ``by`` places below the one that is."""
-    jobs = [it.id for it in sorted_jobs(view, chosen)]
+    jobs = [it["id"] for it in sorted_jobs(view, chosen)]
     if not jobs:
         return replace(chosen, selected=None)
     place = jobs.index(chosen.selected) + by if chosen.selected in jobs else 0
@@ -285,60 +285,60 @@ def _texts(lines: Iterable[Line], width: int) -> list[Text]:
 def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line]:
     """The farm: allocations, what waits, the fleet, and what there is room for of shows and jobs."""
     view = read.view
-    lines = [*_header(read), *_allocations(view.allocations, width, max(2, height // 6))]
-    if view.waiting_by_verdict:
-        found = sorted(view.waiting_by_verdict.items(), key=lambda it: -it[1])
+    lines = [*_header(read), *_allocations(view["allocations"], width, max(2, height // 6))]
+    if view["waiting_by_verdict"]:
+        found = sorted(view["waiting_by_verdict"].items(), key=lambda it: -it[1])
         said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found)
         lines.append((f"why frames wait: {said}", ""))
     lines += [*_fleet(view), ("", "")]
-    rows = [row for it in view.shows if chosen.show.lower() in it.name.lower() for row in _rows(it)]
+    rows = [row for it in view["shows"] if chosen.show.lower() in it["name"].lower() for row in _rows(it)]
     jobs = sorted_jobs(view, chosen)
     room = max(0, height - len(lines) - 3)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
     styles = ["" if it["busy"] else "dim" for it in rows]
     lines += [*_table(SHOW_COLUMNS, rows[:fit], styles, width, more=len(rows) - fit), ("", "")]
     room -= fit
-    ids = [it.id for it in jobs]
+    ids = [it["id"] for it in jobs]
     at = ids.index(chosen.selected) if chosen.selected in ids else -1
     start = max(0, at - max(1, room) + 1)
-    styles = ["red" if it.trouble else "green" if it.why in _AT_WORK else "" for it in jobs]
+    styles = ["red" if it["trouble"] else "green" if it["why"] in _AT_WORK else "" for it in jobs]
     if at >= 0:
         styles[at] = "reverse"
     shown = jobs[start : start + room]
-    lines += _table(JOB_COLUMNS, shown, styles[start:], width, more=view.jobs_total - len(shown))
+    lines += _table(JOB_COLUMNS, shown, styles[start:], width, more=view["jobs_total"] - len(shown))
     return lines if jobs else [*lines, ("no pending job", "dim")]
 
 
 def _header(read: Read) -> Iterator[Line]:
     view = read.view
     hosts, down, locked = (
-        sum(getattr(it, name) for it in view.allocations) for name in ("hosts", "hosts_down", "hosts_locked")
+        sum(it[name] for it in view["allocations"]) for name in ("hosts", "hosts_down", "hosts_locked")
     )
     off = ", ".join(f"{count} {word}" for count, word in ((down, "down"), (locked, "locked")) if count)
-    clock = datetime.fromtimestamp(view.at).astimezone().strftime("%H:%M:%S")
+    clock = datetime.fromtimestamp(view["at"]).astimezone().strftime("%H:%M:%S")
     parts = (
-        view.facility or "farm",
+        view["facility"] or "farm",
         clock,
         counted(hosts, "host") + (f" ({off})" if off else ""),
-        f"frames: {view.running} running, {view.waiting} waiting, {view.dead} dead",
-        f"{view.bookings_per_second:g} booked/s",
+        "frames: {running} running, {waiting} waiting, {dead} dead".format_map(view),
+        f"{view['bookings_per_second']:g} booked/s",
     )
     yield "  ".join(parts), "bold"
     if read.problem:
-        yield f"figures of {duration_text(time.time() - view.at)} ago: {read.problem}", "bold red"
+        yield f"figures of {duration_text(time.time() - view['at'])} ago: {read.problem}", "bold red"
 
 
 def _allocations(allocations: Sequence[AllocationUse], width: int, most: int) -> Sequence[Line]:
     """Those with hosts, the largest first."""
-    found = sorted((it for it in allocations if it.hosts), key=lambda it: (-it.cores, it.name))
+    found = sorted((it for it in allocations if it["hosts"]), key=lambda it: (-it["cores"], it["name"]))
     if not found:
         return [("no hosts", "bold red")]
-    styles = ["red" if it.down == it.cores else "" for it in found]
+    styles = ["red" if it["down"] == it["cores"] else "" for it in found]
     return _table(ALLOCATION_COLUMNS, found[:most], styles, width, more=max(0, len(found) - most))
 
 
 def _fleet(view: FarmView) -> Iterator[Line]:
-    leader, workers = view.fleet["leader"], view.fleet["workers"]
+    leader, workers = view["fleet"]["leader"], view["fleet"]["workers"]
     if leader["fence"] is None:
         yield "no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red"
     else:
@@ -352,10 +352,10 @@ def _fleet(view: FarmView) -> Iterator[Line]:
 
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:
     """A row for each subscription of a show; the show's frames stand in the first of them only."""
-    counts: Mapping[str, Any] = {name: getattr(show, name) for name in ("running", "waiting", "dead")}
-    nothing = dict.fromkeys(("allocation", "size", "burst", "share", "due")) | {"used": show.cores}
-    for use in [asdict(it) for it in show.subscriptions] or [nothing]:
-        yield {**use, **counts, "show": show.name, "off": show.off, "busy": show.running + show.waiting}
+    counts: Mapping[str, Any] = {name: show[name] for name in ("running", "waiting", "dead")}
+    nothing = dict.fromkeys(("allocation", "size", "burst", "share", "due")) | {"used": show["cores"]}
+    for use in show["subscriptions"] or [nothing]:
+        yield {**use, **counts, "show": show["name"], "off": show["off"], "busy": show["running"] + show["waiting"]}
         counts = dict.fromkeys(counts)
 
 

@@ -2,19 +2,17 @@
 beat leads, what each works on, and what waits.
 
 The farm's view costs a constant number of statements and of round trips to Redis, whatever the farm; what may grow with
-it is summed by the database or bounded here. Cores, KB, seconds; things have their names. ``dataclasses.asdict`` gives
-JSON.
+it is summed by the database or bounded here. Cores, KB, seconds; things have their names, and all is as JSON has it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import redis
 import structlog
@@ -46,7 +44,6 @@ from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
 LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 
@@ -56,97 +53,28 @@ BOOKINGS_SECONDS = 30.0
 """Bookings per second are the mean of so long."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationUse:
-    """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down`` (of
-    hosts that are silent or not UP)."""
+FarmView = Mapping[str, Any]
+"""Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
 
-    facility: str
-    name: str
-    hosts: int
-    hosts_locked: int
-    hosts_down: int
-    cores: float
-    booked: float
-    idle: float
-    locked: float
-    down: float
+``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as the
+leading beat counted last, like scheduler_waiting_frames. ``fleet`` is as fleet_view has it.
+"""
+AllocationUse = Mapping[str, Any]
+"""``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down`` (of hosts
+that are silent or not UP)."""
+ShowUse = Mapping[str, Any]
+"""A show that is active or has something: its pending jobs, their frames by state, and cores in use. ``off``: what
+keeps all of it from being booked, in words.
 
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionUse:
-    """What a show has of an allocation, in cores. ``share``: its part of what is in use there; ``due``: the part of its
-    size in those of the shows that have frames running or waiting. None where there is nothing to divide by."""
-
-    facility: str
-    allocation: str
-    size: float
-    burst: float
-    used: float
-    share: float | None
-    due: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShowUse:
-    """A show that is active or has something: its pending jobs, their frames by state, and cores in use. ``off``: what
-    keeps all of it from being booked, in words."""
-
-    name: str
-    off: str
-    jobs: int
-    running: int
-    waiting: int
-    dead: int
-    cores: float
-    subscriptions: tuple[SubscriptionUse, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JobUse:
-    """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited;
-    None when none waits. ``why`` is a reason of `explain` or a verdict; ``trouble``: it does not pass by itself. The
-    texts are for people."""
-
-    id: str
-    name: str
-    show: str
-    user: str
-    priority: int
-    paused: bool
-    frames: int
-    waiting: int
-    running: int
-    dead: int
-    done: int
-    cores: float
-    waiting_seconds: float | None
-    waiting_text: str
-    why: str
-    why_text: str
-    trouble: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FarmView:
-    """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
-
-    ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as
-    the leading beat counted last, like scheduler_waiting_frames. ``fleet`` is as fleet_view has it.
-    """
-
-    at: float
-    facility: str | None
-    running: int
-    waiting: int
-    dead: int
-    bookings_per_second: float
-    waiting_by_verdict: Mapping[str, int]
-    allocations: tuple[AllocationUse, ...]
-    shows: tuple[ShowUse, ...]
-    jobs: tuple[JobUse, ...]
-    jobs_total: int
-    fleet: Mapping[str, Any]
+``subscriptions``: what it has of allocations. ``share``: its part of what is in use there; ``due``: the part of its
+size in those of the shows that have frames running or waiting. None where there is nothing to divide by."""
+JobUse = Mapping[str, Any]
+"""A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited; None
+when none waits. ``why`` is a reason of `explain` or a verdict; ``trouble``: it does not pass by itself. The texts are
+for people."""
+_OF_HOSTS = ("facility", "name", "hosts", "hosts_locked", "hosts_down")
+_OF_CORES = ("cores", "booked", "idle", "locked", "down")
+_OF_JOB = ("id", "name", "show", "user", "priority", "paused", "frames", "waiting", "running", "dead", "done")
 
 
 def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: str = "", job: str = "") -> FarmView:
@@ -163,20 +91,18 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
     now = time.time()
-    return FarmView(
-        at=now,
-        facility=facility,
-        running=sum(it.running for it in shows),
-        waiting=sum(it.waiting for it in shows),
-        dead=sum(it.dead for it in shows),
-        bookings_per_second=round(bookings / BOOKINGS_SECONDS, 2),
-        waiting_by_verdict=dict(log.waiting(believed_seconds=believed_seconds(settings))),
-        allocations=tuple(_filled(AllocationUse, it) for it in groups if it.name is not None),
-        shows=tuple(shows[:MOST_SHOWS]),
-        jobs=tuple(_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs),
-        jobs_total=jobs[0].jobs if jobs else 0,
-        fleet=fleet_view(client, settings, PersistentFences(engine)),
-    )
+    return {
+        "at": now,
+        "facility": facility,
+        **{state: sum(it[state] for it in shows) for state in ("running", "waiting", "dead")},
+        "bookings_per_second": round(bookings / BOOKINGS_SECONDS, 2),
+        "waiting_by_verdict": dict(log.waiting(believed_seconds=believed_seconds(settings))),
+        "allocations": [_named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
+        "shows": shows[:MOST_SHOWS],
+        "jobs": [_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs],
+        "jobs_total": jobs[0].jobs if jobs else 0,
+        "fleet": fleet_view(client, settings, PersistentFences(engine)),
+    }
 
 
 def believed_seconds(settings: Settings) -> float:
@@ -185,13 +111,11 @@ def believed_seconds(settings: Settings) -> float:
     return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
 
 
-def _filled(kind: type[T], row: Any, **more: Any) -> T:
-    """A dataclass whose fields are ``more``, and else the row's columns of their names."""
-    names = {it.name for it in fields(cast(Any, kind))} - more.keys()
-    return kind(**{name: getattr(row, name) for name in names}, **more)
+def _named(thing: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
 
 
-def show_uses(connection: Connection, facility: str | None) -> list[ShowUse]:
+def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]:
     """The shows that are active or have something, the busy ones first, with their subscriptions in a facility, or in
     all (None)."""
     shows = list_shows(connection)
@@ -199,41 +123,40 @@ def show_uses(connection: Connection, facility: str | None) -> list[ShowUse]:
     busy = {it.id for it in shows if it.running_frames or it.waiting_frames}
     used: defaultdict[str, int] = defaultdict(int)
     sizes: defaultdict[str, int] = defaultdict(int)
-    of_show: defaultdict[str, list[SubscriptionUse]] = defaultdict(list)
+    of_show: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for it in subscriptions:
         used[it.alloc_id] += it.used_cores
         sizes[it.alloc_id] += max(0, it.size_centicores) if it.show_id in busy else 0
     for it in subscriptions:
         of_show[it.show_id].append(
-            _filled(
-                SubscriptionUse,
-                it,
-                size=it.size_centicores / CENTICORES_PER_CORE,
-                burst=it.burst_centicores / CENTICORES_PER_CORE,
-                used=it.used_cores,
-                share=_part(it.used_cores, used[it.alloc_id]),
-                due=_part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
-            )
+            {
+                "facility": it.facility,
+                "allocation": it.allocation,
+                "size": it.size_centicores / CENTICORES_PER_CORE,
+                "burst": it.burst_centicores / CENTICORES_PER_CORE,
+                "used": it.used_cores,
+                "share": _part(it.used_cores, used[it.alloc_id]),
+                "due": _part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
+            }
         )
     found = [
-        _filled(
-            ShowUse,
-            it,
-            off=_off(it, of_show[it.id]),
-            jobs=it.pending_jobs,
-            running=it.running_frames,
-            waiting=it.waiting_frames,
-            dead=it.dead_frames,
-            cores=it.centicores / CENTICORES_PER_CORE,
-            subscriptions=tuple(of_show[it.id]),
-        )
+        {
+            "name": it.name,
+            "off": _off(it, of_show[it.id]),
+            "jobs": it.pending_jobs,
+            "running": it.running_frames,
+            "waiting": it.waiting_frames,
+            "dead": it.dead_frames,
+            "cores": it.centicores / CENTICORES_PER_CORE,
+            "subscriptions": of_show[it.id],
+        }
         for it in shows
         if it.active or it.pending_jobs or it.centicores
     ]
-    return sorted(found, key=lambda it: (-it.cores, -it.waiting, it.name))
+    return sorted(found, key=lambda it: (-it["cores"], -it["waiting"], it["name"]))
 
 
-def _off(show: Row[Any], subscriptions: Sequence[SubscriptionUse]) -> str:
+def _off(show: Row[Any], subscriptions: Sequence[object]) -> str:
     words = (
         (not show.active, "inactive"),
         (not show.managed, "not managed"),
@@ -246,10 +169,15 @@ def _off(show: Row[Any], subscriptions: Sequence[SubscriptionUse]) -> str:
 
 def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:
     why = _why(row, verdicts, unreached, now)
-    waits = "" if row.waiting_seconds is None else duration_text(row.waiting_seconds)
-    trouble = why.code in _TROUBLE
-    cores = row.centicores / CENTICORES_PER_CORE
-    return _filled(JobUse, row, cores=cores, waiting_text=waits, why=str(why.code), why_text=why.text, trouble=trouble)
+    return {
+        **_named(row, _OF_JOB),
+        "cores": row.centicores / CENTICORES_PER_CORE,
+        "waiting_seconds": row.waiting_seconds,
+        "waiting_text": "" if row.waiting_seconds is None else duration_text(row.waiting_seconds),
+        "why": str(why.code),
+        "why_text": why.text,
+        "trouble": why.code in _TROUBLE,
+    }
 
 
 def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> WaitReason:
@@ -308,7 +236,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
             for type_, queue in queues.by_type.items()
         },
         "backlog_per_worker": {name: round(backlog, 2) for name, backlog in queues.backlog_per_worker.items()},
-        "postings": {name: getattr(counts, name) for name in ("ready", "delayed", "claimed", "trash")},
+        "postings": _named(counts, ("ready", "delayed", "claimed", "trash")),
     }
 
 
@@ -352,8 +280,7 @@ def _workers(members: Members) -> list[dict[str, Any]]:
 
 def _process(actor: Actor, *more: str) -> dict[str, Any]:
     now = time.time()
-    names = ("group", "instance", "node", "hostname", "pid", "version", *more)
-    return {name: getattr(actor, name) for name in names} | {
+    return _named(actor, ("group", "instance", "node", "hostname", "pid", "version", *more)) | {
         "up_seconds": round(max(0.0, now - actor.started_at), 1),
         "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),
     }

@@ -11,7 +11,6 @@ import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,8 +92,8 @@ class FarmReader:
             hosts = list_hosts(connection, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self._settings)
         staleness = self._settings.host_cache.host_staleness_threshold
-        grid = [_host(row, staleness) for row in hosts if view.facility in (None, row.facility)]
-        return asdict(view) | {"grid": grid}
+        grid = [_host(row, staleness) for row in hosts if view["facility"] in (None, row.facility)]
+        return {**view, "grid": grid}
 
     def _explanation(self, job_id: str) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""

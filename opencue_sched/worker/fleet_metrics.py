@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -47,7 +46,8 @@ MOST_SERIES = 50
 the series of a few hundred."""
 OTHER = "other"
 """Stands for the names beyond these; its values are their sums."""
-_OTHERS = (OTHER, OTHER)
+_NAMES = frozenset({"allocation", "show_name", "folder", "limit"})
+"""Labels that people make values for, without a bound. Facilities are few."""
 
 Sample = tuple[str, tuple[str, ...], float]
 """Name of a gauge, the values of its labels, and its value."""
@@ -63,13 +63,23 @@ class RecentFigures(Collector):
         self._until = -math.inf
 
     def update(self, samples: Iterable[Sample]) -> None:
-        """Show these from now on, and no others. Values of the same labels are added up."""
+        """Show these from now on, and no others. Values of the same labels are added up.
+
+        Of each gauge the first 50 names (or pairs of names) have series of their own, and "other" the sum of the rest.
+        """
         sums: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        labels_of = {name: labels.split() for name, labels, _ in self.gauges}
+        named: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
         for name, values, number in samples:
+            labels = list(zip(labels_of[name], values, strict=True))
+            names = tuple(value for label, value in labels if label in _NAMES)
+            if len(named[name]) < MOST_SERIES:
+                named[name].add(names)
+            if names not in named[name]:
+                values = tuple(OTHER if label in _NAMES else value for label, value in labels)
             sums[name, values] += number
         families = {
-            name: GaugeMetricFamily(f"scheduler_{name}", text, labels=labels.split())
-            for name, labels, text in self.gauges
+            name: GaugeMetricFamily(f"scheduler_{name}", text, labels=labels_of[name]) for name, _, text in self.gauges
         }
         for (name, values), number in sums.items():
             families[name].add_metric(values, number)
@@ -140,74 +150,49 @@ def watch_gate(gate: LeaderGate) -> None:
         figures.shown = lambda: gate.fence is not None
 
 
-Name = TypeVar("Name", bound=Hashable)
-Cap = tuple[tuple[str, ...], float, float]
-"""Labels, what is used, and the cap."""
-
-
 def _samples(
-    groups: Sequence[Row[Any]],
-    draining: Sequence[Row[Any]],
-    shows: Sequence[ShowUse],
-    caps: Mapping[str, Sequence[Cap]],
+    groups: Sequence[Row[Any]], draining: Sequence[Row[Any]], shows: Sequence[ShowUse], caps: Iterable[Sample]
 ) -> Iterator[Sample]:
-    """The samples of OF_USE.
-
-    Of each kind of name the 50 that are busiest or fullest have series of their own, and "other" the sum of the rest.
-    Facilities are few and all have theirs.
-    """
-    subscriptions = [(it, show.name) for show in shows for it in show.subscriptions]
-    subscriptions.sort(key=lambda it: (-it[0].used, -it[0].size))
-    allocations = sorted((it for it in groups if it.name is not None), key=lambda it: -it.cores)
-    show = _first((it.name for it in shows), OTHER)
-    allocation = _first((it.name for it in allocations), OTHER)
-    subscription = _first(((it.allocation, name) for it, name in subscriptions), _OTHERS)
+    """The samples of OF_USE, the busiest and fullest first."""
     for group in (it for it in groups if it.state is not None):
         yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
-    for it in allocations:
+    for it in sorted((it for it in groups if it.name is not None), key=lambda it: -it.cores):
         for use in ("booked", "idle", "locked", "down"):
-            yield "farm_cores", (it.facility, allocation(it.name), use), getattr(it, use)
-    for of in shows:
-        yield "show_cores", (show(of.name),), of.cores
+            yield "farm_cores", (it.facility, it.name, use), getattr(it, use)
+    for show in shows:
+        yield "show_cores", (show["name"],), show["cores"]
         for state in ("running", "waiting", "dead"):
-            yield "show_frames", (show(of.name), state), getattr(of, state)
-    yield "draining_hosts", _OTHERS, 0  # a series also while none drains
+            yield "show_frames", (show["name"], state), show[state]
     for hold in draining:
-        yield "draining_hosts", (hold.facility, show(hold.show)), 1
-    for sub, name in subscriptions:
-        labels = (sub.facility, allocation(sub.allocation), subscription((sub.allocation, name))[1])
-        yield "subscription_cores", labels, sub.used
-        yield "subscription_size_cores", labels, sub.size
-        yield "subscription_burst_cores", labels, sub.burst
-        for part, value in (("subscription_share", sub.share), ("subscription_due", sub.due)):
-            if value is not None and labels[1] == sub.allocation:  # parts of different wholes have no sum
-                yield part, labels, value
-    for kind, found in caps.items():
-        fullest = sorted(found, key=lambda cap: -cap[1] / max(1, cap[2]))
-        other: tuple[str, ...] = (OTHER,) if kind == "limit_frames" else _OTHERS
-        own = _first((names for names, _, _ in fullest), other)
-        for names, used, most in found:
-            yield kind, own(names), used
-            yield kind.replace("_", "_max_"), own(names), most
+        yield "draining_hosts", (hold.facility, hold.show), 1
+    yield "draining_hosts", (OTHER, OTHER), 0  # a series also while none drains
+    subscriptions = [
+        (it, (it["facility"], it["allocation"], show["name"])) for show in shows for it in show["subscriptions"]
+    ]
+    subscriptions.sort(key=lambda it: (-it[0]["used"], -it[0]["size"]))
+    for number, (sub, labels) in enumerate(subscriptions):
+        yield "subscription_cores", labels, sub["used"]
+        yield "subscription_size_cores", labels, sub["size"]
+        yield "subscription_burst_cores", labels, sub["burst"]
+        for part in ("share", "due"):
+            if sub[part] is not None and number < MOST_SERIES:  # parts of different wholes have no sum
+                yield f"subscription_{part}", labels, sub[part]
+    yield from caps
 
 
-def _caps(connection: Connection) -> dict[str, list[Cap]]:
-    """The caps by the gauge of what is used under them."""
-    one = CENTICORES_PER_CORE
+def _caps(connection: Connection) -> Iterator[Sample]:
+    """What is used under caps, and the caps, the fullest first."""
     folders = [it for it in list_folders(connection) if it.show_active or it.running]
-    cores = [((it.show, it.name), it.used_cores, it.max_centicores / one) for it in folders]
-    gpus = [((it.show, it.name), it.used_gpus, it.max_gpus) for it in folders]
-    return {
-        "folder_cores": [cap for cap in cores if cap[2] > 0],
-        "folder_gpus": [cap for cap in gpus if cap[2] > 0],
-        "limit_frames": [((it.name,), it.running, it.max_value) for it in fetch_limits(connection).values()],
-    }
-
-
-def _first(names: Iterable[Name], other: Name) -> Callable[[Name], Name]:
-    """Gives each of the first 50 names as it is, and ``other`` for those beyond."""
-    own = frozenset(islice(dict.fromkeys(names), MOST_SERIES))
-    return lambda name: name if name in own else other
+    one = CENTICORES_PER_CORE
+    caps: list[tuple[str, tuple[str, ...], float, float]] = [
+        *(("folder_cores", (it.show, it.name), it.used_cores, it.max_centicores / one) for it in folders),
+        *(("folder_gpus", (it.show, it.name), it.used_gpus, it.max_gpus) for it in folders),
+    ]
+    caps = [it for it in caps if it[3] > 0]  # others are none
+    caps += [("limit_frames", (it.name,), it.running, it.max_value) for it in fetch_limits(connection).values()]
+    for name, labels, used, most in sorted(caps, key=lambda it: -it[2] / max(1, it[3])):
+        yield name, labels, used
+        yield name.replace("_", "_max_"), labels, most
 
 
 class FleetCensus:
@@ -275,7 +260,7 @@ class FleetCensus:
         with self._engine.connect() as connection:
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
-            shows, caps = show_uses(connection, facility), _caps(connection)
+            shows, caps = show_uses(connection, facility), list(_caps(connection))
         report_age = min((it.report_age for it in groups if it.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),

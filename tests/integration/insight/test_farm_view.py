@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 
 import pytest
 import redis
@@ -41,22 +40,22 @@ def test_the_figures_of_allocations_shows_and_jobs_add_up(
         farm, (first, second) = build(connection, hosts=2, jobs=2)
         alloc = farm.default_alloc()
     view = farm_view(engine, redis_client, settings)
-    (of,) = [it for it in view.allocations if it.name == alloc.name]
-    assert (of.facility, of.hosts, of.hosts_locked, of.hosts_down) == ("local", 4, 1, 1)
-    assert (of.cores, of.booked, of.idle, of.locked, of.down) == (24, 2, 14, 4, 4)
-    assert {it.name: (it.running, it.waiting, it.cores) for it in view.shows} == {
+    (of,) = [it for it in view["allocations"] if it["name"] == alloc.name]
+    assert (of["facility"], of["hosts"], of["hosts_locked"], of["hosts_down"]) == ("local", 4, 1, 1)
+    assert (of["cores"], of["booked"], of["idle"], of["locked"], of["down"]) == (24, 2, 14, 4, 4)
+    assert {it["name"]: (it["running"], it["waiting"], it["cores"]) for it in view["shows"]} == {
         first.show.name: (1, 4, 2),
         "other": (0, 5, 0),
     }
-    (used,), (unused,) = (it.subscriptions for it in view.shows)
-    assert (used.allocation, used.size, used.used, used.share) == (alloc.name, 100, 2, 1)
-    assert (unused.share, round(unused.due or 0, 2), round(used.due or 0, 2)) == (0, 0.33, 0.67)
-    assert [(it.name, it.waiting, it.running, it.cores) for it in view.jobs] == [
+    (used,), (unused,) = (it["subscriptions"] for it in view["shows"])
+    assert (used["allocation"], used["size"], used["used"], used["share"]) == (alloc.name, 100, 2, 1)
+    assert (unused["share"], round(unused["due"] or 0, 2), round(used["due"] or 0, 2)) == (0, 0.33, 0.67)
+    assert [(it["name"], it["waiting"], it["running"], it["cores"]) for it in view["jobs"]] == [
         (second.name, 5, 0, 0),
         (first.name, 4, 1, 2),
     ], "the one that nothing runs of comes first"
-    assert (view.running, view.waiting, view.dead) == (1, 9, 0)
-    assert view.bookings_per_second == round(1 / BOOKINGS_SECONDS, 2)
+    assert (view["running"], view["waiting"], view["dead"]) == (1, 9, 0)
+    assert view["bookings_per_second"] == round(1 / BOOKINGS_SECONDS, 2)
 
 
 def test_jobs_are_chosen_by_parts_of_names_and_bounded(
@@ -65,11 +64,11 @@ def test_jobs_are_chosen_by_parts_of_names_and_bounded(
     with engine.begin() as connection:
         build(connection, hosts=1, jobs=2)
     for asked, names in (({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"])):
-        found = [it.name for it in farm_view(engine, redis_client, settings, **asked).jobs]
+        found = [it["name"] for it in farm_view(engine, redis_client, settings, **asked)["jobs"]]
         assert [name.rpartition("-")[2] for name in found] == names
     monkeypatch.setattr("opencue_sched.insight.farm.MOST_JOBS", 1)
     view = farm_view(engine, redis_client, settings)
-    assert (len(view.jobs), view.jobs_total) == (1, 2)
+    assert (len(view["jobs"]), view["jobs_total"]) == (1, 2)
 
 
 def test_every_job_has_the_reason_for_which_it_waits(
@@ -91,12 +90,12 @@ def test_every_job_has_the_reason_for_which_it_waits(
     # When the farm is read
     view = farm_view(engine, redis_client, settings)
     # Then each says it, and the waiting frames are counted by the verdict, as the metric has them
-    why = {it.id: it.why for it in view.jobs}
+    why = {it["id"]: it["why"] for it in view["jobs"]}
     named = (paused, quarantined, judged, unseen, behind, dead)
     assert [why[it.id] for it in named] == ["paused", "quarantined", "capacity", "not_seen", "depend", "dead"]
-    assert {it.id for it in view.jobs if it.waiting_seconds is None} == {behind.id, dead.id}
-    assert {it.id: it.why_text for it in view.jobs}[judged.id] == "capacity: no host has 1 core idle"
-    assert json.loads(json.dumps(asdict(view)))["waiting_by_verdict"] == {"capacity": 3}
+    assert {it["id"] for it in view["jobs"] if it["waiting_seconds"] is None} == {behind.id, dead.id}
+    assert {it["id"]: it["why_text"] for it in view["jobs"]}[judged.id] == "capacity: no host has 1 core idle"
+    assert json.loads(json.dumps(view))["waiting_by_verdict"] == {"capacity": 3}
 
 
 def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
@@ -111,7 +110,7 @@ def test_a_verdict_that_left_no_frame_waiting_is_not_why_a_job_waits_later(
     for waiting, why in ((0, "not_seen"), (3, "flowing")):
         log.record({"alloc-1": [LayerVerdict(job.id, job.layers[0].id, Verdict.FLOWING, 1, waiting, "")]})
         # When the farm is read, then that pass is why the job waits only if it left frames waiting
-        assert [it.why for it in farm_view(engine, redis_client, settings).jobs] == [why]
+        assert [it["why"] for it in farm_view(engine, redis_client, settings)["jobs"]] == [why]
 
 
 def test_a_job_whose_tag_no_cluster_reaches_says_so(
@@ -133,7 +132,7 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
     busy = [LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 1, "") for job in made]
     log.record({"alloc-1": busy})
     # When the farm is read
-    why = {it.id: it.why_text for it in farm_view(engine, redis_client, settings).jobs}
+    why = {it["id"]: it["why_text"] for it in farm_view(engine, redis_client, settings)["jobs"]}
     # Then those that no host of the show will ever take say it
     assert [why[it.id] for it in made] == [
         "no host has the tag absent or nowhere of layer wide",
@@ -166,7 +165,7 @@ def test_a_larger_farm_costs_no_more_statements_and_round_trips(
         sent.clear()
         with counted_statements(engine) as statements:
             view = farm_view(engine, redis_client, settings)
-        assert view.jobs_total >= jobs
+        assert view["jobs_total"] >= jobs
         costs.append((len(statements), len(sent)))
     assert costs[0] == costs[1]
     assert costs[0][0] <= 10
