@@ -19,7 +19,6 @@ import psycopg2
 import structlog
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
 from pydantic import ConfigDict, TypeAdapter
-from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -104,25 +103,16 @@ class NotificationListener(PeriodicThread):
             if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
             while connection.notifies:
-                notification = connection.notifies.pop(0)
-                self._handle(notification.channel, notification.payload)
+                told = connection.notifies.pop(0)
+                self._call(told.channel, partial(self._tell, told.channel, told.payload))
 
-    def _handle(self, channel: str, payload: str) -> None:
-        """A payload that makes no sense, or a handler that fails, costs this notification only."""
-        try:
-            content = _PAYLOAD.validate_json(payload)
-        except ValueError as error:
-            metrics.record_event("notification_malformed")
-            log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
-            return
-        self._call(channel, partial(self._handlers[channel], **content))
+    def _tell(self, channel: str, payload: str) -> None:
+        self._handlers[channel](**_PAYLOAD.validate_json(payload))
 
     def _call(self, name: str, handler: Callable[[], object]) -> None:
+        """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
             handler()
-        except (SchedulerError, RedisError, SQLAlchemyError) as error:
-            metrics.record_event("notification_failed")
-            log.warning("notification_left_to_recompute", channel=name, error=str(error))
         except Exception:
             metrics.record_event("notification_failed")
             log.exception("notification_failed", channel=name)

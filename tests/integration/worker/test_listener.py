@@ -111,7 +111,7 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     notify(engine, "opencue_sched_release", payload)
     notify(engine, "opencue_sched_release", json.dumps({"procs": ["p1"], "hosts": ["h1"]}))
     eventually(lambda: heard.procs == ["p1"])
-    assert counted("notification_malformed") == 1
+    assert counted("notification_failed") == 1
 
 
 def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engine: Engine, heard: Heard) -> None:
