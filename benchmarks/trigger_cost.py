@@ -193,7 +193,7 @@ def _plan(
     queue = Queue(max_jobs_per_cluster_pass=1000, dispatch_frames_per_layer_limit=_PLAN)
     changed = settings.model_copy(update={"queue": queue})
     snapshot, _ = gather(connection, [cluster], changed, facts=facts, in_use=lambda _: {}, most_frames=_PLAN)
-    hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0)[0])
+    hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0))
     plan = []
     for job in (it for it in snapshot.work[0].jobs if it.id == job_id):
         for layer in job.layers:

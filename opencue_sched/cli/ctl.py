@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
-from opencue_sched.dispatch.clusters import in_shard, load_clusters
+from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
@@ -251,7 +252,7 @@ def _cluster_of(settings: Settings, key: str) -> Cluster:
     name, _, shard = key.partition("@")
     if name not in clusters:
         raise InvalidInput(f"no cluster {key!r} among {len(clusters)}; see: opencue-sched board list")
-    return in_shard(clusters[name], shard)
+    return replace(clusters[name], shard=shard)
 
 
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:

@@ -28,7 +28,6 @@ from opencue_sched.domain.cluster import (
     ClusterKind,
     Division,
     Fence,
-    chunk_tags,
     divide,
     normalise_tag,
     shard_of,
@@ -117,8 +116,9 @@ def _clusters_of(
             yield Cluster(facility_id, show_id, kind, (tag,), alloc_id)
         return
     size = queue.hostname_tags_chunk_size if kind is ClusterKind.HOSTNAME else queue.manual_tags_chunk_size
-    for chunk in chunk_tags(allocs_by_tag, size):
-        yield Cluster(facility_id, show_id, kind, chunk)
+    ordered = sorted(allocs_by_tag)  # so that the same tags always give the same chunks (facts C)
+    for start in range(0, len(ordered), size):
+        yield Cluster(facility_id, show_id, kind, tuple(ordered[start : start + size]))
 
 
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
@@ -287,7 +287,7 @@ class Sweeper:
                     self._scanned_at = began
                     scanned = time.monotonic() - began
         with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
-        ready = [in_shard(cluster, shard) for cluster in with_some for shard in swept]
+        ready = [replace(cluster, shard=shard) for cluster in with_some for shard in swept]
         active = frozenset(ready)
         at_caps = self.at_caps if wake_hosts else ()
         reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
@@ -308,7 +308,7 @@ class Sweeper:
         # 4. Take down the postings of clusters and shards that no longer exist; of those that are claimed, one of a
         #    cluster goes next time, and one of a shard with the end of its pass.
         if self._withdraw_due:
-            there = {in_shard(c, shard).key for c in self.clusters for shard in shards(division)}
+            there = {replace(c, shard=shard).key for c in self.clusters for shard in shards(division)}
             if divided_anew:
                 self._keep_trashed()
             gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
@@ -337,11 +337,6 @@ class Sweeper:
             scan_seconds=scanned,
             ask_again=ask_again,
         )
-
-
-def in_shard(cluster: Cluster, shard: str) -> Cluster:
-    """The cluster in a shard."""
-    return replace(cluster, shard=shard) if shard else cluster
 
 
 def pause_between_wakes(clusters: int) -> float:

@@ -26,8 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
-from opencue_sched.domain.farm import PlannedProc, centicores
-from opencue_sched.domain.frames import burst_cap, cores_cap, gpus_cap
+from opencue_sched.domain.farm import PlannedProc, cap_cores, centicores, enforced
 from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,
@@ -387,10 +386,11 @@ def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
     """The vertex's caps as PostgreSQL has them. Of a vertex without a row: a deleted subscription allows nothing, the
     others have no cap any more."""
     if caps.kind is VertexKind.SUBSCRIPTION:
-        return replace(caps, max_cores=burst_cap(row.cores) if row else 0)
+        return replace(caps, max_cores=max(0, cap_cores(row.cores)) if row else 0)
     if caps.kind is VertexKind.LIMIT:
         return replace(caps, max_frames=max(0, row.cores) - caps.foreign_frames if row else None)
-    return replace(caps, max_cores=cores_cap(row.cores) if row else None, max_gpus=gpus_cap(row.gpus) if row else None)
+    max_cores, max_gpus = (enforced(cap_cores(row.cores)), enforced(row.gpus)) if row else (None, None)
+    return replace(caps, max_cores=max_cores, max_gpus=max_gpus)
 
 
 def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, BookingError]) -> None:

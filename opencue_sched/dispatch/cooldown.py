@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
-from opencue_sched.domain.farm import Host, ThreadMode
-from opencue_sched.domain.frames import Need, Search, least_cores
+from opencue_sched.domain.farm import Host, Reservation, ThreadMode
+from opencue_sched.domain.frames import Search, least_cores
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import SkippedLayers
 
@@ -136,12 +136,14 @@ class HostNews:
         )
 
     @cached_property
-    def _by_place(self) -> Mapping[_Place, Sequence[tuple[Need, Host]]]:
+    def _by_place(self) -> Mapping[_Place, Sequence[tuple[Reservation, Host]]]:
         """Without those that have no more of anything idle than another of their size. Made only when a kind is
         skipped: mostly none is."""
-        by_place: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
+        by_place: defaultdict[_Place, defaultdict[_Size, dict[Reservation, Host]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
         for host in self.hosts:
-            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
+            has = Reservation(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
             for place in _places(host):
                 by_place[place][host.total_centicores, host.thread_mode][has] = host
         return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
@@ -299,9 +301,9 @@ def _places(host: Host) -> Iterable[_Place]:
     return ((tag, os_name, thread) for tag in host.tags for os_name in ("", *host.os_names) for thread in threads)
 
 
-def _largest(hosts: Mapping[Need, Host]) -> list[tuple[Need, Host]]:
+def _largest(hosts: Mapping[Reservation, Host]) -> list[tuple[Reservation, Host]]:
     """Those of hosts, by what they have idle, that no other covers."""
-    kept: list[tuple[Need, Host]] = []
+    kept: list[tuple[Reservation, Host]] = []
     for idle in sorted(hosts, key=lambda it: (it.cores, it.memory_kb, it.gpus, it.gpu_memory_kb), reverse=True):
         if not any(larger.covers(idle) for larger, _ in kept):
             kept.append((idle, hosts[idle]))

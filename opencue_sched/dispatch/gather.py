@@ -14,7 +14,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import redis
@@ -30,32 +29,31 @@ from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
     MOST_KB,
-    BadRow,
     Caps,
     Frame,
     Headroom,
     Host,
     Job,
     Layer,
+    Reservation,
     Snapshot,
     Work,
+    cap_cores,
+    cores_left,
+    enforced,
 )
 from opencue_sched.domain.frames import (
     MEM_RESERVED_MIN_KB,
     Demand,
-    Need,
     Search,
-    burst_cap,
     check_frame_range,
-    cores_cap,
-    gpus_cap,
 )
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.order import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
-from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id, log_bad_row
 from opencue_sched.store.pending import (
     SkippedLayers,
     fetch_limits,
@@ -193,10 +191,7 @@ class HostFeed:
     def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
         with self._engine.connect() as connection:
             staleness = self._settings.host_staleness_threshold
-            hosts, bad = fetch_groups(connection, facility_id, tags, staleness, of_buckets)
-        for row in bad:
-            _log_bad_row(row)
-        return hosts
+            return fetch_groups(connection, facility_id, tags, staleness, of_buckets)
 
     def follow(self) -> HostNews:
         """Read again what changed since this process looked last, in any of its shards; each change is returned once,
@@ -216,19 +211,11 @@ class HostFeed:
             if wanted:
                 read_at = self.cache.instant()
                 with self._engine.connect() as connection:
-                    hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
-                for row in bad:
-                    _log_bad_row(row)
+                    hosts = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
                 self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
                 self._noted.clear()
                 found += hosts
             return HostNews(tuple(found), everything=ids is None)
-
-
-@lru_cache(maxsize=10_000)
-def _log_bad_row(row: BadRow) -> None:
-    """Log a row that makes no sense: once in this process, as long as it is among the latest 10,000."""
-    log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
 
 
 _MOST = {
@@ -247,7 +234,7 @@ CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], in
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredCluster:
+class GatheredCluster(Work):
     """``bad_layers`` were skipped: rows of theirs, or of their job, make no sense. ``more``: as many jobs were found as
     a pass looks at, so there may be others. ``versions`` are those of the rows of all layers found, by id.
 
@@ -255,8 +242,6 @@ class GatheredCluster:
     empty, and the snapshot shows the first jobs of it.
     """
 
-    cluster: Cluster
-    jobs: tuple[Job, ...]
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
@@ -336,18 +321,11 @@ def gather(
 
 
 def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
-    """Burst and use of each subscription (fetch_shares), by show and allocation id. They have no cap of GPUs."""
-    bursts = {(row.show_id, row.alloc_id): burst_cap(row.burst_centicores) for row in shares}
+    """Burst, of which 0 books nothing, and use of each subscription (fetch_shares), by show and allocation id. They
+    have no cap of GPUs."""
+    bursts = {(row.show_id, row.alloc_id): max(0, cap_cores(row.burst_centicores)) for row in shares}
     used = in_use(bursts)
     return {key: Caps(Headroom(burst, used.get(key, 0)), Headroom(None, 0)) for key, burst in bursts.items()}
-
-
-def cores_left(subscribed: Mapping[tuple[str, str], Caps]) -> Mapping[str, Mapping[str, float]]:
-    """The cores that subscriptions have left, by show and then by allocation id; of any other show none."""
-    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for (show_id, alloc_id), caps in subscribed.items():
-        left[show_id][alloc_id] = caps.cores.left
-    return left
 
 
 def _gathered(
@@ -363,7 +341,7 @@ def _gathered(
             layers_by_job[row.pk_job].append(row)
             continue
         why = f"its counter says that {row.int_waiting_count} frames wait, and none does"
-        _log_bad_row(BadRow("layer_stat", row.pk_layer, why, row.str_name))
+        log_bad_row("layer_stat", row.pk_layer, row.str_name, why)
         bad_layers.append(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, why))
     for row in job_rows:
         layers = layers_by_job[row.pk_job]
@@ -371,7 +349,7 @@ def _gathered(
             job = _job(row, tuple(map(_layer, layers)))
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             why = str(error)
-            _log_bad_row(BadRow("job", row.pk_job, why, row.str_name))
+            log_bad_row("job", row.pk_job, row.str_name, why)
             bad_layers += [
                 LayerVerdict(row.pk_job, layer.pk_layer, Verdict.FAILED, 0, layer.int_waiting_count, why)
                 for layer in layers
@@ -410,8 +388,7 @@ def _snapshot(
     above = {
         key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in limits.keys() & wanted
     }
-    work = tuple(Work(it.cluster, it.jobs) for it in gathered)
-    return Snapshot(work, subscribed, caps, above, sizes, now)
+    return Snapshot(tuple(gathered), subscribed, caps, above, sizes, now)
 
 
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
@@ -422,10 +399,8 @@ def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
         name=row.str_name,
         show_id=row.pk_show,
         show_name=row.str_show,
-        facility_id=row.pk_facility,
         folder_id=row.pk_folder,
         dept_id=row.pk_dept,
-        priority=row.int_priority,
         shot=row.str_shot,
         user=row.str_user,
         uid=row.int_uid,
@@ -476,7 +451,7 @@ def _frame(
 
 
 def _caps(max_centicores: int | None, max_gpus: int | None, cores: int, gpus: int) -> Caps:
-    return Caps(Headroom(cores_cap(max_centicores or 0), cores), Headroom(gpus_cap(max_gpus or 0), gpus))
+    return Caps(Headroom(enforced(cap_cores(max_centicores or 0)), cores), Headroom(enforced(max_gpus), gpus))
 
 
 # What waits for GPUs, for the passes of one process: read apart from them and seldom, for all of them.
@@ -532,7 +507,7 @@ class GpuWaits:
 
 def search_of(row: Row[Any], tags: Iterable[str]) -> Search:
     """What frames of a row of fetch_waiting_work can use, on hosts of these of its tags."""
-    need = Need(
+    need = Reservation(
         cores=row.least_cores,
         memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),
         gpus=max(0, row.int_gpus_min),

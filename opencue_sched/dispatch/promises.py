@@ -16,9 +16,9 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.gather import CoresInUse, cores_left, search_of, subscriptions
+from opencue_sched.dispatch.gather import CoresInUse, search_of, subscriptions
 from opencue_sched.domain.cluster import Verdict, normalise_tag
-from opencue_sched.domain.farm import Hold, Host
+from opencue_sched.domain.farm import Hold, Host, cores_left
 from opencue_sched.domain.frames import Demand
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies import reservations as policy
@@ -164,15 +164,25 @@ class _Duty:
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
-        hosts, _ = fetch_hosts_by_id(self.connection, sorted(ids), staleness)
-        return {host.id: host for host in hosts}
+        return {host.id: host for host in fetch_hosts_by_id(self.connection, sorted(ids), staleness)}
 
     def _candidates(
         self, asking: Sequence[Asked], kept: Sequence[Host]
     ) -> tuple[dict[str, list[Host]], Mapping[str, Sequence[RunningFrame]]]:
         """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
-        wanted = [_candidacy(it) for it in asking]
+        wanted = [
+            {
+                "layer_id": it.layer_id,
+                "facility_id": it.demand.facility_id,
+                "tags": it.demand.search.tags,
+                "alloc_ids": sorted(it.demand.alloc_ids),
+                "cores": it.demand.search.need.cores,
+                "memory_kb": it.demand.search.need.memory_kb,
+                "gpus": it.demand.search.need.gpus,
+            }
+            for it in asking
+        ]
         found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
         hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
         runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
@@ -190,17 +200,3 @@ class _Duty:
                 free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
                 renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
         return renewed
-
-
-def _candidacy(asked: Asked) -> dict[str, Any]:
-    """What store.fetch_candidates is asked for a layer."""
-    demand, need = asked.demand, asked.demand.search.need
-    return {
-        "layer_id": asked.layer_id,
-        "facility_id": demand.facility_id,
-        "tags": demand.search.tags,
-        "alloc_ids": sorted(demand.alloc_ids),
-        "cores": need.cores,
-        "memory_kb": need.memory_kb,
-        "gpus": need.gpus,
-    }

@@ -68,12 +68,6 @@ def join_tags(tags: Iterable[str]) -> str:
     return " | ".join(tags)
 
 
-def chunk_tags(tags: Iterable[str], size: int) -> list[tuple[str, ...]]:
-    """Tags in chunks of ``size``, sorted, so that the same tags always give the same chunks (facts C)."""
-    ordered = sorted(set(tags))
-    return [tuple(ordered[start : start + size]) for start in range(0, len(ordered), size)]
-
-
 # Shards: which instance plans which hosts, so that no two plan the same ones.
 #
 # Every host is in one of 256 buckets, by its id alone, and every bucket belongs to one of the instances among which the

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -65,6 +66,11 @@ def cap_cores(cap_centicores: int) -> int | float:
     if cap_centicores <= 0:
         return cap_centicores
     return cap_centicores // CENTICORES_PER_CORE or cap_centicores / CENTICORES_PER_CORE
+
+
+def enforced(cap: float | None) -> float | None:
+    """A folder's or job's cap of cores or GPUs; None without one (NULL, 0 or negative)."""
+    return cap if cap and cap > 0 else None
 
 
 def memory_text(kilobytes: float) -> str:
@@ -207,12 +213,21 @@ STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one frame takes from one host. Whole cores; memory in KB."""
+    """What one frame takes from one host, or needs of one, or what is idle on it. Whole cores; memory in KB."""
 
     cores: int
     memory_kb: int
     gpus: int = 0
     gpu_memory_kb: int = 0
+
+    def covers(self, other: Reservation) -> bool:
+        """Whether this is at least ``other`` in everything."""
+        return (
+            self.cores >= other.cores
+            and self.memory_kb >= other.memory_kb
+            and self.gpus >= other.gpus
+            and self.gpu_memory_kb >= other.gpu_memory_kb
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +378,8 @@ class Job:
     name: str
     show_id: str
     show_name: str
-    facility_id: str
     folder_id: str
     dept_id: str
-    priority: int
     shot: str
     user: str
     uid: int | None
@@ -398,6 +411,14 @@ class Caps:
     gpus: Headroom
 
 
+def cores_left(subscribed: Mapping[tuple[str, str], Caps]) -> defaultdict[str, dict[str, float]]:
+    """The cores that subscriptions have left, by show and then by allocation id; of any other show none."""
+    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (show_id, alloc_id), caps in subscribed.items():
+        left[show_id][alloc_id] = caps.cores.left
+    return left
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The jobs of one cluster, in the order in which they should be served."""
@@ -421,16 +442,6 @@ class Snapshot:
     limits: Mapping[str, Headroom] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     now: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that makes no sense and is skipped. ``name`` is for people."""
-
-    table: str
-    id: str
-    reason: str
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from opencue_sched.domain.farm import (
     Reservation,
     ThreadMode,
     booked_cores,
-    cap_cores,
 )
 from opencue_sched.errors import InvalidInput
 
@@ -276,37 +275,19 @@ class Dimension(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What every frame of a layer takes at least, whatever the host. Memory in KB."""
-
-    cores: int
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
-
-    def covers(self, other: Need) -> bool:
-        """Whether this is at least ``other`` in everything."""
-        return (
-            self.cores >= other.cores
-            and self.memory_kb >= other.memory_kb
-            and self.gpus >= other.gpus
-            and self.gpu_memory_kb >= other.gpu_memory_kb
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Search:
-    """All that decides which hosts a layer can use, caps and admission apart."""
+    """All that decides which hosts a layer can use, caps and admission apart; every frame of it takes the ``need`` at
+    least, whatever the host."""
 
     tags: tuple[str, ...]
     os_name: str | None
-    need: Need
+    need: Reservation
     threadable: bool
     cores_min_centicores: int
     cores_max_centicores: int
 
     @classmethod
-    def of(cls, job: Job, layer: Layer, need: Need, tags: tuple[str, ...]) -> Search:
+    def of(cls, job: Job, layer: Layer, need: Reservation, tags: tuple[str, ...]) -> Search:
         return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 
@@ -320,7 +301,7 @@ class Demand:
     alloc_ids: frozenset[str]
     frames: int
 
-    def need_on(self, host: Host) -> Need | None:
+    def need_on(self, host: Host) -> Reservation | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
         search, need = self.search, self.search.need
         least = least_cores(search, host)
@@ -338,21 +319,6 @@ class Demand:
         return replace(need, cores=least) if could_take else None
 
 
-def cores_cap(cap_centicores: int) -> float | None:
-    """A folder's or job's core cap in cores; None without one (0 or negative). Never 0: see units.cap_cores."""
-    return cap_cores(cap_centicores) if cap_centicores > 0 else None
-
-
-def gpus_cap(cap: int) -> float | None:
-    """A folder's or job's GPU cap; None without one (0 or negative)."""
-    return cap if cap > 0 else None
-
-
-def burst_cap(burst_centicores: int) -> float:
-    """A subscription's burst in cores. Always a cap: 0 (and anything below) books nothing."""
-    return max(0, cap_cores(burst_centicores))
-
-
 def minimum_cores(layer: Layer | Search, host: Host) -> int:
     """The layer's minimum in whole cores of this host. Not positive when it asks to leave more than the host has."""
     if _takes_one_core(layer):
@@ -362,7 +328,7 @@ def minimum_cores(layer: Layer | Search, host: Host) -> int:
     return (host.total_centicores + layer.cores_min_centicores) // CENTICORES_PER_CORE
 
 
-def smallest_need(layer: Layer) -> Need:
+def smallest_need(layer: Layer) -> Reservation:
     """A lower bound of every reservation of the layer, for a search that does not know the host yet.
 
     A zero or negative minimum depends on the host, so it is bounded by one core and :func:`reserve` refuses the hosts
@@ -373,7 +339,7 @@ def smallest_need(layer: Layer) -> Need:
         cores = 1
     else:
         cores = _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
-    return Need(
+    return Reservation(
         cores=cores,
         memory_kb=max(layer.memory_min_kb, MEM_RESERVED_MIN_KB),
         gpus=max(layer.gpus_min, 0),

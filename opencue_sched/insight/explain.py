@@ -29,13 +29,14 @@ from opencue_sched.domain.farm import (
     Host,
     JobState,
     LockState,
+    Reservation,
     ThreadMode,
     counted,
     duration_text,
     near,
     os_names,
 )
-from opencue_sched.domain.frames import Need, Search, least_cores
+from opencue_sched.domain.frames import Search, least_cores
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
@@ -383,7 +384,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
     size = (row.centicores, row.centicores, row.memory_kb, row.memory_kb)
     host = Host(row.id, row.host, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
-    need = Need(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
+    need = Reservation(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
     least = least_cores(Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max), host)
     sizes = (
         # A layer that leaves more cores alone than the host has would run on as many more.

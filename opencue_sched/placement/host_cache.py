@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
 from opencue_sched.domain.farm import Host, Reservation
-from opencue_sched.domain.frames import Need
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
@@ -329,7 +328,7 @@ class HostCache:
         self,
         facility_id: str,
         tags: Sequence[str],
-        need: Need,
+        need: Reservation,
         strategy: HostBookingStrategy,
         accept: Accept,
         *,
@@ -528,7 +527,7 @@ class HostCache:
             self._known_at.setdefault(layer_id, {})[host_id] = None
 
     def _known(
-        self, layer_id: str, indexes: Sequence[HostIndex], need: Need, strategy: HostBookingStrategy
+        self, layer_id: str, indexes: Sequence[HostIndex], need: Reservation, strategy: HostBookingStrategy
     ) -> list[Host]:
         """Hosts of these indexes that run the layer and have the need idle, in the order of the strategy, and then
         those that ran it, the last first."""

@@ -7,8 +7,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from opencue_sched.domain.farm import Host
-from opencue_sched.domain.frames import Need
+from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.settings import HostBookingStrategy
 
 Rank = tuple[int, int, int, str]
@@ -64,7 +63,7 @@ class HostIndex:
             if tree:
                 return
 
-    def ranked(self, need: Need, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
+    def ranked(self, need: Reservation, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
         """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
         merged into one order. Lazy: do not change the index meanwhile."""
         best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation

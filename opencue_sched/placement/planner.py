@@ -31,10 +31,11 @@ from opencue_sched.domain.farm import (
     Reservation,
     Snapshot,
     Vertices,
+    cores_left,
     counted,
     memory_text,
 )
-from opencue_sched.domain.frames import Demand, Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.frames import Demand, Dimension, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
@@ -82,9 +83,7 @@ class PlanHeadroom:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._allocs: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        for (show_id, alloc_id), caps in snapshot.subscriptions.items():
-            self._allocs[show_id][alloc_id] = caps.cores.left
+        self._allocs = cores_left(snapshot.subscriptions)
         self._cores = defaultdict(lambda: math.inf, {key: caps.cores.left for key, caps in snapshot.caps.items()})
         self._gpus = defaultdict(lambda: math.inf, {key: caps.gpus.left for key, caps in snapshot.caps.items()})
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
@@ -97,7 +96,7 @@ class PlanHeadroom:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(self._allocs[job.show_id].get(alloc_id, 0.0), self._cores[job.folder_id], self._cores[job.id])
 
-    def over_cap(self, job: Job, layer: Layer, need: Need, alloc_id: str | None = None) -> Refusal | None:
+    def over_cap(self, job: Job, layer: Layer, need: Reservation, alloc_id: str | None = None) -> Refusal | None:
         """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
         whatever host; None if each has headroom for it.
 
@@ -124,7 +123,7 @@ class PlanHeadroom:
                 return Refusal(Verdict.OVER_LIMIT, detail)
         return None
 
-    def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
+    def frames_left(self, job: Job, layer: Layer, need: Reservation) -> float:
         """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
         reserved."""
         left = [self._limits[limit_id] for limit_id in layer.limit_ids]
@@ -245,7 +244,7 @@ class _Planner:
     used: set[str] = field(default_factory=set)
     apart: bool = True
     # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
-    nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Need]] = field(
+    nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Reservation]] = field(
         default_factory=lambda: defaultdict(list)
     )
     all_refused: set[tuple[str, str, Search]] = field(default_factory=set)
@@ -397,10 +396,10 @@ class _Planner:
             known_to=state.layer.id if queue.locality else None,
         )
 
-    def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
+    def _reserve(self, state: _LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
         job, layer, policy = state.job, state.layer, self.policy
-        answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=cores_left)
+        answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=left)
         if isinstance(answer, Reservation):
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
@@ -414,7 +413,7 @@ class _Planner:
     def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
         left, os_name = self.headroom.cores_left(state.job, host.alloc_id), state.job.os_name
         taken = reserve(state.layer, host, self.policy.rules, os_name=os_name, job_cores_left=left)
-        return score(state.layer, host, taken) if isinstance(taken, Reservation) else math.inf
+        return score(host, taken) if isinstance(taken, Reservation) else math.inf
 
     def _accepts(self, state: _LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
@@ -434,7 +433,7 @@ class _Planner:
         job, layer, headroom = state.job, state.layer, self.headroom
         vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
         procs: list[PlannedProc] = []
-        cores_left = headroom.cores_left(job, host.alloc_id)
+        left = headroom.cores_left(job, host.alloc_id)
         current = host
         before = self.placed[state.part]
         most = min(
@@ -443,12 +442,12 @@ class _Planner:
             headroom.frames_left(job, layer, state.search.need),
         )
         while len(procs) + 1 <= most:
-            answer = self._reserve(state, current, cores_left)
+            answer = self._reserve(state, current, left)
             if not isinstance(answer, Reservation):
                 break
             frame = layer.frames[before + len(procs)]
             procs.append(PlannedProc(self.new_id(), job, layer, frame, current, answer, vertices))
-            cores_left -= answer.cores
+            left -= answer.cores
             current = current.less(answer, layer.id)
         taken = {proc.proc_id: proc.reservation for proc in procs}
         if not (procs and self.pool.take(host, taken, layer_id=layer.id)):

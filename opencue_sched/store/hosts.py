@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, ClusterKind
 from opencue_sched.domain.farm import (
     INT_MAX,
     MOST_KB,
-    BadRow,
     HardwareState,
     Host,
     ThreadMode,
@@ -27,6 +28,8 @@ from opencue_sched.domain.farm import (
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
+
+_log = structlog.get_logger(__name__)
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -69,27 +72,33 @@ def fetch_groups(
     tags: Sequence[str],
     staleness: float,
     buckets: Collection[int] = ALL_BUCKETS,
-) -> tuple[list[Host], list[BadRow]]:
+) -> list[Host]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/cluster.py); and rows that make no sense. One statement."""
+    seconds and in one of these buckets (domain/cluster.py). One statement."""
     wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
     return _hosts(connection.execute(_OF_TAGS, parameters))
 
 
-def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> tuple[list[Host], list[BadRow]]:
-    """Those of these hosts that may take frames now (one that is absent may not), and rows that make no sense."""
+def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> list[Host]:
+    """Those of these hosts that may take frames now; one that is absent may not."""
     return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}))
 
 
-def _hosts(rows: Iterable[Row[Any]]) -> tuple[list[Host], list[BadRow]]:
-    hosts, bad = [], []
+@lru_cache(maxsize=10_000)
+def log_bad_row(table: str, row_id: str, name: str, reason: str) -> None:
+    """Log a row that makes no sense and is skipped: once in this process, as long as it is among the latest 10,000."""
+    _log.warning(f"{table}_skipped", id=row_id, name=name, reason=reason)
+
+
+def _hosts(rows: Iterable[Row[Any]]) -> list[Host]:
+    hosts = []
     for row in rows:
         try:
             hosts.append(_host(row))
         except (TypeError, ValueError) as error:
-            bad.append(BadRow("host", row.pk_host, str(error), row.str_name))
-    return hosts, bad
+            log_bad_row("host", row.pk_host, row.str_name, str(error))
+    return hosts
 
 
 def _host(row: Row[Any]) -> Host:

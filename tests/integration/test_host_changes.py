@@ -11,7 +11,6 @@ from sqlalchemy import Engine, text
 from opencue_sched.dispatch import gather
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.farm import Host, Reservation
-from opencue_sched.domain.frames import Need
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
@@ -186,7 +185,7 @@ class TestPublishing:
 
 
 STALENESS = 120.0
-ONE_CORE = Need(cores=1, memory_kb=0, gpus=0, gpu_memory_kb=0)
+ONE_CORE = Reservation(cores=1, memory_kb=0, gpus=0, gpu_memory_kb=0)
 TAKE_CORES = text("UPDATE host SET int_cores_idle = int_cores_idle - :centicores WHERE pk_host = :host")
 
 
@@ -202,7 +201,7 @@ class Worker:
 
     def fetch(self, facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
         with self.engine.connect() as connection:
-            return fetch_groups(connection, facility_id, tags, STALENESS, buckets)[0]
+            return fetch_groups(connection, facility_id, tags, STALENESS, buckets)
 
     def gather(self) -> None:
         self.cursor, ids = self.changes.since(self.cursor)
@@ -212,7 +211,7 @@ class Worker:
         elif ids:
             read_at = self.cache.instant()
             with self.engine.connect() as connection:
-                found, _ = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
+                found = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
             self.cache.apply(found, ids - {host.id for host in found}, read_at=read_at)
         self.cache.refresh(self.facility_id, ["general"])
 
@@ -230,7 +229,7 @@ class Worker:
 
     def book(self, proc_id: str, cores: int) -> str:
         """Plan, commit and publish one proc; its host's id."""
-        need = Need(cores, 0, 0, 0)
+        need = Reservation(cores, 0, 0, 0)
         host = self.cache.find(self.facility_id, ["general"], need, HostBookingStrategy(), lambda _: True)
         assert host is not None
         assert self.cache.take(host, {proc_id: Reservation(cores, 0)})

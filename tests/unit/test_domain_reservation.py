@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
+from opencue_sched.dispatch.gather import subscriptions
+from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode, cap_cores, enforced
 from opencue_sched.domain.frames import (
     Dimension,
     Rules,
-    burst_cap,
-    cores_cap,
     fewest_cores,
-    gpus_cap,
     minimum_cores,
     reserve,
     smallest_need,
@@ -305,17 +304,18 @@ class TestOs:
 
 class TestCaps:
     def test_zero_and_negative_caps_of_folders_and_jobs_are_no_caps(self) -> None:
-        assert cores_cap(0) is cores_cap(-1) is cores_cap(-100) is None
-        assert gpus_cap(0) is gpus_cap(-1) is None
+        assert enforced(cap_cores(0)) is enforced(cap_cores(-1)) is enforced(cap_cores(-100)) is None
+        assert enforced(0) is enforced(-1) is enforced(None) is None
 
     def test_positive_caps_are_in_whole_cores_and_never_become_zero(self) -> None:
-        assert cores_cap(250) == 2
-        assert cores_cap(50) == 0.5
-        assert gpus_cap(3) == 3
+        assert enforced(cap_cores(250)) == 2
+        assert enforced(cap_cores(50)) == 0.5
+        assert enforced(3) == 3
 
     def test_a_burst_is_always_a_cap(self) -> None:
-        assert burst_cap(0) == burst_cap(-100) == 0
-        assert burst_cap(1250) == 12
+        rows = [SimpleNamespace(show_id="show", alloc_id=it, burst_centicores=it) for it in (0, -100, 1250)]
+        capped = subscriptions(rows, lambda _: {})  # type: ignore[arg-type]
+        assert [caps.cores.cap for caps in capped.values()] == [0, 0, 12]
 
 
 layers = st.builds(

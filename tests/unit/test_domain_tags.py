@@ -1,4 +1,4 @@
-"""Tags in every spelling, and the chunks clusters are made of."""
+"""Tags in every spelling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import chunk_tags, join_tags, normalise_tag, normalise_tags
+from opencue_sched.domain.cluster import join_tags, normalise_tag, normalise_tags
 
 tag_names = st.text(alphabet="abcXYZ019_.-", min_size=1, max_size=12)
 
@@ -41,16 +41,3 @@ def test_joining_and_normalising_are_inverse(tags: list[str]) -> None:
 
 def test_joined_tags_are_spelled_as_cuebot_spells_them() -> None:
     assert join_tags(["b", "a"]) == "b | a"
-
-
-@given(st.lists(tag_names), st.integers(1, 7))
-def test_chunks_hold_every_tag_once_in_order_and_at_most_size(tags: list[str], size: int) -> None:
-    chunks = chunk_tags(tags, size)
-    assert [tag for chunk in chunks for tag in chunk] == sorted(set(tags))
-    assert all(1 <= len(chunk) <= size for chunk in chunks)
-    assert all(len(chunk) == size for chunk in chunks[:-1])
-
-
-@given(st.permutations(["a", "b", "c", "d", "e"]))
-def test_chunks_do_not_depend_on_the_order_of_the_rows(tags: list[str]) -> None:
-    assert chunk_tags(tags, 2) == [("a", "b"), ("c", "d"), ("e",)]

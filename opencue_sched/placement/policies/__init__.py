@@ -25,5 +25,5 @@ Admission = Callable[[Job, Layer, Host, Reservation], Refusal | None]
 """``admission(job, layer, host, taken)``: why a frame of the layer may not take this from the host; None if it may. The
 host is as it would be with all that the plan has put on it so far, without this frame. Asked for many hosts."""
 
-Score = Callable[[Layer, Host, Reservation], float]
-"""``score(layer, host, taken)``: what it costs to take this from the host; the lowest wins. Asked for many hosts."""
+Score = Callable[[Host, Reservation], float]
+"""``score(host, taken)``: what it costs to take this from the host; the lowest wins. Asked for many hosts."""

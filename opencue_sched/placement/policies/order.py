@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, Caps, Host, Layer, Reservation
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, Caps, Host, Reservation
 
 
 class Use(NamedTuple):
@@ -78,7 +78,7 @@ GPU_WEIGHT = 4.0
 """Cores and memory weigh 1: GPUs are few, and what else a host has is of no use to GPU work without them."""
 
 
-def convex(_layer: Layer, host: Host, taken: Reservation) -> float:
+def convex(host: Host, taken: Reservation) -> float:
     """The score: what taking this, which the host has idle, adds to the host's potential. Never negative."""
     cost = 0.0
     for weight, total, idle, amount in (

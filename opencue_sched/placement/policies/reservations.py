@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, duration_text, idle_cores
-from opencue_sched.domain.frames import Demand, Need
+from opencue_sched.domain.frames import Demand
 from opencue_sched.placement.policies import Admission, Refusal
 
 MOST_LAYERS = 8
@@ -139,7 +139,7 @@ class RunningFrame(NamedTuple):
     gpus: int
 
 
-def free_at(host: Host, runs: Iterable[RunningFrame], need: Need, now: float) -> float | None:
+def free_at(host: Host, runs: Iterable[RunningFrame], need: Reservation, now: float) -> float | None:
     """When the host, with what runs on it, is expected to have so much idle, if nothing new starts on it; None: nobody
     knows. A frame that has run longer than expected is expected to end now."""
     left = (centicores(need.cores) - host.idle_centicores, need.memory_kb - host.idle_memory_kb)

@@ -23,7 +23,7 @@ KB_PER_GB = 1024 * 1024
 def hosts_of(connection: Connection, *, staleness: float = 3600) -> list[Host]:
     """Every host that may take frames, by name."""
     ids = connection.execute(text("SELECT pk_host FROM host")).scalars().all()
-    return sorted(fetch_hosts_by_id(connection, ids, staleness)[0], key=lambda host: host.name)
+    return sorted(fetch_hosts_by_id(connection, ids, staleness), key=lambda host: host.name)
 
 
 def plan(

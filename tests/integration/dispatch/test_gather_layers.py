@@ -127,9 +127,9 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
         found = gathered(connection, cluster_of(farm), settings)
 
     job = found.snapshot.work[0].jobs[0]
-    expected = (ids.id, ids.name, ids.show.name, "sh1", "jo", 501, "/logs", "rocky9", 7, ids.folder_id)
+    expected = (ids.id, ids.name, ids.show.name, "sh1", "jo", 501, "/logs", "rocky9", ids.folder_id)
     assert expected == (
-        *(job.id, job.name, job.show_name, job.shot, job.user, job.uid, job.log_dir, job.os_name, job.priority),
+        *(job.id, job.name, job.show_name, job.shot, job.user, job.uid, job.log_dir, job.os_name),
         job.folder_id,
     )
     (layer,) = job.layers

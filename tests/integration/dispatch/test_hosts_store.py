@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import Connection, Engine, text
+from structlog.testing import capture_logs
 
 from opencue_sched.domain.cluster import buckets, shard_of
 from opencue_sched.domain.farm import Host, ThreadMode
@@ -17,7 +18,7 @@ STALENESS = 120.0
 
 
 def hosts_tagged(connection: Connection, farm: Farm, tag: str) -> list[Host]:
-    return fetch_groups(connection, farm.facility(), [tag], STALENESS)[0]
+    return fetch_groups(connection, farm.facility(), [tag], STALENESS)
 
 
 def test_a_host_arrives_with_everything_placement_wants(engine: Engine) -> None:
@@ -50,7 +51,7 @@ def test_memory_is_the_lesser_of_unreserved_and_free(engine: Engine) -> None:
         connection.execute(text("UPDATE host SET int_gpu_mem = 100, int_gpu_mem_idle = 80"))
         connection.execute(text("UPDATE host_stat SET int_gpu_mem_free = -5"))
 
-        ((host,), _) = fetch_hosts_by_id(connection, [ids.id], STALENESS)
+        (host,) = fetch_hosts_by_id(connection, [ids.id], STALENESS)
 
     assert host.idle_memory_kb == 10 * KB_PER_GB
     assert host.idle_gpu_memory_kb == 0
@@ -73,7 +74,7 @@ def test_a_host_that_may_not_take_frames_is_not_fetched(engine: Engine, spec: di
         unfit, fit = farm.host(**spec), farm.host()
 
         group = hosts_tagged(connection, farm, "general")
-        by_id, _ = fetch_hosts_by_id(connection, [unfit.id, fit.id], STALENESS)
+        by_id = fetch_hosts_by_id(connection, [unfit.id, fit.id], STALENESS)
 
     assert [fetched.id for fetched in group] == [fit.id]
     assert [fetched.id for fetched in by_id] == [fit.id]
@@ -98,7 +99,7 @@ def test_a_shard_of_a_group_is_what_its_buckets_say_and_all_shards_are_all_of_it
         every = {farm.host().id for _ in range(40)}
         division = ("one", "two", "three")
         shards = {
-            shard: fetch_groups(connection, farm.facility(), ["general"], STALENESS, buckets(shard, division))[0]
+            shard: fetch_groups(connection, farm.facility(), ["general"], STALENESS, buckets(shard, division))
             for shard in division
         }
 
@@ -127,7 +128,7 @@ def test_several_groups_are_one_statement_however_many_hosts(engine: Engine) -> 
         facility = farm.facility()
 
         with counted_statements(engine) as statements:
-            found, _ = fetch_groups(connection, facility, ["t0", "t1", "all", "none"], STALENESS)
+            found = fetch_groups(connection, facility, ["t0", "t1", "all", "none"], STALENESS)
 
     assert len(statements) == 1
     assert sorted(host.id for host in found) == sorted(host.id for host in hosts)
@@ -161,10 +162,11 @@ def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) ->
             text("UPDATE host SET int_cores = 0, int_cores_idle = 0 WHERE pk_host = :h"), {"h": cores.id}
         )
 
-        group, bad = fetch_groups(connection, farm.facility(), ["general"], STALENESS)
+        with capture_logs() as logs:
+            group = fetch_groups(connection, farm.facility(), ["general"], STALENESS)
 
     assert [fetched.id for fetched in group] == [good.id]
-    assert {(row.table, row.id) for row in bad} == {("host", it.id) for it in (mode, cores, huge)}
+    assert {(it["event"], it["id"]) for it in logs} == {("host_skipped", it.id) for it in (mode, cores, huge)}
 
 
 def test_a_host_says_what_runs_on_it(engine: Engine) -> None:
@@ -176,6 +178,6 @@ def test_a_host_says_what_runs_on_it(engine: Engine) -> None:
         farm.run(first.frames[:2], busy)
         farm.run(second.frames[:1], busy)
 
-        hosts, _ = fetch_hosts_by_id(connection, [busy.id, idle.id], STALENESS)
+        hosts = fetch_hosts_by_id(connection, [busy.id, idle.id], STALENESS)
 
     assert {host.id: host.running for host in hosts} == {busy.id: {first.id: 2, second.id: 1}, idle.id: {}}

@@ -108,7 +108,7 @@ def test_one_host_alone_is_never_held(engine: Engine, settings: Settings) -> Non
 def test_whoever_reads_hosts_sees_who_is_promised_what(farm: WideFarm) -> None:
     (held,) = farm.asks().granted
     with farm.engine.connect() as connection:
-        hosts = {host.id: host.hold for host in fetch_hosts_by_id(connection, farm.hosts, 3600)[0]}
+        hosts = {host.id: host.hold for host in fetch_hosts_by_id(connection, farm.hosts, 3600)}
     hold = hosts.pop(held)
     assert hold is not None
     assert (hold.layer_id, hold.cores, hold.owner) == (farm.wide, 12, "waits/wide")
@@ -162,7 +162,7 @@ def test_a_deleted_job_leaves_nothing_and_its_rows_can_be_deleted(farm: WideFarm
     farm.execute("DELETE FROM frame WHERE pk_layer = :wide", wide=farm.wide)
     farm.execute("DELETE FROM layer WHERE pk_layer = :wide", wide=farm.wide)
     with farm.engine.connect() as connection:
-        (host,) = fetch_hosts_by_id(connection, [held], 3600)[0]
+        (host,) = fetch_hosts_by_id(connection, [held], 3600)
     assert host.hold is None, "at once"
     assert farm.keep().ended == {held}
     assert farm.debt() is None

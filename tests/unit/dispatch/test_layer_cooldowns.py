@@ -9,8 +9,8 @@ import pytest
 
 from opencue_sched.dispatch.cooldown import HostNews, LayerCooldowns
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, ThreadMode
-from opencue_sched.domain.frames import Need, Search
+from opencue_sched.domain.farm import Host, Reservation, ThreadMode
+from opencue_sched.domain.frames import Search
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import SkippedLayers
 
@@ -22,7 +22,7 @@ def blocked(
 ) -> UnschedulableLayer:
     """Of a kind of its own, or of ``kind``. ``part``: the layer's own least and most centicores, which say more than
     the cores it needs anywhere."""
-    wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
+    wants = Reservation(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
     search = Search(tags, os_name, wants, threadable, *part)
     verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
     return UnschedulableLayer(verdict, search, kind or layer, frozenset({"alloc"}))

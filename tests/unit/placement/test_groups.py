@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host
-from opencue_sched.domain.frames import Need
+from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.unit.placement.values import make_host, make_need
@@ -33,7 +32,11 @@ def found(cache: HostCache, *tags: str, allocs: set[str] | None = None, cores: i
 
 
 def candidates(
-    cache: HostCache, tags: Sequence[str], need: Need, strategy: HostBookingStrategy, allocs: set[str] | None = None
+    cache: HostCache,
+    tags: Sequence[str],
+    need: Reservation,
+    strategy: HostBookingStrategy,
+    allocs: set[str] | None = None,
 ) -> list[str]:
     """Every host in the order in which a search looks at them."""
     seen: list[str] = []

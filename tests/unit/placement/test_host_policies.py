@@ -71,7 +71,7 @@ class TestConvex:
         taken = _fitted(taken, host)
         less = Reservation(taken.cores // 2, taken.memory_kb // 2, taken.gpus)
 
-        assert 0 <= convex(LAYER, host, less) <= convex(LAYER, host, taken)
+        assert 0 <= convex(host, less) <= convex(host, taken)
 
     @given(host=hosts, taken=takes)
     def test_it_does_not_matter_whether_it_is_taken_at_once(self, host: Host, taken: Reservation) -> None:
@@ -79,22 +79,22 @@ class TestConvex:
         first = Reservation(taken.cores // 2, taken.memory_kb // 3)
         then = Reservation(taken.cores - first.cores, taken.memory_kb - first.memory_kb)
 
-        steps = convex(LAYER, host, first) + convex(LAYER, host.less(first), then)
+        steps = convex(host, first) + convex(host.less(first), then)
 
-        assert steps == pytest.approx(convex(LAYER, host, taken))
+        assert steps == pytest.approx(convex(host, taken))
 
     def test_much_memory_goes_where_memory_is_idle(self) -> None:
         short_of_memory = make_host(cores=16, memory_gib=64, idle_centicores=800, idle_memory_kb=20 * GIB)
         short_of_cores = make_host(cores=16, memory_gib=64, idle_centicores=400, idle_memory_kb=48 * GIB)
 
-        assert convex(LAYER, short_of_cores, take(1, 16)) < convex(LAYER, short_of_memory, take(1, 16))
-        assert convex(LAYER, short_of_memory, take(4, 1)) < convex(LAYER, short_of_cores, take(4, 1))
+        assert convex(short_of_cores, take(1, 16)) < convex(short_of_memory, take(1, 16))
+        assert convex(short_of_memory, take(4, 1)) < convex(short_of_cores, take(4, 1))
 
     def test_a_gpu_weighs_more_than_cores_and_memory_together(self) -> None:
         host = make_host(cores=16, memory_gib=64, idle_gpus=4)
         quarter = take(4, 16)
 
-        assert convex(LAYER, host, replace(quarter, gpus=1)) == pytest.approx(3 * convex(LAYER, host, quarter))
+        assert convex(host, replace(quarter, gpus=1)) == pytest.approx(3 * convex(host, quarter))
 
 
 class TestGpuGuard:

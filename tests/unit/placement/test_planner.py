@@ -70,8 +70,8 @@ class TestOrder:
         assert [frame for frame, _ in placed(planned)] == ["sooner-f1", "sooner-f2", "later-f1", "later-f2"]
 
     def test_a_lower_priority_gets_what_the_higher_one_cannot_use(self) -> None:
-        wide = make_job("wide", [make_layer("wide-l", cores=64)], priority=100)
-        narrow = make_job("narrow", [make_layer("narrow-l", cores=1)], priority=1)
+        wide = make_job("wide", [make_layer("wide-l", cores=64)])
+        narrow = make_job("narrow", [make_layer("narrow-l", cores=1)])
 
         planned = plan(make_snapshot(wide, narrow), FrozenPool([make_host(cores=8)]))
 
@@ -98,7 +98,7 @@ class TestHosts:
 
     def test_a_score_chooses_among_the_candidates(self) -> None:
         hosts = [make_host(f"h{number}", cores=8) for number in range(5)]
-        policy = make_policy(score=lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0)
+        policy = make_policy(score=lambda host, _taken: 0.0 if host.id == "h3" else 1.0)
 
         assert placed(plan_layer(make_layer(), *hosts, policy=policy)) == [("l1-f1", "h3")]
 
@@ -529,10 +529,10 @@ class TestSize:
     def test_a_failed_search_does_not_speak_for_layers_that_need_less_or_differ(self) -> None:
         hosts = [make_host("h1", cores=8, idle_centicores=200), make_host("h2", os_names=("windows",))]
         jobs = [
-            make_job("a", [make_layer("wide", cores=4)], priority=9),
-            make_job("b", [make_layer("narrow", cores=2)], priority=8),
-            make_job("c", [make_layer("other-os", cores=4)], priority=7, os_name="windows"),
-            make_job("d", [make_layer("whole", cores=0)], priority=6),
+            make_job("a", [make_layer("wide", cores=4)]),
+            make_job("b", [make_layer("narrow", cores=2)]),
+            make_job("c", [make_layer("other-os", cores=4)], os_name="windows"),
+            make_job("d", [make_layer("whole", cores=0)]),
         ]
 
         planned = plan(make_snapshot(*jobs), FrozenPool(hosts))
@@ -540,8 +540,8 @@ class TestSize:
         assert [proc.layer.id for proc in planned.procs] == ["narrow", "other-os"]
 
     def test_a_search_that_failed_for_a_jobs_own_cap_does_not_speak_for_other_jobs(self) -> None:
-        capped = make_job("capped", [make_layer("capped-l", cores=0)], priority=2)
-        free = make_job("free", [make_layer("free-l", cores=0)], priority=1)
+        capped = make_job("capped", [make_layer("capped-l", cores=0)])
+        free = make_job("free", [make_layer("free-l", cores=0)])
 
         planned = plan(make_snapshot(capped, free, job_caps={"capped": make_caps(4)}), FrozenPool([make_host(cores=8)]))
 

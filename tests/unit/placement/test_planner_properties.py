@@ -95,7 +95,6 @@ def situations(draw: st.DrawFn) -> Situation:
             make_job(
                 f"j{number}",
                 own,
-                priority=draw(st.integers(1, 3)),
                 folder_id=draw(st.sampled_from(["f1", "f2"])),
                 os_name=draw(st.sampled_from(["linux", None])),
             )

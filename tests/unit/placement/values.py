@@ -9,7 +9,7 @@ from typing import Any
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
-from opencue_sched.domain.frames import Need, Rules
+from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, Policy, plan_pass
 from opencue_sched.settings import Queue
@@ -71,16 +71,14 @@ def make_layer(
     return Layer(**(values | changes))
 
 
-def make_job(job_id: str = "j1", layers: Sequence[Layer] = (), *, priority: int = 1, **changes: Any) -> Job:
+def make_job(job_id: str = "j1", layers: Sequence[Layer] = (), **changes: Any) -> Job:
     values: dict[str, Any] = {
         "id": job_id,
         "name": job_id,
         "show_id": "show",
         "show_name": "show",
-        "facility_id": "fac",
         "folder_id": "folder",
         "dept_id": "dept",
-        "priority": priority,
         "shot": "shot",
         "user": "user",
         "uid": 1000,
@@ -111,8 +109,8 @@ def make_cluster(*tags: str) -> Cluster:
     return Cluster("fac", "show", ClusterKind.MANUAL, tuple(sorted(tags or ("general",))))
 
 
-def make_need(cores: int = 1, memory_gib: float = 0, gpus: int = 0, gpu_memory_gib: float = 0) -> Need:
-    return Need(cores, int(memory_gib * GIB), gpus, int(gpu_memory_gib * GIB))
+def make_need(cores: int = 1, memory_gib: float = 0, gpus: int = 0, gpu_memory_gib: float = 0) -> Reservation:
+    return Reservation(cores, int(memory_gib * GIB), gpus, int(gpu_memory_gib * GIB))
 
 
 def counting_ids() -> Callable[[], str]:
