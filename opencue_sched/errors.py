@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
 
 class SchedulerError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -10,74 +13,64 @@ class SchedulerError(Exception):
 class BookingError(SchedulerError):
     """A planned proc that did not become a running frame.
 
-    ``reason`` names the loss in logs, verdicts and metrics. ``retriable``: the host is at fault, and another may take
-    the frame. ``outcome_unknown``: a COMMIT or a launch may have happened all the same.
+    ``reason`` names the loss in logs, verdicts and metrics: the class's name, in lower case with underscores.
+    ``retriable``: the host is at fault, and another may take the frame. ``outcome_unknown``: a COMMIT or a launch may
+    have happened all the same.
     """
 
     retriable = False
-    reason = "booking"
+    reason: ClassVar[str]
 
     def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
+
+    def __init_subclass__(cls) -> None:
+        cls.reason = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
 
 
 class HostLocked(BookingError):
     """Another transaction has locked the host row."""
 
     retriable = True
-    reason = "host_locked"
 
 
 class HostExhausted(BookingError):
     """The host row has less idle than the cache believed, or is no longer UP, OPEN and in its allocation."""
 
     retriable = True
-    reason = "host_exhausted"
 
 
 class HostHeld(BookingError):
     """The host drains for a wide frame of another layer, and the backfill rule does not let this frame on it."""
 
     retriable = True
-    reason = "host_held"
 
 
 class AllocationOverBurst(BookingError):
     """The subscription's burst is reached."""
 
-    reason = "allocation_over_burst"
-
 
 class CapExceeded(BookingError):
     """A folder, job or licence cap is reached."""
-
-    reason = "cap_exceeded"
 
 
 class CapChanging(BookingError):
     """Another transaction is changing one of the frame's caps; a later pass books the frame under the new one."""
 
-    reason = "cap_changing"
-
 
 class FrameLost(BookingError):
     """Another process started, changed, paused or took over the frame between gather and commit."""
 
-    reason = "frame_lost"
-
 
 class DatabaseFailure(BookingError):
     """PostgreSQL refused or did not answer."""
-
-    reason = "database_failure"
 
 
 class RqdFailure(BookingError):
     """RQD refused or did not answer."""
 
     retriable = True
-    reason = "rqd_failure"
 
 
 class NotReady(SchedulerError):
@@ -88,8 +81,11 @@ class FencedOff(SchedulerError):
     """A newer leader was elected: Redis refuses what a task that an older leader sent would change."""
 
 
-class InvalidInput(SchedulerError):
-    """A value from a person or another program does not make sense; the message names its field."""
+class InvalidInput(SchedulerError, ValueError):
+    """A value from a person or another program does not make sense; the message names its field.
+
+    A ValueError, so that a validator of pydantic's may raise it.
+    """
 
 
 class WrongConfiguration(InvalidInput):

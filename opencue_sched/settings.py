@@ -55,11 +55,11 @@ _POSTGRESQL = re.compile(r"^postgres(ql)?(\+\w+)?://")
 
 
 def as_seconds(value: Any) -> Any:
-    """``"2m"`` as 120.0; what is no text is left as it is. Raises ValueError."""
+    """``"2m"`` as 120.0; what is no text is left as it is. Raises InvalidInput."""
     if isinstance(value, str):
         match = _DURATION.match(value)
         if match is None:
-            raise ValueError(f"{value!r} is not a duration; write 30, '30s', '2m' or '3h'")
+            raise InvalidInput(f"{value!r} is not a duration; write 30, '30s', '2m' or '3h'")
         return float(match.group(1)) * _SECONDS[match.group(2)]
     return value
 
@@ -108,10 +108,7 @@ def _database_url(value: SecretStr) -> SecretStr:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    try:
-        read_redis_url(value.get_secret_value())
-    except InvalidInput as error:
-        raise ValueError(str(error)) from None
+    read_redis_url(value.get_secret_value())
     return value
 
 

@@ -94,6 +94,8 @@ def read_yaml(stream: IO[bytes]) -> Any:
         raise InvalidFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
     except RecursionError as error:
         raise InvalidFile("not YAML: nested too deep") from error
+    except InvalidFile:
+        raise
     # Not UTF-8, an escape without a character, a number of thousands of digits, a text with a wrong tag.
     except (ValueError, OverflowError, KeyError) as error:
         raise InvalidFile(f"not YAML: {str(error)[:200]}") from error

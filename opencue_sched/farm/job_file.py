@@ -36,7 +36,6 @@ from opencue_sched.domain.farm import (
     near,
 )
 from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
-from opencue_sched.errors import InvalidInput
 from opencue_sched.text_file import InvalidFile
 
 MAX_LAYERS = 2000
@@ -100,10 +99,7 @@ def _centicores(value: Any) -> int:
     """Cores, as a number that may have a fraction, in centicores."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number of cores")
-    try:
-        return farm.centicores_of(value)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from error
+    return farm.centicores_of(value)
 
 
 def _core_cap(centicores: int) -> int:
@@ -140,10 +136,7 @@ def _range(value: Any) -> FrameRange:
     text = _text(value)
     if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
         raise ValueError(f"expected a frame range of at most {_LONGEST_TEXT} characters")
-    try:
-        return FrameRange.parse(text)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from error
+    return FrameRange.parse(text)
 
 
 def _variable(name: str) -> str:

@@ -88,16 +88,16 @@ def test_headroom_is_never_negative_and_infinite_only_without_a_cap(headroom: He
 
 
 @pytest.mark.parametrize(
-    ("error", "retriable"),
+    ("error", "retriable", "reason"),
     [
-        (HostLocked("x"), True),
-        (HostExhausted("x"), True),
-        (RqdFailure("x", outcome_unknown=True), True),
-        (AllocationOverBurst("x"), False),
-        (CapExceeded("x"), False),
-        (FrameLost("x"), False),
+        (HostLocked("x"), True, "host_locked"),
+        (HostExhausted("x"), True, "host_exhausted"),
+        (RqdFailure("x", outcome_unknown=True), True, "rqd_failure"),
+        (AllocationOverBurst("x"), False, "allocation_over_burst"),
+        (CapExceeded("x"), False, "cap_exceeded"),
+        (FrameLost("x"), False, "frame_lost"),
     ],
 )
-def test_only_what_another_host_can_mend_is_retriable(error: BookingError, retriable: bool) -> None:
+def test_only_what_another_host_can_mend_is_retriable(error: BookingError, retriable: bool, reason: str) -> None:
     assert error.retriable is retriable
-    assert error.reason != BookingError.reason
+    assert error.reason == reason
