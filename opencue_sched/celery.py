@@ -130,8 +130,7 @@ class RuntimeStep(bootsteps.StartStopStep):
             logging.shutdown()
             os._exit(os.EX_OK)
 
-    def terminate(self, parent: Any) -> None:
-        self.stop(parent)
+    terminate = stop
 
 
 class PresenceStep(bootsteps.StartStopStep):
@@ -139,8 +138,7 @@ class PresenceStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, parent: Any, **_: Any) -> None:  # noqa: ARG002 - celery's signature
-        self._timer: Any = None
+    _timer: Any = None
 
     def start(self, parent: Any) -> None:
         membership = runtime().membership

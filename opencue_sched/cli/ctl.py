@@ -31,10 +31,6 @@ _CLUSTER = click.argument("cluster")
 _KEY = click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 
 
-def _ago(moment: datetime) -> str:
-    return f"{age_text(moment)} ago"
-
-
 _POSTING_COLUMNS = Columns(
     Column("cluster", "Cluster", "name", importance=NAME),
     Column("show", "Show", importance=HIGH),
@@ -42,9 +38,9 @@ _POSTING_COLUMNS = Columns(
     Column("state", "State", importance=HIGH),
     Column("owner", "Owner"),
     Column("failures", "Failures"),
-    Column("posted", "Posted", "created", _ago),
-    Column("modified", "Last worked on", show=_ago),
-    *map(Column, ("show_id", "facility_id", "fence", "error")),
+    Column("posted", "Age", "created", age_text),
+    Column("modified", "Last worked on", show=age_text),
+    *map(Column, ("fence", "error")),
     Column("facility", "Facility"),
     Column("tags", "Tags", wraps=True),
 )
@@ -130,11 +126,9 @@ def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
         row |= {key: int(it.fields.get(key, "0")) for key in ("failures", "fence")}
         moments = {key: int(it.fields[key] or 0) / 1000 for key in ("created", "modified")}
         row |= {key: datetime.fromtimestamp(at, UTC) if at else None for key, at in moments.items()}
-        row |= {"uuid": it.uuid, "tags": "unreadable"}
-        row |= dict.fromkeys(("show", "facility", "show_id", "facility_id"))
+        row |= {"uuid": it.uuid, "tags": "unreadable", "show": None, "facility": None}
         if cluster is not None:
             row |= {"show": next(names), "facility": next(names), "tags": " ".join(cluster.tags)}
-            row |= {"show_id": cluster.show_id, "facility_id": cluster.facility_id}
         rows.append(row)
     return rows
 
@@ -194,10 +188,7 @@ _remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
 def sleep(cluster: str, duration: str) -> Done:
     """Let a cluster of one's own facility sleep for a time, whatever would wake it."""
-    try:
-        seconds = float(as_seconds(duration))
-    except ValueError as error:
-        raise InvalidInput(str(error)) from error
+    seconds = as_seconds(duration)
     _update(cluster, "rest", round(seconds * 1000))
     said = f"{cluster} sleeps for {seconds:g} s" if seconds else f"{cluster} is awake"
     return Done(said, {"ok": said})

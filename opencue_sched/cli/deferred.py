@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 REAPED_WITHIN = 40.0
 """Seconds that --force waits for: a reap takes half a minute at most."""
 
-_NAMED = 20
 _POLL_SECONDS = 0.5
 _Alive = Mapping[str, tuple[str, str]]
 
@@ -76,10 +75,8 @@ def settle(
     deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
     count = counted(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)
-    for frame, place, reason in deferred[:_NAMED]:
+    for frame, place, reason in deferred:
         click.echo(f"  {frame} on {place}: {reason}", err=True)
-    if len(deferred) > _NAMED:
-        click.echo(f"  and {len(deferred) - _NAMED} more", err=True)
     for host in silent:
         click.echo(f"  {host.words}", err=True)
     hosts = [asdict(host) for host in silent]

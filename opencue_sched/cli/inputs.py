@@ -261,12 +261,9 @@ def new_name(what: str, name: str) -> str:
 def core_count(value: str) -> int:
     """A number of cores, which may have a fraction, as centicores."""
     try:
-        centicores = centicores_of(float(value))
-    except (ValueError, InvalidInput) as error:
-        raise click.BadParameter(f"{value!r} is not a number of cores, to the hundredth") from error
-    if centicores < 0:
-        raise click.BadParameter(f"{value} is negative")
-    return centicores
+        return centicores_of(click.FloatRange(0)(value))
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def core_cap(value: str) -> int:

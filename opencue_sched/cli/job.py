@@ -168,36 +168,29 @@ def info(connection: Connection, job: NamedRow) -> Done:
     return _COLUMNS.shown(jobs.job_of(connection, job.id), "layers", layers, _LAYER_COLUMNS)
 
 
-def _pause_command(verb: str, does: str) -> None:
-    @job_command.in_transaction(f"{verb} demo-sh010-alice_comp_v001", does=does)
+def _set_command(example: str, table: str, column: str, does: str, kind: Any = None) -> None:
+    """Add a command that sets a column of jobs to what is typed, of a kind; of none, whether its name is that of the
+    column."""
+    verb, *typed = example.split()
+    value = click.Argument(["value"], type=kind, metavar=verb.rpartition("-")[2].upper())
+    words = " ".join((verb, "demo-sh010-alice_comp_v001", *typed))
+
+    @job_command.in_transaction(words, does=does, params=[value] if kind else [], context_settings=NEGATIVE_NUMBERS)
     @_JOBS
-    def set_paused(connection: Connection, chosen: list[NamedRow]) -> Done:
+    def set_column(connection: Connection, chosen: list[NamedRow], value: int | bool = verb == "pause") -> Done:
         ids = [job.id for job in chosen]
-        set_rows(connection, "job", "pk_job", ids, {"b_paused": verb == "pause"})
-        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
-
-
-_pause_command("pause", "Pause jobs: nothing more of them is booked; what runs goes on.")
-_pause_command("unpause", "Let paused jobs go on.")
-
-
-def _resource_command(what: str, example: str, kind: Any, does: str) -> None:
-    words = f"{what.replace('_', '-')} demo-sh010-alice_comp_v001 {example}"
-
-    @job_command.in_transaction(words, does=does, context_settings=NEGATIVE_NUMBERS)
-    @_JOBS
-    @click.argument("value", type=kind, metavar=what.rpartition("_")[2].upper())
-    def set_resource(connection: Connection, chosen: list[NamedRow], value: int) -> Done:
-        ids = [job.id for job in chosen]
-        set_rows(connection, "job_resource", "pk_job", ids, {f"int_{what}": value})
+        set_rows(connection, table, "pk_job", ids, {column: value})
         return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
 _MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
-_resource_command("priority", "80", click.IntRange(-INT_MAX, INT_MAX), "Set the priority of jobs; higher goes first.")
-_resource_command("max_cores", "200", core_cap, _MOST("cores"))
-_resource_command("min_cores", "10", core_count, "Set the cores jobs should get at least.")
-_resource_command("max_gpus", "4", gpu_cap, _MOST("GPUs"))
+_PRIORITY = click.IntRange(-INT_MAX, INT_MAX)
+_set_command("pause", "job", "b_paused", "Pause jobs: nothing more of them is booked; what runs goes on.")
+_set_command("unpause", "job", "b_paused", "Let paused jobs go on.")
+_set_command("priority 80", "job_resource", "int_priority", "Set the priority of jobs; higher goes first.", _PRIORITY)
+_set_command("max-cores 200", "job_resource", "int_max_cores", _MOST("cores"), core_cap)
+_set_command("min-cores 10", "job_resource", "int_min_cores", "Set the cores jobs should get at least.", core_count)
+_set_command("max-gpus 4", "job_resource", "int_max_gpus", _MOST("GPUs"), gpu_cap)
 
 
 job_command.add_command(log_command)

@@ -409,13 +409,7 @@ def _burst(text: str, size: int) -> int:
     """Cores, or a percentage of the size, as centicores."""
     if not text.endswith("%"):
         return core_count(text)
-    try:
-        percent = float(text[:-1])
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a percentage") from error
-    if not 0 <= percent <= 100_000:
-        raise click.BadParameter(f"{text} is not a percentage of a size")
-    return round(size * percent / 100)
+    return round(size * click.FloatRange(0, 100_000)(text[:-1]) / 100)
 
 
 _LIMIT = click.argument("limit", type=LIMIT)
