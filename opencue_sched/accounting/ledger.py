@@ -29,7 +29,7 @@ from opencue_sched.accounting.connection import Epoch, takes_no_write
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, chunks, under_fence
+from opencue_sched.lua_scripts import ScriptCall, call_scripts, chunks
 
 log = structlog.get_logger(__name__)
 
@@ -143,7 +143,8 @@ class Ledger:
             raising=False,
         )
         for answer in (*answers, *reads):
-            if isinstance(answer, Exception) and not _of_one_key(answer):
+            # Any other error than of one spoilt key says that Redis refuses whatever it is sent.
+            if isinstance(answer, Exception) and (type(answer) is not ResponseError or takes_no_write(answer)):
                 with answering():
                     raise answer
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := keys.read_caps(key, values))}
@@ -252,13 +253,8 @@ class Ledger:
     def _send(
         self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]], *, raising: bool = True
     ) -> tuple[list[Any], list[Any]]:
-        fence = self._fence
-        fenced = under_fence(fence, calls) if fence else calls
         with answering():
-            answers, values = call_scripts(self.client, fenced, reads=reads, raising=raising)
-        if fence is not None:
-            check_fence(fence, answers)
-        return answers, values
+            return call_scripts(self.client, calls, reads=reads, raising=raising, fence=self._fence)
 
 
 def stored_epoch(client: redis.Redis) -> str | None:
@@ -285,11 +281,6 @@ def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
 
 def _refused_for_the_epoch(answers: Sequence[Any]) -> bool:
     return any(refused_for(answer) == NOT_READY for answer in answers)
-
-
-def _of_one_key(error: Exception) -> bool:
-    """Whether an error says that one key is spoilt, and not that Redis refuses whatever it is sent."""
-    return type(error) is ResponseError and not takes_no_write(error)
 
 
 def _refused(answer: Any) -> BookingRefused:

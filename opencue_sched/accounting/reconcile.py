@@ -43,7 +43,8 @@ from opencue_sched.store.engine import repeatable_read
 log = structlog.get_logger(__name__)
 
 DEFAULT_AGE_SECONDS = 40.0
-DEFAULT_GRACE_SECONDS = 30.0
+PUBLISH_GRACE_SECONDS = 30.0
+"""So long after an entry was dropped, another program's decrement for it may still come."""
 _IDS_PER_STATEMENT = 5000
 _KEYS_PER_ROUND_TRIP = 2000
 
@@ -54,19 +55,6 @@ _KEYS_PER_ROUND_TRIP = 2000
 # before it could be touched, and is left for the next pass.
 
 
-@dataclass(slots=True)
-class Differences:
-    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first."""
-
-    changes: list[Change] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-
-    @property
-    def causes(self) -> Counter[Cause]:
-        """How many entries differ for which cause."""
-        return Counter(change.cause for change in self.changes if change.cause is not None)
-
-
 def find_differences(
     mark_seq: int,
     snapshot: Mapping[str, str],
@@ -75,13 +63,15 @@ def find_differences(
     too_old: Collection[str],
     managed: Collection[str],
     only: Collection[str] | None = None,
-) -> Differences:
+) -> tuple[list[Change], list[str]]:
     """Compare ``snapshot`` (proc id to entry, of ``managed`` shows) with the ledger, of all shows or ``only`` some.
+
+    Returns changes that can be applied at once, and procs without an entry, which are to be read again first.
 
     ``too_old`` are in-flight ids that no commit can belong to any more, as judged *at the mark*. An entry is judged by
     what it was at the mark: judging it by its state when the change is applied loses a live booking.
     """
-    found = Differences()
+    changes: list[Change] = []
     known: set[str] = set()
     for record in ledger:
         known.add(record.proc_id)
@@ -90,9 +80,8 @@ def find_differences(
         change = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old)
         if change is not None:
             retired = change.entry is None and record.show_id not in managed
-            found.changes.append(replace(change, cause=Cause.RETIRED) if retired else change)
-    found.absent = [proc_id for proc_id in snapshot if proc_id not in known]
-    return found
+            changes.append(replace(change, cause=Cause.RETIRED) if retired else change)
+    return changes, [proc_id for proc_id in snapshot if proc_id not in known]
 
 
 def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> Change | None:
@@ -216,14 +205,14 @@ class Pass:
     mark: Mark
     snapshot: ProcSnapshot
     check: ConsistencyCheck
-    found: Differences
+    changes: Sequence[Change]
     passed_over: Sequence[str]
     seqs: Sequence[int]
 
     def entries_now(self) -> dict[str, str]:
         """The ledger after the changes, provided that nobody else changed it meanwhile."""
         entries = {proc_id: record.entry for proc_id, record in self.check.records.items()}
-        for change in self.found.changes:
+        for change in self.changes:
             if change.proc_id in self.passed_over:
                 continue
             if change.entry is None:
@@ -248,11 +237,13 @@ def reconcile(
     records = check.records.values()
     old = frozenset(it.proc_id for it in records if is_too_old(it, seen, mark.seconds, age_seconds=age_seconds))
     too_old = frozenset[str]() if stalled else old
-    found = find_differences(mark.seq, snapshot.entries, records, too_old=too_old, managed=snapshot.managed, only=only)
+    changes, absent = find_differences(
+        mark.seq, snapshot.entries, records, too_old=too_old, managed=snapshot.managed, only=only
+    )
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
-    found.changes += fresh_additions(engine, found.absent)
-    _lend_before_retiring(engine, ledger, check, found)
-    return Pass(mark, snapshot, check, found, *ledger.apply(found.changes, epoch=mark.epoch))
+    changes += fresh_additions(engine, absent)
+    _lend_before_retiring(engine, ledger, check, changes)
+    return Pass(mark, snapshot, check, changes, *ledger.apply(changes, epoch=mark.epoch))
 
 
 def renew_entries(ledger: Ledger, show_id: str) -> None:
@@ -268,12 +259,12 @@ def renew_entries(ledger: Ledger, show_id: str) -> None:
     ledger.apply(changes, epoch=ledger.epoch())
 
 
-def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyCheck, found: Differences) -> None:
+def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyCheck, changes: Iterable[Change]) -> None:
     """Count the frames of shows that are not managed any more as foreign before their entries go.
 
     The other way round a process that read the limits while the show was managed could book its licences again.
     """
-    retired = [check.records[change.proc_id].entry for change in found.changes if change.cause is Cause.RETIRED]
+    retired = [check.records[change.proc_id].entry for change in changes if change.cause is Cause.RETIRED]
     limits = {key for entry in retired for key, _, _ in amounts(entry) if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
         load_caps(engine, ledger, sorted(limits))
@@ -285,20 +276,15 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 # deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
 
 
-def reseed_booked(
-    ledger: Ledger, epoch: Epoch, one_pass: Callable[[], Pass], *, max_retries: int, grace_seconds: float
-) -> tuple[Pass, bool]:
-    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass, and whether the swap went through.
-
-    ``grace_seconds``: how long after dropping an entry its decrement may still come.
-    """
-    _dissolve(ledger, epoch, "before", grace_seconds, _stored(ledger))
+def reseed_booked(ledger: Ledger, epoch: Epoch, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
+    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass."""
+    _dissolve(ledger, epoch, "before", _stored(ledger))
     for _ in range(1 + max_retries):
         done = one_pass()
         if swap_counters(ledger, done):
-            return done, True
-    _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
-    return done, False
+            return done
+    _dissolve(ledger, done.mark.epoch, "after", _stored(ledger, done.check))
+    return done
 
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
@@ -332,9 +318,9 @@ def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
     return [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
 
 
-def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, vertices: Sequence[str]) -> None:
+def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, vertices: Sequence[str]) -> None:
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        ledger.call_under(id_calls("foreign", part, epoch.text, phase, grace_seconds))
+        ledger.call_under(id_calls("foreign", part, epoch.text, phase, PUBLISH_GRACE_SECONDS))
 
 
 # One pass over everything.
@@ -345,20 +331,15 @@ class RecomputeReport:
     """What a pass found and did.
 
     ``causes``: entries that differed, by Cause. ``drifted``: counters that were off their entries, because another
-    program wrote to them, by kind of vertex (``check_complete`` False: not looked at this time). ``passed_over``:
-    differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
-    ``swapped``: of a dual store, whether the counters were written anew.
+    program wrote to them, by kind of vertex. ``oldest_in_flight_seconds`` is by Redis TIME.
     """
 
     shows: int
     procs: int
     causes: Mapping[str, int] = field(default_factory=dict)
     drifted: Mapping[str, int] = field(default_factory=dict)
-    check_complete: bool = True
-    passed_over: int = 0
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
-    swapped: bool | None = None
     seconds: float = 0.0
 
     @property
@@ -375,22 +356,20 @@ def recompute(
     age_seconds: float = DEFAULT_AGE_SECONDS,
     clock: Callable[[], float] = boot_clock,
     cas_max_retries: int = 3,
-    publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
 ) -> RecomputeReport:
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
-    ``age_seconds`` is accounting.in_flight_age; ``clock`` is in seconds and never jumps. ``cas_max_retries`` and
-    ``publish_grace`` (seconds) only matter to a store that another program publishes into. Raises NotReady and
-    SQLAlchemy's errors: then nothing or a part was applied, and each part is right by itself.
+    ``age_seconds`` is accounting.in_flight_age; ``clock`` is in seconds and never jumps. ``cas_max_retries`` only
+    matters to a store that another program publishes into. Raises NotReady and SQLAlchemy's errors: then nothing or a
+    part was applied, and each part is right by itself.
     """
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, clock=clock)
-    swapped: bool | None = None
     if ledger.epoch().dual:
         epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
-        done, swapped = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
+        done = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries)
     else:
         done = one_pass()
     # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
@@ -404,13 +383,10 @@ def recompute(
     report = RecomputeReport(
         shows=len(done.snapshot.managed),
         procs=len(done.snapshot.entries),
-        causes={cause.value: count for cause, count in done.found.causes.items()},
+        causes=Counter(change.cause.value for change in done.changes if change.cause is not None),
         drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
-        check_complete=done.check.complete,
-        passed_over=len(done.passed_over),
         in_flight=len(in_flight),
         oldest_in_flight_seconds=max(0.0, done.mark.seconds - min(in_flight, default=done.mark.seconds)),
-        swapped=swapped,
         seconds=time.monotonic() - started,
     )
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))

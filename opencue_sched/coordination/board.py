@@ -19,7 +19,7 @@ import structlog
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.domain.cluster import Fence
-from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, chunks, under_fence
+from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, chunks
 
 log = structlog.get_logger(__name__)
 
@@ -132,12 +132,7 @@ class BoardScripts:
         """
         parts = self.keys.parts()
         calls = [ScriptCall(script, parts, [self.keys.job(""), *args]) for args in argument_lists]
-        if not calls:
-            return []
-        answers, _ = call_scripts(self.client, calls if fence is None else under_fence(fence, calls))
-        if fence is not None:
-            check_fence(fence, answers)
-        return answers
+        return call_scripts(self.client, calls, fence=fence)[0] if calls else []
 
     def claim_job(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None

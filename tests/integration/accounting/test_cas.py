@@ -10,7 +10,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
 from tests.cuebot_publish import PUBLISH
-from tests.integration.accounting.world import World
+from tests.integration.accounting.world import World, returned
 
 
 @pytest.fixture
@@ -43,16 +43,18 @@ def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "check_consistency", busy)
 
 
-def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(dual: World) -> None:
+def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = dual.run(2)
     dual.recompute()
     booked = dual.entry(one)
     dual.delete(one)
     publish(dual, booked)
     assert dual.job_cores() == 2
-    report = dual.recompute()
-    assert report.causes == {"missed_release": 1}
-    assert report.swapped
+    swaps = returned(monkeypatch, "swap_counters")
+    assert dual.recompute().causes == {"missed_release": 1}
+    assert swaps[-1]
     assert dual.job_cores() == 2
     assert dual.store.ids() == {two}
     dual.exact()
@@ -96,12 +98,13 @@ def test_a_vertex_whose_decrements_came_before_its_entries_went_is_not_freed(dua
     assert answer == [1, 0]
 
 
-def test_bookings_in_flight_survive_the_overwrite(dual: World) -> None:
+def test_bookings_in_flight_survive_the_overwrite(dual: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = dual.run()
     dual.recompute()
     dual.ledger.book([Booking("straddle", dual.entry(one).vertices, 4)])
-    report = dual.recompute()
-    assert report.swapped
+    swaps = returned(monkeypatch, "swap_counters")
+    dual.recompute()
+    assert swaps[-1]
     assert dual.job_cores() == 6
 
 
@@ -125,8 +128,9 @@ def test_retries_are_bounded_and_the_cycle_is_finished_all_the_same(
     dual.delete(one)
     publish(dual, booked)
     never_quiet(dual, monkeypatch)
-    report = dual.recompute(cas_max_retries=2)
-    assert report.swapped is False
+    swaps = returned(monkeypatch, "swap_counters")
+    dual.recompute(cas_max_retries=2)
+    assert swaps == [False] * 3
     assert dual.job_cores() == 2, "the decrement is not subtracted twice"
     assert foreign(dual) == 0
     assert dual.store.ids() == {two}
@@ -141,9 +145,11 @@ def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(
     never_quiet(dual, monkeypatch)
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
-    dual.recompute(publish_grace=3600)
+    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 3600)
+    dual.recompute()
     assert dual.job_cores() == 2
-    dual.recompute(publish_grace=0)
+    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 0)
+    dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
@@ -157,7 +163,8 @@ def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
     never_quiet(dual, monkeypatch)
     dual.recompute()
     publish(dual, booked)
-    dual.recompute(publish_grace=0)
+    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 0)
+    dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
@@ -184,14 +191,17 @@ def test_a_release_by_id_in_a_dual_store_leaves_no_foreign_delta(dual: World) ->
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
-def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(dual: World) -> None:
+def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also not one that has no entry any more, of which this pass reads no counter."""
     (one,) = dual.run()
     dual.recompute()
     dual.delete(one)
     dual.store.client.set(keys.AUDIT, "somebody else")
-    report = dual.recompute()
-    assert (report.swapped, report.check_complete) == (True, False)
+    passes, swaps = returned(monkeypatch, "reconcile"), returned(monkeypatch, "swap_counters")
+    dual.recompute()
+    assert (swaps, passes[0].check.complete) == ([True], False)
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 

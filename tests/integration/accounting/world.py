@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, unpack_entry
@@ -126,3 +129,16 @@ class World:
         check = check_consistency(self.ledger)
         assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine).entries)
         assert drift(check) == {}
+
+
+def returned(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """What ``name`` of the reconcile module answers from now on, call by call."""
+    answers: list[Any] = []
+    original = getattr(reconcile_module, name)
+
+    def recording(*args: Any, **how: Any) -> Any:
+        answers.append(original(*args, **how))
+        return answers[-1]
+
+    monkeypatch.setattr(reconcile_module, name, recording)
+    return answers

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import NamedTuple
+
 from opencue_sched.accounting.keys import EntryState, Record
 from opencue_sched.accounting.ledger import Cause, Change
-from opencue_sched.accounting.reconcile import Differences, additions, find_differences
+from opencue_sched.accounting.reconcile import additions, find_differences
 
 MARK = 100
 ENTRY = "4|0|show|alloc|folder|job|layer|dept|"
 MOVED = "4|0|show|alloc|other|job|layer|dept|"
 CONFIRMED, IN_FLIGHT = EntryState.CONFIRMED, EntryState.IN_FLIGHT
 OURS = frozenset({"show"})
+
+
+class Judged(NamedTuple):
+    changes: list[Change]
+    absent: list[str]
+
+    @property
+    def causes(self) -> Counter[Cause | None]:
+        return Counter(change.cause for change in self.changes)
 
 
 def record(state: EntryState, changed: int = 50, entry: str = ENTRY, booked_at: int = 1000) -> Record:
@@ -24,10 +36,11 @@ def judge(
     old: bool = False,
     managed: frozenset[str] = OURS,
     only: frozenset[str] | None = None,
-) -> Differences:
+) -> Judged:
     snapshot = {} if actual is None else {"p": actual}
     ledger = [] if found is None else [found]
-    return find_differences(MARK, snapshot, ledger, too_old={"p"} if old else set(), managed=managed, only=only)
+    too_old = {"p"} if old else set()
+    return Judged(*find_differences(MARK, snapshot, ledger, too_old=too_old, managed=managed, only=only))
 
 
 def test_what_agrees_is_left_alone() -> None:
