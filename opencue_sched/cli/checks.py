@@ -78,7 +78,7 @@ def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
         ids = layer_ids(connection, job, [] if layer is None else [layer])
         deaths = deaths_of(connection, job.id)
         found = explain_job(connection, job.id, get_settings(), *_passes(job.id), deaths)
-    found = replace(found, layers=tuple(one for one in found.layers if ids is None or one.id in ids))
+    found = replace(found, layers=tuple(one for one in found.layers if ids is None or one["id"] in ids))
     return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 
 

@@ -168,14 +168,12 @@ def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Find
         with engine.connect() as connection:
             held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in procs(connection)}
         booked_before = int(ledger.client.time()[0]) - age_seconds
-        found = {
-            proc_id: (
-                _contradicting(proc_id, records.get(proc_id), held.get(proc_id), booked_before),
-                records.get(proc_id),
-            )
-            for proc_id in records.keys() | held.keys()
-        }
-        return (records, held), {proc_id: it for proc_id, it in found.items() if it[0]}
+        found = {}
+        for proc_id in records.keys() | held.keys():
+            record = records.get(proc_id)
+            if told := _contradicting(proc_id, record, held.get(proc_id), booked_before):
+                found[proc_id] = told, record
+        return (records, held), found
 
     (records, held), wrong = _twice(look)
     booked = len(records.keys() - held.keys() - wrong.keys())

@@ -67,23 +67,6 @@ class WaitReason:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerExplanation:
-    """A layer by name, its ``frames`` by state, and why they wait, the reason that explains most first. ``deaths``: of
-    what dead frames died, where that was asked for."""
-
-    layer: str
-    id: str
-    frames: int
-    waiting: int
-    running: int
-    depend: int
-    dead: int
-    done: int
-    reasons: tuple[WaitReason, ...]
-    deaths: tuple[Deaths, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SilentHost:
     """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``.
 
@@ -108,14 +91,18 @@ class SilentHost:
 class Explanation:
     """A job by name, the hosts that stopped reporting while frames of it run there, and each layer. ``rank`` is what
     ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the selections that goes by
-    draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON."""
+    draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON.
+
+    Of a layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the one
+    that explains most first, and of what dead frames died (``deaths``), where that was asked for.
+    """
 
     job: str
     id: str
     state: str
     rank: Mapping[str, Any] | None
     silent_hosts: tuple[SilentHost, ...]
-    layers: tuple[LayerExplanation, ...]
+    layers: tuple[Mapping[str, Any], ...]
 
 
 def explain_job(
@@ -158,16 +145,9 @@ def explain_job(
             reasons += behind if newest is None or now - newest.at > RECENT_VERDICT_SECONDS else []
             reasons = _in_order(reasons, newest, now)
         reasons += _of_states(layer, depends, job.name)
-        explained.append(
-            LayerExplanation(
-                layer=layer.name,
-                id=layer.id,
-                frames=layer.total,
-                reasons=tuple(reasons),
-                deaths=tuple(death for death in deaths if death.layer_id == layer.id),
-                **{state: getattr(layer, state) for state in _STATES},
-            )
-        )
+        died = [death for death in deaths if death.layer_id == layer.id]
+        counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
+        explained.append({"layer": layer.name, "id": layer.id, **counts, "reasons": reasons, "deaths": died})
     return Explanation(job.name, job_id, job.state, rank, silent_hosts(connection, settings, job), tuple(explained))
 
 
@@ -486,19 +466,19 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
     """
     lines = []
     for it in explanation.layers:
-        if not (every_reason or it.waiting or it.running or it.depend or it.dead):
+        if not (every_reason or it["waiting"] or it["running"] or it["depend"] or it["dead"]):
             continue
-        counts = ((getattr(it, state), state) for state in _STATES)
-        numbers = ", ".join(f"{number} {state}" for number, state in counts if number) or "no frames"
-        lines.append(f"{it.layer} ({numbers}): {it.reasons[0].text}")
+        first, *others = it["reasons"]
+        numbers = ", ".join(f"{it[state]} {state}" for state in _STATES if it[state]) or "no frames"
+        lines.append(f"{it['layer']} ({numbers}): {first.text}")
         if every_reason:
-            lines += [f"  also: {reason.text}" for reason in it.reasons[1:]]
-        for death in it.deaths if every_reason else it.deaths[:_DEATHS]:
+            lines += [f"  also: {reason.text}" for reason in others]
+        for death in it["deaths"] if every_reason else it["deaths"][:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
     lines += [host.words for host in explanation.silent_hosts]
     # Where waiting frames of it may be booked, its rank says when.
-    if explanation.rank and any(it.waiting and not it.reasons[0].decides for it in explanation.layers):
+    if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
         lines.append(_rank_words(explanation.rank))
     return lines
 
