@@ -16,9 +16,6 @@ import click
 from opencue_sched import __version__
 from opencue_sched.errors import SchedulerError, WrongConfiguration
 
-EXIT_FAILED = 1
-EXIT_CONFIG = 78
-
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
     "audit": ("checks", "Check the invariants against PostgreSQL and Redis."),
@@ -114,7 +111,7 @@ def _failure(error: Exception) -> tuple[int, list[str]]:
     """The exit status and the problems in words of what was raised: an error of ours, or of pydantic, SQLAlchemy or
     redis-py; none for a bug."""
     if isinstance(error, SchedulerError):
-        return EXIT_CONFIG if isinstance(error, WrongConfiguration) else EXIT_FAILED, [str(error)]
+        return os.EX_CONFIG if isinstance(error, WrongConfiguration) else 1, [str(error)]
     import pydantic
     import redis
     from sqlalchemy.exc import DataError, SQLAlchemyError
@@ -123,9 +120,9 @@ def _failure(error: Exception) -> tuple[int, list[str]]:
     from opencue_sched.settings import get_settings, setting_problems
 
     if isinstance(error, pydantic.ValidationError):
-        return EXIT_CONFIG, setting_problems(error)
+        return os.EX_CONFIG, setting_problems(error)
     if isinstance(error, DataError):
-        return EXIT_FAILED, [reason_of(error)]  # what was typed does not fit; it says into what
+        return 1, [reason_of(error)]  # what was typed does not fit; it says into what
     if isinstance(error, SQLAlchemyError | redis.RedisError):
-        return EXIT_FAILED, [describe_failure(error, get_settings())]
-    return EXIT_FAILED, []
+        return 1, [describe_failure(error, get_settings())]
+    return 1, []

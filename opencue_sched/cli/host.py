@@ -295,16 +295,14 @@ def kill(
     number = sum(map(len, by_job.values()))
     if not yes:
         click.confirm(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?", abort=True)
-    killed: list[str] = []
-    deferred: list[str] = []
-    silent: list[dict[str, Any]] = []
+    results = []
     with control(engine) as (jobs_control, alive):
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
                 result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
-            result, of_job = settle(engine, job, result, alive, force=force)
-            killed += result.changed
-            deferred += result.deferred
-            silent += of_job
+            results.append(settle(engine, job, result, alive, force=force))
+    killed = [frame for it, _ in results for frame in it.changed]
+    deferred = [frame for it, _ in results for frame in it.deferred]
+    silent = [host for _, of_job in results for host in of_job]
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
     return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=1 if deferred else 0)

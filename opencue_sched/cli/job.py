@@ -85,7 +85,7 @@ _FRAME_COLUMNS = Columns(
     Column("retries", "Retries"),
     Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
     Column("started", "Start", importance=LOW),
-    Column("", "Runtime", lambda frame: _runtime(frame)),
+    Column("", "Runtime", lambda it: age_text(it.started, None if it.state == FrameState.RUNNING else it.stopped)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
     Column("", "Eligible Time", lambda it: it.eligible if it.state == FrameState.WAITING else None, importance=LOW),
@@ -343,10 +343,6 @@ _change_command(
     "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
     "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
 )
-
-
-def _runtime(frame: jobs.FrameView) -> str:
-    return age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
 
 
 def _memory(frame: jobs.FrameView) -> str:
