@@ -23,7 +23,7 @@ from opencue_sched.cli.inputs import (
     redis_store,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, in_cores, working
-from opencue_sched.domain.farm import INT_MAX, centicores, counted, near
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, counted, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows, submit
@@ -71,8 +71,8 @@ _SUBSCRIPTION_COLUMNS = Columns(
     Column("burst", "Burst", in_cores("burst_centicores")),
     Column("used", "Used", "used_cores"),
     Column("used_gpus"),
-    Column("percent", "Used %", lambda it: _percent(centicores(it.used_cores), it.size_centicores), "{:.0f}%".format),
-    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - centicores(it.used_cores)))),
+    Column("percent", "Used %", lambda it: _percent(it.used_cores, it.size_centicores), "{:.0f}%".format),
+    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - it.used_cores * CENTICORES_PER_CORE))),
     Column("running_frames", read="procs"),
 )
 _LIMIT_COLUMNS = Columns(
@@ -100,8 +100,8 @@ _FOLDER_COLUMNS = Columns(
 )
 
 
-def _percent(used: int, size: int) -> float | None:
-    return round(100 * used / size, 2) if size > 0 else None
+def _percent(used_cores: int, size_centicores: int) -> float | None:
+    return round(100 * used_cores * CENTICORES_PER_CORE / size_centicores, 2) if size_centicores > 0 else None
 
 
 _SHOW = click.argument("show", type=SHOW)

@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
-from opencue_sched.domain.farm import PlannedProc, cap_cores, centicores, enforced
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, PlannedProc, cap_cores, enforced
 from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,
@@ -328,7 +328,7 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
     holds = {host.id: hold_of(host) for host in hosts.values()}
     for proc in procs:
         name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
-        wanted = (centicores(takes.cores), takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
+        wanted = (takes.cores * CENTICORES_PER_CORE, takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
         if host is None:
             lost.append((proc, HostLocked(f"host {name} is locked by another transaction, or gone")))
         elif not host.up:

@@ -41,7 +41,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.failures import failure_reason
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, describe, kill_and_confirm, look
-from opencue_sched.domain.farm import PlannedProc, centicores
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, PlannedProc
 from opencue_sched.domain.frames import command_line, environment, memory_limit
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
 from opencue_sched.settings import Settings
@@ -237,7 +237,7 @@ def build_run_frame(
         show=job.show_name,
         shot=job.shot,
         start_time=int(now() * 1000),
-        num_cores=centicores(reservation.cores),
+        num_cores=reservation.cores * CENTICORES_PER_CORE,
         num_gpus=reservation.gpus,
         ignore_nimby=False,
         environment=environment(planned, environments.get(job.id, {}), environments.get(layer.id, {})),

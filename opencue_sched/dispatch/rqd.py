@@ -17,9 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -38,7 +39,7 @@ _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
 
 
-class RqdChannels:
+class RqdChannels(AbstractContextManager["RqdChannels"]):
     """One connection per RQD, opened at first use, closed after five idle minutes.
 
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
@@ -99,9 +100,6 @@ class RqdChannels:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -33,11 +33,6 @@ MEMORY_FLOOR_KB = 262_144
 """The least memory a layer asks for, and the margin the optimizer leaves above the most that was used."""
 
 
-def centicores(cores: int) -> int:
-    """Whole cores to centicores, for a value on its way into PostgreSQL."""
-    return cores * CENTICORES_PER_CORE
-
-
 def centicores_of(cores: float) -> int:
     """Cores as people write them, which may have a fraction, in centicores. Raises InvalidInput for what is no such."""
     if not abs(cores) <= INT_MAX / CENTICORES_PER_CORE:  # nor is NaN
@@ -316,7 +311,7 @@ class Host:
         return replace(
             self,
             running=running,
-            idle_centicores=self.idle_centicores - centicores(taken.cores),
+            idle_centicores=self.idle_centicores - taken.cores * CENTICORES_PER_CORE,
             idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
             idle_gpus=self.idle_gpus - taken.gpus,
             idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,

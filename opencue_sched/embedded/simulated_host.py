@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from opencue_proto import host_pb2, report_pb2, rqd_pb2
 
-from opencue_sched.domain.farm import centicores
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
 
 KILL_STATUS, KILL_SIGNAL = 1, 9
 _COMMAND = re.compile(r"\bsimulate\b(.*)$", re.DOTALL)
@@ -125,7 +125,7 @@ class SimulatedHost:
 
     @property
     def idle_centicores(self) -> int:
-        return centicores(self.spec.cores) - self.booked_centicores
+        return self.spec.cores * CENTICORES_PER_CORE - self.booked_centicores
 
     @property
     def frame_ids(self) -> frozenset[str]:
@@ -183,7 +183,7 @@ class SimulatedHost:
             nimby_enabled=False,
             facility=spec.facility,
             num_procs=1,
-            cores_per_proc=centicores(spec.cores),
+            cores_per_proc=spec.cores * CENTICORES_PER_CORE,
             total_swap=2 * 1024 * 1024,
             free_swap=2 * 1024 * 1024,
             total_mem=spec.memory_kb,
@@ -202,7 +202,7 @@ class SimulatedHost:
 
     def core_detail(self) -> report_pb2.CoreDetail:
         return report_pb2.CoreDetail(
-            total_cores=centicores(self.spec.cores),
+            total_cores=self.spec.cores * CENTICORES_PER_CORE,
             idle_cores=max(0, self.idle_centicores),
             booked_cores=self.booked_centicores,
         )

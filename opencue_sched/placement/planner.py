@@ -310,8 +310,7 @@ class _Planner:
         """How the layer's show stands where the layer runs; without shares all stand alike."""
         if not self.policy.queue.shares:
             return Use(False, 0.0)
-        alloc_id = state.cluster.alloc_id
-        return self.shares.use(state.job.show_id, None if alloc_id is None else [alloc_id])
+        return self.shares.use(state.job.show_id, state.cluster.alloc_id)
 
     def _judge(self, parts: Sequence[_LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""

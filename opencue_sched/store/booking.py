@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc, centicores
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc
 from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -296,7 +296,7 @@ def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> Non
 def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:
     """What each proc takes, as columns: centicores, KB, whole GPUs."""
     return {
-        "cores": [centicores(p.reservation.cores) for p in procs],
+        "cores": [p.reservation.cores * CENTICORES_PER_CORE for p in procs],
         "memory": [p.reservation.memory_kb for p in procs],
         "gpus": [p.reservation.gpus for p in procs],
         "gpu_memory": [p.reservation.gpu_memory_kb for p in procs],

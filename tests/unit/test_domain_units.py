@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, UNLIMITED, booked_cores, cap_cores, centicores, idle_cores
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, UNLIMITED, booked_cores, cap_cores, idle_cores
 
 amounts = st.integers(0, 10**9)
 
@@ -33,20 +33,20 @@ def test_the_unlimited_sentinel_passes_through() -> None:
 
 @given(amounts)
 def test_rounding_never_over_books(amount: int) -> None:
-    assert centicores(booked_cores(amount)) >= amount >= centicores(idle_cores(amount))
+    assert booked_cores(amount) * CENTICORES_PER_CORE >= amount >= idle_cores(amount) * CENTICORES_PER_CORE
     assert booked_cores(amount) - idle_cores(amount) <= 1
 
 
 @given(amounts)
 def test_whole_cores_survive_the_way_there_and_back(cores: int) -> None:
-    assert booked_cores(centicores(cores)) == idle_cores(centicores(cores)) == cores
+    assert booked_cores(cores * CENTICORES_PER_CORE) == idle_cores(cores * CENTICORES_PER_CORE) == cores
 
 
 @given(st.integers(-(10**6), 10**9), amounts)
 def test_a_cap_admits_exactly_what_fits_under_it(cap: int, booked: int) -> None:
     limit = cap_cores(cap)
     if cap > 0:
-        assert (booked <= limit) == (centicores(booked) <= cap)
+        assert (booked <= limit) == (booked * CENTICORES_PER_CORE <= cap)
     else:
         assert limit == cap
 
@@ -54,7 +54,7 @@ def test_a_cap_admits_exactly_what_fits_under_it(cap: int, booked: int) -> None:
 @given(st.lists(amounts, max_size=20))
 def test_procs_rounded_one_by_one_are_never_less_than_their_sum(procs: list[int]) -> None:
     # Foreign procs of a fraction of a core are rounded per proc: the sum rounded down would under-count (facts I).
-    assert centicores(sum(map(booked_cores, procs))) >= sum(procs)
+    assert sum(map(booked_cores, procs)) * CENTICORES_PER_CORE >= sum(procs)
 
 
 def test_the_schema_counts_a_hundred_centicores_a_core() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -45,9 +45,9 @@ class Shares:
             self._used[show_id, alloc_id] = caps.cores.booked
             self._allocs[show_id].append(alloc_id)
 
-    def use(self, show_id: str, alloc_ids: Collection[str] | None = None) -> Use:
-        """What the show uses of these allocations; None: of all it has a subscription to."""
-        pairs = [(show_id, alloc_id) for alloc_id in (self._allocs[show_id] if alloc_ids is None else alloc_ids)]
+    def use(self, show_id: str, alloc_id: str | None = None) -> Use:
+        """What the show uses of an allocation; None: of all it has a subscription to."""
+        pairs = [(show_id, it) for it in (self._allocs[show_id] if alloc_id is None else [alloc_id])]
         used = sum(self._used[pair] for pair in pairs)
         size = sum(max(0.0, self._sizes.get(pair, 0.0)) for pair in pairs)
         return Use(False, used / size) if size > 0 else Use(True, used)

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, duration_text, idle_cores
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, Hold, Host, Job, Layer, Reservation, duration_text
 from opencue_sched.domain.frames import Demand
 from opencue_sched.placement.policies import Admission, Refusal
 
@@ -45,7 +45,7 @@ def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: flo
     """
     if hold is None or hold.layer_id == layer.id or hold.until <= now:
         return False
-    if idle_cores(idle_centicores) < hold.cores or hold.free_at is None or layer.run_seconds is None:
+    if idle_centicores < hold.cores * CENTICORES_PER_CORE or hold.free_at is None or layer.run_seconds is None:
         return True
     return now + layer.run_seconds >= hold.free_at
 
@@ -142,7 +142,7 @@ class RunningFrame(NamedTuple):
 def free_at(host: Host, runs: Iterable[RunningFrame], need: Reservation, now: float) -> float | None:
     """When the host, with what runs on it, is expected to have so much idle, if nothing new starts on it; None: nobody
     knows. A frame that has run longer than expected is expected to end now."""
-    left = (centicores(need.cores) - host.idle_centicores, need.memory_kb - host.idle_memory_kb)
+    left = (need.cores * CENTICORES_PER_CORE - host.idle_centicores, need.memory_kb - host.idle_memory_kb)
     missing = [*left, need.gpus - host.idle_gpus]
     at = now
     for run in sorted(runs, key=lambda run: _late(run.ends_at)):

@@ -67,5 +67,5 @@ def test_a_show_without_a_size_comes_after_all_that_have_one(size_by_show: dict[
 def test_what_is_used_counts_where_the_work_runs() -> None:
     subscriptions = {("show", "here"): make_caps(99, booked=5), ("show", "there"): make_caps(99, booked=30)}
     shares = Shares(subscriptions, {("show", "here"): 10.0, ("show", "there"): 10.0})
-    assert shares.use("show", ["here"]) == Use(False, 0.5)
+    assert shares.use("show", "here") == Use(False, 0.5)
     assert shares.use("show") == Use(False, 1.75)
