@@ -68,11 +68,6 @@ class Column:
     importance: int = 1
     wraps: bool = False
 
-    @property
-    def named(self) -> str:
-        """What the value is, for a thing that is shown alone."""
-        return self.title or self.key.removesuffix("_kb").replace("_", " ").title().replace("Gpu", "GPU")
-
     def value(self, thing: Any) -> Any:
         if callable(self.read):
             return self.read(thing)
@@ -163,7 +158,7 @@ class Columns:
 
     def shown(self, thing: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
         """One thing, a line for each column with a value, and the things that it has. JSON has them as ``key``."""
-        known = {it.named: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
+        known = {it.title or it.key: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
         width = max(map(cell_len, known))
         lines = [
             (" " * width if number else click.style(_pad(name, width, right=False), bold=True)) + _GAP + _one_line(line)
