@@ -46,6 +46,7 @@ DEFAULT_AGE_SECONDS = 40.0
 PUBLISH_GRACE_SECONDS = 30.0
 """So long after an entry was dropped, another program's decrement for it may still come."""
 _IDS_PER_STATEMENT = 5000
+_SEPARATORS = frozenset("|,:")
 _KEYS_PER_ROUND_TRIP = 2000
 
 # What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
@@ -119,11 +120,14 @@ def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> ProcSn
 
 
 def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
-    """Procs of store.procs as ledger entries: cores rounded up per proc."""
+    """Procs of store.procs as ledger entries: cores rounded up per proc. A vertex whose id no entry can hold counts
+    nothing, so that one odd row does not end every pass."""
     entries = {}
     for row in rows:
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
-        vertices = Vertices(*ids, tuple(filter(None, row.limits.split(","))))
+        show, alloc, folder, job, layer, dept = (it if _SEPARATORS.isdisjoint(it) else "" for it in ids)
+        limits = tuple(filter(None, row.limits.split(",")))
+        vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
         entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
     return entries
 
