@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.recovery_site import Site
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.ledger import Ledger, book_call
 
 Inject = Callable[[], Callable[[], bool]]
 """Does something wrong; what it returns says whether it was put right."""
@@ -17,7 +17,8 @@ _TABLE_IS_RIGHT = "SELECT int_cores = (SELECT sum(int_cores_reserved) FROM proc)
 def a_crashed_booking(site: Site) -> Inject:
     def crashed() -> Callable[[], bool]:
         booking = site.booking()
-        Ledger(site.client, owner="died").force([booking])
+        ledger = Ledger(site.client, owner="died")
+        ledger.call_under([book_call(ledger.epoch().text, "force", booking, ledger.owner)])
         return lambda: not site.has_entry(booking.proc_id)
 
     return crashed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -27,6 +27,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import chunks
 
 BOOKINGS_PER_SECOND = 1000
@@ -84,7 +85,8 @@ def recompute_costs(engine: Engine, client: redis.Redis, url: str, procs: int, *
 
     def empty() -> None:
         client.flushdb()
-        ledger.forget_epoch()
+        with suppress(NotReady):
+            ledger.learn_epoch()
 
     def fill(*, dual: bool = False) -> bool:
         ensure_bootstrapped(engine, ledger, wait_age=0, fleet_start=True, dual=dual)

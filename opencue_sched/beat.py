@@ -104,7 +104,7 @@ class LeaderScheduler(Scheduler):
         return wait
 
     def _lead(self, gate: LeaderGate) -> float:
-        now, last_ticks, self._ahead = gate.redis_time(), gate.last_ticks(), 0.0
+        now, last_ticks, self._ahead = gate.redis_time(), gate.last_ticks, 0.0
         waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in list(self.schedule.items())]
         fleet_metrics.ticks_ahead.set(self._ahead)
         return max(0.01, min([*waits, POLL_SECONDS]))

@@ -205,7 +205,6 @@ class _Filler:
         return int(answer) == 1
 
     def _take(self) -> bool:
-        """Take or keep the lease, unless another process has it; whether it is ours."""
         arguments: list[str | int] = [self._token, round(LEASE_SECONDS * 1000)]
         with answering():
             return bool(call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], arguments))

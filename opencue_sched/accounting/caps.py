@@ -70,10 +70,7 @@ def imported_shows(client: redis.Redis) -> dict[str, str]:
 
 
 def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
-    """These shows are ours, as their rows were in these versions: by a flip, or by filling the store.
-
-    A row that was changed since belongs to a show that may have been away meanwhile: it is imported again.
-    """
+    """These shows are ours, as their rows were in these versions; one whose row was changed since is imported again."""
     if versions:
         with answering():
             client.hset(keys.IMPORTED, mapping={show: ImportNote(version).text for show, version in versions.items()})

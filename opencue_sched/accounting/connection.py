@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -18,7 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from opencue_sched.accounting import keys
-from opencue_sched.domain.redis_url import UNDECODABLE, RedisUrl, read_redis_url
+from opencue_sched.domain.redis_url import UNDECODABLE, read_redis_url
 from opencue_sched.settings import Settings
 
 # The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
@@ -92,19 +92,14 @@ def make_redis(url: str, settings: Settings) -> redis.Redis:
     }
     named = read_redis_url(url)
     if named.scheme == "sentinel":
-        return _sentinel_master(named, options)
+        asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
+        sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        return cast("redis.Redis", sentinel.master_for(named.service, **options, **named.master))  # type: ignore[no-untyped-call]
     if named.scheme == "unix":
         del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
     pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
     pool.connection_class = leaving_replicas(pool.connection_class)
     return redis.Redis.from_pool(pool)
-
-
-def _sentinel_master(named: RedisUrl, options: dict[str, Any]) -> redis.Redis:
-    asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
-    sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-    master: redis.Redis = sentinel.master_for(named.service, **options, **named.master)  # type: ignore[no-untyped-call]
-    return master
 
 
 def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]:

@@ -63,10 +63,8 @@ class ConsistencyCheck:
 
 
 def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool = False) -> ConsistencyCheck:
-    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). Raises NotReady.
-
-    ``heal``: correct the counters that are off their entries.
-    """
+    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's); with ``heal`` correct those
+    that are off their entries. Raises NotReady."""
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
     # A second check at once would empty the log of the first, and correct what that has corrected.

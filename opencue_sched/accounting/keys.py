@@ -81,7 +81,6 @@ _KINDS = {kind.value: kind for kind in VertexKind}
 
 
 def ids_of(kind: VertexKind) -> int:
-    """How many ids the key of such a vertex has."""
     return 2 if kind in (VertexKind.SUBSCRIPTION, VertexKind.POINT) else 1
 
 

@@ -99,7 +99,7 @@ class Ledger:
     # The epoch
 
     def epoch(self) -> Epoch:
-        """The epoch this process works under, learnt on first use. Raises NotReady."""
+        """The epoch this process works under, learnt on first use, or when the store had another. Raises NotReady."""
         return self._epoch or self.learn_epoch()
 
     def learn_epoch(self) -> Epoch:
@@ -108,10 +108,6 @@ class Ledger:
         if self._epoch is None:
             raise NotReady("the counters in Redis are not filled; waiting for the bootstrap")
         return self._epoch
-
-    def forget_epoch(self) -> None:
-        """Learn the epoch again before the next call."""
-        self._epoch = None
 
     # The hot path
 
@@ -163,10 +159,6 @@ class Ledger:
             answers = pipe.execute(raise_on_error=False)
         counted = zip(listed, answers, strict=True)
         return {pair: int(text) for pair, text in counted if isinstance(text, str) and text.isdecimal()}
-
-    def force(self, bookings: Sequence[Booking]) -> None:
-        """Book without looking at caps: what PostgreSQL already holds is a fact. Tombstoned ids stay out."""
-        self._call(lambda epoch: [book_call(epoch, "force", b, self.owner) for b in bookings])
 
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""
@@ -240,7 +232,6 @@ class Ledger:
             answers, values = self._send(calls(epoch().text), reads, raising=raising)
             if not _refused_for_the_epoch(answers):
                 return answers, values
-        self.forget_epoch()
         raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
 
     def call_under(self, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -90,7 +90,8 @@ class LeaderGate:
         self._last_fence = 0
         self._has_lease = False
         self._confirmed = self._next_try = self._quiet_until = -math.inf
-        self._last_ticks: dict[str, int] = {}
+        self.last_ticks: dict[str, int] = {}
+        """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
         self._fired_at = -math.inf
         self._last_fired: int | None = None
         self._elsewhere_since: float | None = None
@@ -176,7 +177,7 @@ class LeaderGate:
         self._fences.renew(name, fence, store=self._store())
         # Read after the claim: until then the leader before may still fire.
         recorded = self._fences.leader(name)
-        self._last_ticks = dict(recorded.ticks)
+        self.last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
             # From now on, not from when this campaign began: the age is that of the answer. In full if it is unknown
             # when the leader before fired last.
@@ -237,7 +238,7 @@ class LeaderGate:
             self._fence, self._next_try = None, now
             return False
         self._confirmed = now
-        self._last_ticks[task] = max(self._last_ticks.get(task, tick), tick)
+        self.last_ticks[task] = max(self.last_ticks.get(task, tick), tick)
         if claimed:
             self._fired_at = now
         return claimed
@@ -246,10 +247,6 @@ class LeaderGate:
         """Seconds since the epoch by the clock of Redis, which names the ticks."""
         seconds, micros = self._client.time()
         return float(seconds) + float(micros) / 1e6
-
-    def last_ticks(self) -> dict[str, int]:
-        """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
-        return dict(self._last_ticks)
 
 
 @contextmanager

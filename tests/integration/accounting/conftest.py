@@ -45,7 +45,7 @@ class Store:
     def open(self, *, dual: bool = False) -> Epoch:
         epoch = Epoch.new(server_run_id(self.client), dual=dual)
         self.client.set(keys.EPOCH, epoch.text)
-        self.ledger.forget_epoch()
+        self.ledger.learn_epoch()
         return epoch
 
     def caps(self, key: str, **fields: object) -> None:

@@ -13,6 +13,7 @@ from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls,
 from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
+from tests.forced import force
 from tests.integration.accounting.conftest import VERTICES, Store, booking
 
 SUB = keys.subscription("show", "alloc")
@@ -49,7 +50,7 @@ def test_every_mutation_moves_the_sequence(store: Store) -> None:
         "release": lambda: store.ledger.release(["p"]),
         "add what was lost": lambda: store.ledger.settle([booking(2, proc_id="q")]),
         "roll back": lambda: store.ledger.rollback([booking(2, proc_id="q")]),
-        "force": lambda: store.ledger.force([booking(2, proc_id="r")]),
+        "force": lambda: force(store.ledger, [booking(2, proc_id="r")]),
         "remove": lambda: store.ledger.apply(_moved(store, None), epoch=epoch),
     }
     for name, mutation in mutations.items():
@@ -121,13 +122,13 @@ def test_folder_and_job_caps_of_zero_and_below_are_unlimited(store: Store, unlim
 
 def test_gpu_caps_do_not_stop_a_booking_without_gpus(store: Store) -> None:
     store.seed(job_gpus=1)
-    store.ledger.force([booking(1, 5)])
+    force(store.ledger, [booking(1, 5)])
     assert len(store.ledger.book([booking(1, 0)]).accepted) == 1
 
 
 def test_force_books_over_every_cap(store: Store) -> None:
     store.seed(burst=0, folder=1, job=1, job_gpus=1)
-    store.ledger.force([booking(8, 2, proc_id="p")])
+    force(store.ledger, [booking(8, 2, proc_id="p")])
     assert store.counter(SUB) == (8, 2)
 
 
@@ -193,7 +194,7 @@ class TestIdempotence:
         store.ledger.book([once])
         assert store.ledger.release(["p"]) == 1
         assert store.ledger.book([once]).refusals["p"].table == "tombstoned"
-        store.ledger.force([once])
+        force(store.ledger, [once])
         assert store.counter(SUB) == (0, 0)
 
     def test_a_release_that_comes_before_its_booking_wins(self, store: Store) -> None:

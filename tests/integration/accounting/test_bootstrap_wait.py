@@ -129,7 +129,7 @@ def test_a_store_that_was_open_a_moment_ago_is_closed_for_an_age(
 ) -> None:
     """Also when it is closed on purpose."""
     wait(filler(), clock)
-    world.ledger.forget_epoch()
+    world.ledger.learn_epoch()
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:

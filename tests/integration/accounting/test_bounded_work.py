@@ -19,6 +19,7 @@ from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, VERTICES_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from tests.forced import force
 from tests.integration.accounting.conftest import Store
 
 PROCS, LIMITS = 120, 12
@@ -131,7 +132,7 @@ def test_a_release_of_many_ids_is_whole(store: Store, epoch: Epoch, send: Sender
     settle(send, epoch)
     assert store.ledger.release([*IDS, *IDS[:3], "nobody"]) == PROCS
     assert store.ids() == set()
-    store.ledger.force(ALL)
+    force(store.ledger, ALL)
     assert store.ids() == set(), "each has left a tombstone"
 
 
@@ -170,7 +171,7 @@ def test_the_parts_of_a_swap_are_each_a_compare_and_swap(store: Store, epoch: Ep
     assert len(parts) > 2
     first, *rest = parts
     assert send([first])[0][0] == 1
-    store.ledger.force([Booking("late", ALL[0].vertices, 5), Booking("later", ALL[-1].vertices, 5)])
+    force(store.ledger, [Booking("late", ALL[0].vertices, 5), Booking("later", ALL[-1].vertices, 5)])
     assert [answer[:2] for answer in send(rest)] == [[0, "retry"]] * len(rest)
     assert store.counter(keys.job("job0")) == (7, 1)
     assert store.counter(keys.job(f"job{PROCS - 1}")) == (7, 1)

@@ -17,7 +17,7 @@ from tests.integration.accounting.world import World, returned
 def dual(world: World) -> World:
     """A store into which another program publishes."""
     world.store.open(dual=True)
-    world.ledger.forget_epoch()
+    world.ledger.learn_epoch()
     return world
 
 

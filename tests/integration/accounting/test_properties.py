@@ -14,6 +14,7 @@ from opencue_sched.accounting.consistency import ConsistencyCheck, check_consist
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.domain.farm import Vertices
+from tests.forced import force
 from tests.integration.accounting.conftest import Store
 
 IDS = [f"p{i}" for i in range(6)]
@@ -81,7 +82,7 @@ def apply(store: Store, model: Model, name: str, argument: object) -> None:
             if booking.proc_id in answers.accepted:
                 model.add(booking)
     elif name == "force":
-        ledger.force(argument)  # type: ignore[arg-type]
+        force(ledger, argument)  # type: ignore[arg-type]
         for booking in argument:  # type: ignore[attr-defined]
             model.add(booking)
     elif name == "settle":

@@ -344,7 +344,7 @@ class TestDrift:
     def test_a_counter_that_is_no_number_is_put_right_and_harms_no_other(self, world: World, dual: bool) -> None:
         (proc,) = world.run()
         world.store.open(dual=dual)
-        world.ledger.forget_epoch()
+        world.ledger.learn_epoch()
         world.recompute()
         client, vertices = world.store.client, world.entry(proc).vertices
         client.hset(keys.folder(vertices.folder_id), "int_cores", "2,5")

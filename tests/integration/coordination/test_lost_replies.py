@@ -49,7 +49,7 @@ def test_a_tick_to_which_no_try_got_an_answer_is_asked_for_again(proxy, leader):
     with pytest.raises(RedisError):
         leader.may_fire("recompute", 2)
     assert proxy.lost == 2
-    assert leader.last_ticks() == {"recompute": 1}
+    assert leader.last_ticks == {"recompute": 1}
     assert leader.may_fire("recompute", 2)
-    assert leader.last_ticks() == {"recompute": 2}
+    assert leader.last_ticks == {"recompute": 2}
     assert not leader.may_fire("recompute", 2)

@@ -27,6 +27,7 @@ from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
+from tests.forced import force
 from tests.in_turn import InTurn
 from tests.polling import eventually
 
@@ -226,7 +227,7 @@ def test_frames_of_others_under_a_licence_are_counted_again_by_each_pass(one, en
         ours = farm.job([LayerSpec(frames=3, limits=[limit])])
         subscription = keys.subscription(farm.default_show().id, farm.default_alloc().id)
     one.runner.ledger.load_caps([subscription, keys.folder(ours.folder_id), keys.job(ours.id), keys.limit(limit)])
-    one.runner.ledger.force([Booking("committing", Vertices("show", "", "", "", "", "", (limit,)), 1)])
+    force(one.runner.ledger, [Booking("committing", Vertices("show", "", "", "", "", "", (limit,)), 1)])
     with engine.begin() as connection:
         Farm(connection).run(theirs.frames, host)
     assert sum(report.frames_booked for report in one.drain()) == 3 - 1 - 1

@@ -31,6 +31,7 @@ from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
 from tests.counted import Counted
 from tests.farm import HostIds, JobIds, LayerSpec
+from tests.forced import force
 from tests.integration.farm.runs import FarmView
 from tests.polling import eventually
 
@@ -83,7 +84,7 @@ class Site:
             procs = farm.run(frames, host, cores=1, memory_gb=0.5)
         vertices = Vertices(job.show.id, host.alloc_id, job.folder_id, job.id, job.layers[0].id, job.show.dept_id)
         bookings = [Booking(proc, vertices, 1) for proc in procs]
-        self.ledger.force(bookings)
+        force(self.ledger, bookings)
         self.ledger.settle(bookings)
         for proc, frame in zip(procs, frames, strict=True):
             run = rqd_pb2.RunFrame(

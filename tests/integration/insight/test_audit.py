@@ -19,6 +19,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
+from tests.forced import force
 from tests.integration.dispatch.passes import Passes, passes
 
 
@@ -71,7 +72,7 @@ def book_by_hand(world: World, *, settle: bool = True) -> None:
     stray = "99999999-0000-0000-0000-000000000000"
     vertices = Vertices(*("f" * 36,) * 6)
     booking = Booking(stray, vertices, 1, 0)
-    world.passes.runner.ledger.force([booking])
+    force(world.passes.runner.ledger, [booking])
     if settle:
         world.passes.runner.ledger.settle([booking])
 

@@ -18,6 +18,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
+from tests.forced import force
 from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
 from tests.integration.accounting.world import World
 from tests.polling import eventually
@@ -108,7 +109,7 @@ def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings
     with load.going(settings_url):
         eventually(lambda: load.rounds, 5, "the first bookings")
         load.world.store.client.hincrby(keys.job(load.world.job.id), "int_cores", 7)
-        load.world.ledger.force([stray])
+        force(load.world.ledger, [stray])
         load.world.ledger.settle([stray])
         said = audit(load)
     assert said["I1"][0] is Severity.FAIL

@@ -44,6 +44,7 @@ from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.runtime import Runtime
+from tests.forced import force
 from tests.integration.dispatch.gathering import counted_statements
 from tests.polling import eventually
 
@@ -527,7 +528,7 @@ def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> No
         proc = connection.execute(text("SELECT pk_proc FROM proc LIMIT 1")).scalar_one()
         connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
     client.hdel("acct:ledger", proc)
-    runtime.ledger.force([Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
+    force(runtime.ledger, [Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
     with ExitStack() as stack:
         kinds = ("sub", "folder", "job", "layer", "point", "limit")
         found = [stack.enter_context(increments("scheduler_drift_found_total", kind=kind)) for kind in kinds]
