@@ -13,7 +13,6 @@ from functools import lru_cache
 from sys import intern
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, ClusterKind
@@ -28,8 +27,6 @@ from opencue_sched.domain.farm import (
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
-
-_log = structlog.get_logger(__name__)
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -88,7 +85,9 @@ def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: flo
 @lru_cache(maxsize=10_000)
 def log_bad_row(table: str, row_id: str, name: str, reason: str) -> None:
     """Log a row that makes no sense and is skipped: once in this process, as long as it is among the latest 10,000."""
-    _log.warning(f"{table}_skipped", id=row_id, name=name, reason=reason)
+    import structlog  # which commands that only read hosts start faster without
+
+    structlog.get_logger(__name__).warning(f"{table}_skipped", id=row_id, name=name, reason=reason)
 
 
 def _hosts(rows: Iterable[Row[Any]]) -> list[Host]:
