@@ -5,12 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-# Tests wait for servers, locks and time-outs as long as they compute: four at a time, also on two cores.
-TEST_PROCESSES ?= 4
-# Unit and integration tests go by file, in the order given, so that long files do not come last. For those of whole
-# processes see tests/side_by_side.py.
-SUITES := $(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-PROCESSES := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
+# Tests wait for servers, locks and time-outs as long as they compute: six at a time, also on two cores.
+TEST_PROCESSES ?= 6
+# Who gets which test, and when: see tests/side_by_side.py.
+TESTS := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
@@ -49,22 +47,19 @@ format: $(INSTALLED) ## Put every file in form
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## Every test, on PostgreSQL and Redis of its own; prints the time of each suite
-	@status=0; \
-	$(SUITES) $(PYTEST_ARGS) tests/integration tests/unit || status=$$?; \
-	$(PROCESSES) $(PYTEST_ARGS) tests/e2e tests/chaos || status=$$?; \
-	exit $$status
+	$(TESTS) $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
 test-unit: $(INSTALLED) ## Tests without services
-	$(SUITES) $(PYTEST_ARGS) tests/unit
+	$(TESTS) $(PYTEST_ARGS) tests/unit
 
 test-integration: $(INSTALLED) ## Tests of packages on real PostgreSQL and Redis
-	$(SUITES) $(PYTEST_ARGS) tests/integration
+	$(TESTS) $(PYTEST_ARGS) tests/integration
 
 test-e2e: $(INSTALLED) ## Tests of whole processes
-	$(PROCESSES) $(PYTEST_ARGS) tests/e2e
+	$(TESTS) $(PYTEST_ARGS) tests/e2e
 
 test-chaos: $(INSTALLED) ## Tests that kill and freeze things
-	$(PROCESSES) $(PYTEST_ARGS) tests/chaos
+	$(TESTS) $(PYTEST_ARGS) tests/chaos
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
 	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \

@@ -237,6 +237,7 @@ def _as_new(session: Any) -> extensions.connection:
         cursor.execute("DISCARD ALL")
     session.autocommit = False
     session.notices.clear()
+    session.notifies.clear()  # what came until UNLISTEN
     return session
 
 

@@ -1,10 +1,11 @@
-"""A pytest plugin: how tests of whole processes are shared out among the processes of pytest-xdist.
+"""A pytest plugin: how tests are shared out among the processes of pytest-xdist.
 
-    pytest -p tests.side_by_side --numprocesses 4 --dist loadgroup tests/e2e tests/chaos
+    pytest -p tests.side_by_side --numprocesses 6 --dist loadgroup tests
 
-Each goes to whichever process is free, except that the cases of one test, and all tests of a file whose fleet takes
-long to start, stay together. (The marks that --dist loadgroup goes by have no effect with pytest 9.) What takes longest
-comes first, so that in the end no process works alone.
+A file of unit or integration tests goes to whichever process is free, in the order given. So does a test of whole
+processes, except that its cases, and all tests of a file whose fleet takes long to start, stay together. (The marks
+that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that in the end
+no process works alone; and they are spread over the others, because they wait as long as the others compute.
 """
 
 from __future__ import annotations
@@ -48,13 +49,22 @@ class Together(LoadScopeScheduling):
     """The scope of a test is what it stays together with."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file, _, _ = nodeid.partition("::")
-        return file if PurePath(file).name in SHARING_A_FLEET else nodeid.partition("[")[0]
+        return _scope(nodeid)
 
     def _reschedule(self, node: WorkerController) -> None:
         """One more than it runs is all that a process is given ahead: it begins none without knowing the next."""
         if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
             super()._reschedule(node)
+
+
+def _of_processes(nodeid: str) -> bool:
+    return nodeid.startswith(("tests/e2e/", "tests/chaos/"))
+
+
+def _scope(nodeid: str) -> str:
+    file, _, _ = nodeid.partition("::")
+    alone = _of_processes(nodeid) and PurePath(file).name not in SHARING_A_FLEET
+    return nodeid.partition("[")[0] if alone else file
 
 
 def _rank(item: pytest.Item) -> int:
@@ -63,7 +73,13 @@ def _rank(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_rank)
+    """Both kinds begin at once and end at once."""
+    place: dict[str, float] = {}
+    slow = sorted((item for item in items if _of_processes(item.nodeid)), key=_rank)
+    for kind in (slow, [item for item in items if not _of_processes(item.nodeid)]):
+        scopes = dict.fromkeys(_scope(item.nodeid) for item in kind)
+        place |= {scope: number / len(scopes) for number, scope in enumerate(scopes)}
+    items.sort(key=lambda item: place[_scope(item.nodeid)])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
