@@ -24,7 +24,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
-from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts
+from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts
 from opencue_sched.accounting.ledger import (
     Cause,
     Change,
@@ -46,7 +46,6 @@ DEFAULT_AGE_SECONDS = 40.0
 PUBLISH_GRACE_SECONDS = 30.0
 """So long after an entry was dropped, another program's decrement for it may still come."""
 _IDS_PER_STATEMENT = 5000
-_SEPARATORS = frozenset("|,:")
 _KEYS_PER_ROUND_TRIP = 2000
 
 # What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
@@ -125,7 +124,7 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
     entries = {}
     for row in rows:
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
-        show, alloc, folder, job, layer, dept = (it if _SEPARATORS.isdisjoint(it) else "" for it in ids)
+        show, alloc, folder, job, layer, dept = (it if SEPARATORS.isdisjoint(it) else "" for it in ids)
         limits = tuple(filter(None, row.limits.split(",")))
         vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
         entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()

@@ -21,6 +21,7 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 
+from opencue_sched.accounting.keys import check_ids
 from opencue_sched.coordination import names
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.cooldown import HostNews
@@ -394,6 +395,7 @@ def _snapshot(
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
     if row.int_priority is None or row.folder_max_cores is None:
         raise InvalidInput(f"job {row.pk_job}: its row of job_resource or folder_resource is missing")
+    check_ids(row.pk_job, row.pk_folder, row.pk_dept)
     return Job(
         id=row.pk_job,
         name=row.str_name,
@@ -420,6 +422,7 @@ def _layer(row: Row[Any]) -> Layer:
         if getattr(row, column) > most:
             raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
     check_frame_range(row.str_range)
+    check_ids(row.pk_layer, *row.limit_ids)
     return Layer(
         id=row.pk_layer,
         name=row.str_name,
