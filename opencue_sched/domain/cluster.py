@@ -55,10 +55,7 @@ def normalise_tag(tag: str) -> str:
 
 
 def normalise_tags(text: str | None) -> frozenset[str]:
-    """``layer.str_tags`` in any spelling of the separator, as a set. Empty and NULL give the empty set.
-
-    Removes spaces and splits on ``|``, exactly as the SQL does, so that a layer the query finds also matches here.
-    """
+    """``layer.str_tags`` in any spelling of the separator, as a set. Empty and NULL give the empty set."""
     return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
 
 

@@ -83,10 +83,6 @@ class _Group:
             del self.classes[host_class]
         self.by_bucket[bucket_of(host.id)].discard(host.id)
 
-    def hosts_in(self, buckets: Collection[int]) -> list[str]:
-        """The ids of its hosts in these buckets."""
-        return [host_id for bucket in buckets for host_id in self.by_bucket.get(bucket, ())]
-
 
 @dataclass(slots=True)
 class _Part:
@@ -245,8 +241,9 @@ class HostCache:
             read_at = self.instant()
             hosts = self._fetch(facility_id, list(groups), buckets)
         with self._lock:
-            known = {host_id for group in groups.values() for host_id in group.hosts_in(buckets)}
-            return hosts, self.apply(hosts, known - {host.id for host in hosts}, read_at=read_at)
+            known = (group.by_bucket.get(bucket, ()) for group in groups.values() for bucket in buckets)
+            gone = set[str]().union(*known) - {host.id for host in hosts}
+            return hosts, self.apply(hosts, gone, read_at=read_at)
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
         """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more;

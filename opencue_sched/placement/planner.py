@@ -6,8 +6,6 @@ fit. Layers of a show come in the order of the snapshot.
 
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
 this plan is being booked, and never on the same cores. Once the outcome is known, the caller settles it there.
-
-What a studio may decide differently is a ``Policy``.
 """
 
 from __future__ import annotations

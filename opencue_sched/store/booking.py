@@ -63,9 +63,8 @@ _READ_LOCKED = f"""
            h.int_cores_idle AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
            h.int_gpu_mem_idle AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
-    FROM host h
-    JOIN host_stat s ON s.pk_host = h.pk_host
-    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    FROM host h JOIN host_stat s USING (pk_host)
+    LEFT JOIN ({HELD}) held USING (pk_host)
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
 """  # noqa: S608 - only our own constants
 _LOCK_HOSTS = text(

@@ -35,10 +35,8 @@ _COLUMNS = f"""
            ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
            ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
            {HOLD_COLUMNS}
-    FROM host h
-    JOIN host_stat s ON s.pk_host = h.pk_host
-    JOIN alloc a ON a.pk_alloc = h.pk_alloc
-    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
+    LEFT JOIN ({HELD}) held USING (pk_host)
     WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
 
@@ -170,12 +168,8 @@ _HOSTS = text(
            coalesce(running.procs, 0) AS frames,
            ARRAY(SELECT replace(str_tag, ' ', '') FROM host_tag WHERE host_tag.pk_host = host.pk_host
                   ORDER BY upper(str_tag_type), str_tag) AS tags
-      FROM host
-      JOIN host_stat ON host_stat.pk_host = host.pk_host
-      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
-      LEFT JOIN (SELECT pk_host, count(*) AS procs FROM proc GROUP BY pk_host) running
-             ON running.pk_host = host.pk_host
+      FROM host JOIN host_stat USING (pk_host) JOIN alloc USING (pk_alloc) JOIN facility USING (pk_facility)
+      LEFT JOIN (SELECT pk_host, count(*) AS procs FROM proc GROUP BY pk_host) running USING (pk_host)
      WHERE (CAST(:hosts AS varchar[]) IS NULL OR host.pk_host = ANY(CAST(:hosts AS varchar[])))
        AND (CAST(:alloc AS varchar) IS NULL OR host.pk_alloc = :alloc)
        AND (CAST(:lock AS varchar) IS NULL OR str_lock_state = :lock)
@@ -193,12 +187,9 @@ _PROCS = text(
            ts_dispatched AS dispatched, b_local AS local, host.str_name AS host, show.str_name AS show,
            layer.str_name AS layer, proc.pk_frame AS frame_id, proc.pk_job AS job_id, proc.pk_host AS host_id,
            proc.ts_ping AS pinged
-      FROM proc
-      JOIN host ON host.pk_host = proc.pk_host
-      LEFT JOIN job ON job.pk_job = proc.pk_job
-      LEFT JOIN show ON show.pk_show = proc.pk_show
-      LEFT JOIN layer ON layer.pk_layer = proc.pk_layer
-      LEFT JOIN frame ON frame.pk_frame = proc.pk_frame
+      FROM proc JOIN host USING (pk_host)
+      LEFT JOIN show USING (pk_show) LEFT JOIN job USING (pk_job)
+      LEFT JOIN layer USING (pk_layer) LEFT JOIN frame USING (pk_frame)
      WHERE (CAST(:procs AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:procs AS varchar[])))
        AND (CAST(:frames AS varchar[]) IS NULL OR proc.pk_frame = ANY(CAST(:frames AS varchar[])))
        AND (CAST(:host AS varchar) IS NULL OR proc.pk_host = :host)

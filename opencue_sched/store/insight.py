@@ -20,9 +20,7 @@ _RANK = text(
            count(*) FILTER (WHERE (-resource.int_priority, job.ts_started, job.pk_job)
                                   <= (-my.int_priority, mine.ts_started, mine.pk_job)) AS place,
            greatest(my.int_priority, 1) / CAST(sum(greatest(resource.int_priority, 1)) AS float8) AS chance
-      FROM job mine
-      JOIN job_resource my ON my.pk_job = mine.pk_job
-      JOIN show ON show.pk_show = mine.pk_show
+      FROM job mine JOIN job_resource my USING (pk_job) JOIN show USING (pk_show)
       JOIN job ON job.pk_show = mine.pk_show AND job.pk_facility = mine.pk_facility
       JOIN job_resource resource ON resource.pk_job = job.pk_job
      WHERE mine.pk_job = :job AND job.str_state = 'PENDING' AND NOT job.b_paused AND job.b_auto_book
@@ -70,14 +68,12 @@ _HOST_GROUPS = text(
     f"""
     WITH found AS (
         SELECT facility.str_name AS facility, alloc.str_name AS name, alloc.pk_alloc AS id, alloc.str_tag AS tag,
-               alloc.b_default AS default, host.*, ts_ping,
-               host.str_lock_state AS lock_state,
+               alloc.b_default AS default, host.*, ts_ping, host.str_lock_state AS lock_state,
                CASE WHEN host_stat.str_state = 'UP' AND host_stat.ts_ping
                          < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
                     THEN 'SILENT' ELSE host_stat.str_state END AS state
-          FROM alloc
-          JOIN facility ON facility.pk_facility = alloc.pk_facility
-          LEFT JOIN (host JOIN host_stat ON host_stat.pk_host = host.pk_host) ON host.pk_alloc = alloc.pk_alloc
+          FROM alloc JOIN facility USING (pk_facility)
+          LEFT JOIN (host JOIN host_stat USING (pk_host)) ON host.pk_alloc = alloc.pk_alloc
          WHERE coalesce(alloc.b_enabled, true)
            AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     )
@@ -100,10 +96,8 @@ _HOLDS = text(
     SELECT facility.str_name AS facility, coalesce(show.str_name, '') AS show,
            CAST(extract(epoch FROM clock_timestamp() - min(hold.granted_at) OVER ()) AS double precision) AS oldest_age
       FROM opencue_sched_hold hold
-      JOIN host ON host.pk_host = hold.pk_host
-      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
-      LEFT JOIN (job JOIN show ON show.pk_show = job.pk_show) ON job.pk_job = hold.pk_job
+      JOIN host USING (pk_host) JOIN alloc USING (pk_alloc) JOIN facility USING (pk_facility)
+      LEFT JOIN (job JOIN show USING (pk_show)) ON job.pk_job = hold.pk_job
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     """
 )

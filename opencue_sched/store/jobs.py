@@ -37,12 +37,8 @@ _JOBS = f"""
                  show.b_scheduler_managed AS show_managed, show.b_paused AS show_paused,
                  show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking,
                  count(*) OVER () AS jobs, {{place}} AS place
-            FROM job
-            JOIN show ON show.pk_show = job.pk_show
-            JOIN folder ON folder.pk_folder = job.pk_folder
-            JOIN facility ON facility.pk_facility = job.pk_facility
-            JOIN job_stat stat ON stat.pk_job = job.pk_job
-            JOIN job_resource resource ON resource.pk_job = job.pk_job
+            FROM job JOIN show USING (pk_show) JOIN folder USING (pk_folder) JOIN facility USING (pk_facility)
+            JOIN job_stat stat USING (pk_job) JOIN job_resource resource USING (pk_job)
            WHERE (CAST(:jobs AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:jobs AS varchar[])))
              AND (CAST(:show AS varchar) IS NULL OR job.pk_show = :show)
              AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
@@ -95,10 +91,8 @@ _LAYERS = text(
            CAST(used.int_clock_time_success AS double precision) / nullif(used.int_frame_success_count, 0)
              AS mean_seconds,
            job.pk_job AS job_id, job.str_name AS job, job.str_state AS job_state, job.b_paused AS paused
-      FROM layer
-      JOIN job ON job.pk_job = layer.pk_job
-      JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
-      LEFT JOIN layer_usage used ON used.pk_layer = layer.pk_layer
+      FROM layer JOIN job USING (pk_job) JOIN layer_stat USING (pk_layer)
+      LEFT JOIN layer_usage used USING (pk_layer)
      WHERE layer.pk_job = ANY(CAST(:jobs AS varchar[]))
      ORDER BY array_position(CAST(:jobs AS varchar[]), layer.pk_job), layer.int_dispatch_order, layer.str_name
     """

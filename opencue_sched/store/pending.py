@@ -77,8 +77,7 @@ _SHARES = text(
     SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.pk_facility AS facility_id,
            sub.int_burst AS burst_centicores, sub.int_size AS size_centicores,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now
-    FROM subscription sub
-    JOIN alloc a ON a.pk_alloc = sub.pk_alloc
+    FROM subscription sub JOIN alloc a USING (pk_alloc)
     JOIN show s ON s.pk_show = sub.pk_show AND s.b_active AND s.b_scheduler_managed
     WHERE CAST(:shows AS varchar[]) IS NULL OR sub.pk_show = ANY(CAST(:shows AS varchar[]))
     ORDER BY a.str_name
@@ -103,9 +102,7 @@ _ORDER_INSIDE, _ORDER_OUTSIDE = _ORDER.format(priority="r.int_priority"), _ORDER
 _PENDING_JOBS = f"""
     WITH folder_use AS MATERIALIZED (
         SELECT j.pk_folder, {USED}
-        FROM folder_resource f
-        JOIN job j ON j.pk_folder = f.pk_folder
-        JOIN proc p ON p.pk_job = j.pk_job
+        FROM folder_resource f JOIN job j USING (pk_folder) JOIN proc p USING (pk_job)
         WHERE (f.int_max_cores > 0 OR f.int_max_gpus > 0) AND p.pk_show = ANY(CAST(:shows AS varchar[]))
           -- Asked once: where no folder has a cap, no proc is read.
           AND EXISTS (SELECT 1 FROM folder_resource WHERE int_max_cores > 0 OR int_max_gpus > 0)
@@ -115,8 +112,7 @@ _PENDING_JOBS = f"""
         SELECT headroom.pk_show, replace(t.str_tag, ' ', '') AS tag, max(headroom.cores) AS cores
         FROM unnest(CAST(:reach_shows AS varchar[]), CAST(:allocs AS varchar[]), CAST(:headroom AS bigint[]))
              AS headroom(pk_show, pk_alloc, cores)
-        JOIN host h ON h.pk_alloc = headroom.pk_alloc
-        JOIN host_tag t ON t.pk_host = h.pk_host
+        JOIN host h USING (pk_alloc) JOIN host_tag t USING (pk_host)
         GROUP BY headroom.pk_show, replace(t.str_tag, ' ', '')
     )
     SELECT c.turn, found.*
@@ -129,10 +125,8 @@ _PENDING_JOBS = f"""
                j.str_user, j.int_uid, j.str_log_dir, j.str_os, j.str_loki_url, j.ts_started,
                r.int_priority, r.int_max_cores, r.int_max_gpus,
                f.int_max_cores AS folder_max_cores, f.int_max_gpus AS folder_max_gpus
-        FROM job j
-        JOIN show s ON s.pk_show = j.pk_show
-        LEFT JOIN job_resource r ON r.pk_job = j.pk_job
-        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+        FROM job j JOIN show s USING (pk_show)
+        LEFT JOIN job_resource r USING (pk_job) LEFT JOIN folder_resource f USING (pk_folder)
         WHERE j.pk_show = c.show_id AND j.pk_facility = c.facility_id
           AND {MAY_BE_BOOKED} AND NOT {QUARANTINED}
         ORDER BY {_ORDER_INSIDE}
@@ -161,8 +155,7 @@ _PENDING_JOBS = f"""
         FROM layer l
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
         CROSS JOIN LATERAL (
-            SELECT {LEAST_CORES} AS cores,
-                   GREATEST(l.int_gpus_min, 0) AS gpus
+            SELECT {LEAST_CORES} AS cores, GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
         WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
           AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {INT_MAX} OR (
@@ -266,8 +259,7 @@ _WAITING_WORK = f"""
     WITH used AS MATERIALIZED (SELECT p.pk_job, {USED} FROM proc p GROUP BY p.pk_job),
     folder_used AS MATERIALIZED (
         SELECT j.pk_folder, sum(used.cores) AS cores, sum(used.gpus) AS gpus
-        FROM used
-        JOIN job j ON j.pk_job = used.pk_job
+        FROM used JOIN job j USING (pk_job)
         GROUP BY j.pk_folder
     ),
     full_limits AS MATERIALIZED (SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0)
@@ -424,9 +416,7 @@ _TAGS_OF_ALLOCATIONS = text(
     """
     SELECT DISTINCT a.pk_facility AS facility_id, h.pk_alloc AS alloc_id, upper(t.str_tag_type) AS tag_type,
            replace(t.str_tag, ' ', '') AS tag
-    FROM host_tag t
-    JOIN host h ON h.pk_host = t.pk_host
-    JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    FROM host_tag t JOIN host h USING (pk_host) JOIN alloc a USING (pk_alloc)
     WHERE CAST(:facility_ids AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facility_ids AS varchar[]))
     """
 )
@@ -438,10 +428,9 @@ _WAITING_TAGS = text(
     SELECT DISTINCT w.pk_facility, w.pk_show, tag
     FROM (
         SELECT DISTINCT j.pk_facility, j.pk_show, l.str_tags
-        FROM job j
-        JOIN show s ON s.pk_show = j.pk_show
+        FROM job j JOIN show s USING (pk_show)
         JOIN layer_stat ls ON ls.pk_job = j.pk_job AND ls.int_waiting_count > 0
-        JOIN layer l ON l.pk_layer = ls.pk_layer
+        JOIN layer l USING (pk_layer)
         WHERE {MAY_BE_BOOKED}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) w

@@ -59,8 +59,7 @@ _READ_RUNS = text(
       FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, ordinal)
       LEFT JOIN proc ON proc.pk_proc = run.proc
-      LEFT JOIN host ON host.pk_host = proc.pk_host
-      LEFT JOIN host_stat ON host_stat.pk_host = proc.pk_host
+      LEFT JOIN host USING (pk_host) LEFT JOIN host_stat USING (pk_host)
       LEFT JOIN frame ON frame.pk_frame = run.frame
       LEFT JOIN proc owner ON owner.pk_frame = run.frame
       LEFT JOIN job ON job.pk_job = frame.pk_job
@@ -263,11 +262,8 @@ _LOST_RUNS = text(
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
                 WHEN proc.pk_frame IS NULL THEN 'no_frame'
                 ELSE 'unnamed' END AS why
-      FROM proc
-      JOIN host ON host.pk_host = proc.pk_host
-      JOIN host_stat ON host_stat.pk_host = proc.pk_host
-      LEFT JOIN show ON show.pk_show = proc.pk_show
-      LEFT JOIN job ON job.pk_job = proc.pk_job
+      FROM proc JOIN host USING (pk_host) JOIN host_stat USING (pk_host)
+      LEFT JOIN show USING (pk_show) LEFT JOIN job USING (pk_job)
      WHERE NOT proc.b_local AND {SHOW_IN_SCOPE} AND {HOST_IN_SCOPE}
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
             OR (proc.pk_frame IS NULL
@@ -276,9 +272,7 @@ _LOST_RUNS = text(
      UNION ALL
     SELECT '', frame.pk_frame, coalesce(frame.str_host, ''), coalesce(host_stat.str_state, 'DOWN'), NULL,
            CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), false, 'no_proc'
-      FROM frame
-      LEFT JOIN host ON host.str_name = frame.str_host
-      LEFT JOIN host_stat ON host_stat.pk_host = host.pk_host
+      FROM frame LEFT JOIN host ON host.str_name = frame.str_host LEFT JOIN host_stat USING (pk_host)
      WHERE frame.str_state = 'RUNNING' AND {job_in_scope("frame.pk_job")}
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
@@ -306,14 +300,14 @@ dispatched, so its process cannot live. ``why`` is a Why.
 """
 
 
-def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> tuple[int, int, float]:
+def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> tuple[int, int, float]:
     """Whether it is the hosts that are silent, or we who are deaf: how many hosts are UP, how many of them have been
     silent for that many seconds, and how long PostgreSQL has run (seconds)."""
     up, silent, age = connection.execute(_HEARING, {"after": silent_after, **asdict(scope)}).one()
     return up, silent, age
 
 
-def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> list[str]:
+def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> list[str]:
     """UP hosts silent for that many seconds become DOWN; returns their ids."""
     return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **asdict(scope)})]
 

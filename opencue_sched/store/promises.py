@@ -70,15 +70,12 @@ def begin_duty(connection: Connection, role: str) -> Row[Any] | None:
 _HOST_KINDS = text(
     f"""
     SELECT min(h.pk_host) AS pk_host, count(*) AS hosts
-    FROM host h
-    JOIN host_stat s ON s.pk_host = h.pk_host
-    JOIN alloc a ON a.pk_alloc = h.pk_alloc
-    JOIN (
+    FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc) JOIN (
         SELECT t.pk_host, array_agg(DISTINCT replace(t.str_tag, ' ', '')) AS tags
         FROM host_tag t
         WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
         GROUP BY t.pk_host
-    ) tagged ON tagged.pk_host = h.pk_host
+    ) tagged USING (pk_host)
     WHERE {MAY_TAKE_FRAMES}
       AND (CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facilities AS varchar[])))
     GROUP BY a.pk_facility, h.pk_alloc, h.int_thread_mode, s.str_os, h.int_cores, h.int_mem, h.int_gpus, h.int_gpu_mem,
@@ -111,9 +108,7 @@ _CANDIDATES = text(
                   gpus int)
     CROSS JOIN LATERAL (
         SELECT h.pk_host
-        FROM host h
-        JOIN host_stat s ON s.pk_host = h.pk_host
-        JOIN alloc a ON a.pk_alloc = h.pk_alloc
+        FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
         WHERE {MAY_TAKE_FRAMES}
           AND a.pk_facility = asked.facility_id AND h.pk_alloc = ANY(asked.alloc_ids)
           AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory_kb AND h.int_gpus >= asked.gpus
@@ -131,8 +126,7 @@ _RUNS = text(
     SELECT p.pk_host, p.int_cores_reserved AS centicores, p.int_mem_reserved AS memory_kb, p.int_gpus_reserved AS gpus,
            CAST(extract(epoch FROM coalesce(f.ts_started, p.ts_dispatched)) AS double precision)
                + CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count AS ends_at
-    FROM proc p
-    LEFT JOIN frame f ON f.pk_frame = p.pk_frame
+    FROM proc p LEFT JOIN frame f USING (pk_frame)
     LEFT JOIN layer_usage u ON u.pk_layer = p.pk_layer AND u.int_frame_success_count > 0
     WHERE p.pk_host = ANY(CAST(:hosts AS varchar[]))
     """
@@ -140,9 +134,8 @@ _RUNS = text(
 
 _HOLDS = text(
     """
-    SELECT hold.pk_host FROM opencue_sched_hold hold
-    LEFT JOIN host h ON h.pk_host = hold.pk_host
-    LEFT JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    SELECT hold.pk_host
+    FROM opencue_sched_hold hold LEFT JOIN host h USING (pk_host) LEFT JOIN alloc a USING (pk_alloc)
     WHERE CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility IS NULL
        OR a.pk_facility = ANY(CAST(:facilities AS varchar[]))
     """

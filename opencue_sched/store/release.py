@@ -15,7 +15,7 @@ from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, resto
 
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. A run that ends
 # with 299 (cleared) counts none, and the history trigger forgets it.
-# With checkpointing on, RUNNING to WAITING would become CHECKPOINT, for a copy nobody makes: it is off from then on.
+# With checkpointing on, RUNNING to WAITING would become CHECKPOINT, for a copy that only a Cuebot makes: it is off.
 _STOP_FRAMES = text(
     """
     UPDATE frame
@@ -154,11 +154,7 @@ def counters_of(rows: Iterable[Any]) -> Counters:
 
 @dataclass(frozen=True, slots=True)
 class FrameStop:
-    """How a run ends. ``version`` is frame.int_version as just read.
-
-    ``max_rss_kb`` None leaves the peak memory alone. Checkpointing is switched off, so that the frame goes to WAITING
-    and not to CHECKPOINT: only a Cuebot has checkpoints copied.
-    """
+    """How a run ends. ``version`` is frame.int_version as just read. ``max_rss_kb`` None: the peak memory stays."""
 
     frame_id: str
     version: int | None

@@ -56,14 +56,10 @@ _SUBSCRIPTIONS = text(
            alloc.pk_facility AS facility_id,
            int_size AS size_centicores, int_burst AS burst_centicores,
            coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus, coalesce(used.procs, 0) AS procs
-      FROM subscription
-      JOIN show ON show.pk_show = subscription.pk_show
-      JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
-      JOIN facility ON facility.pk_facility = alloc.pk_facility
+      FROM subscription JOIN show USING (pk_show) JOIN alloc USING (pk_alloc) JOIN facility USING (pk_facility)
       LEFT JOIN (SELECT p.pk_show, host.pk_alloc, count(*) AS procs, {USED}
-                   FROM proc p JOIN host ON host.pk_host = p.pk_host
-                  WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc) used
-             ON used.pk_show = subscription.pk_show AND used.pk_alloc = subscription.pk_alloc
+                   FROM proc p JOIN host USING (pk_host)
+                  WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc) used USING (pk_show, pk_alloc)
      WHERE (CAST(:show AS varchar) IS NULL OR subscription.pk_show = :show)
        AND (CAST(:alloc AS varchar) IS NULL OR subscription.pk_alloc = :alloc)
      ORDER BY show.str_name, alloc.str_name
@@ -129,8 +125,7 @@ def list_subscriptions(
 _FOLDERS = text(
     f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,
-           parent.str_name AS parent,
-           dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
+           parent.str_name AS parent, dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
            folder.pk_parent_folder IS NULL AS is_default, folder.int_job_min_cores AS job_min_cores,
            folder.int_job_max_cores AS job_max_cores, folder.int_job_min_gpus AS job_min_gpus,
            folder.int_job_max_gpus AS job_max_gpus,
@@ -139,18 +134,14 @@ _FOLDERS = text(
            coalesce(work.jobs, 0) AS jobs, CAST(coalesce(work.waiting, 0) AS bigint) AS waiting,
            coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus,
            coalesce(used.procs, 0) AS running
-      FROM folder
-      JOIN show ON show.pk_show = folder.pk_show
-      JOIN dept ON dept.pk_dept = folder.pk_dept
-      JOIN folder_resource caps ON caps.pk_folder = folder.pk_folder
-      LEFT JOIN folder_level level ON level.pk_folder = folder.pk_folder
-      LEFT JOIN folder parent ON parent.pk_folder = folder.pk_parent_folder
+      FROM folder JOIN show USING (pk_show) JOIN dept USING (pk_dept) JOIN folder_resource caps USING (pk_folder)
+      LEFT JOIN folder_level level USING (pk_folder)
       LEFT JOIN (SELECT pk_folder, count(*) AS jobs, sum(int_waiting_count) AS waiting
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
-                  WHERE str_state = 'PENDING' GROUP BY pk_folder) work ON work.pk_folder = folder.pk_folder
+                  WHERE str_state = 'PENDING' GROUP BY pk_folder) work USING (pk_folder)
       LEFT JOIN (SELECT job.pk_folder, count(*) AS procs, {USED}
-                   FROM proc p JOIN job ON job.pk_job = p.pk_job GROUP BY job.pk_folder) used
-             ON used.pk_folder = folder.pk_folder
+                   FROM proc p JOIN job USING (pk_job) GROUP BY job.pk_folder) used USING (pk_folder)
+      LEFT JOIN folder parent ON parent.pk_folder = folder.pk_parent_folder
      WHERE CAST(:show AS varchar) IS NULL OR folder.pk_show = :show
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
     """  # noqa: S608 - only our own constant
