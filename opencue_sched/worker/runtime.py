@@ -216,8 +216,9 @@ class Runtime:
         self.waker.start()
         self.listener.start()
 
-    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
-        """Our trigger is in the database. With another feed, releases reach the ledger by that."""
+    def _released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
+        """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
+        that."""
         self.hosts.note(hosts)
         self.waker.hosts(hosts)
         if self.settings.accounting.release_feed == "proc-trigger":

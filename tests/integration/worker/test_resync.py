@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+import redis
 from celery import Celery
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
@@ -20,15 +22,15 @@ RECENT = 20.0
 
 
 def test_who_lost_its_connection_wakes_every_managed_show(
-    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     with engine.begin() as connection:
         Farm(connection).job([LayerSpec(frames=1)])
         managed = managed_show_ids(connection)
     woken: list[str] = []
     app = Celery("missed", broker="memory://", set_as_current=False)
     with closing(app), closing(Runtime(settings, app)) as worker:
-        worker.bootstrap()
         monkeypatch.setattr(worker.waker, "shows", woken.extend)
         worker.listen()
         eventually_listen(engine, 1)
