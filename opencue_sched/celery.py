@@ -28,8 +28,8 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.stores import check_for_beat, check_redis, describe_failure
-from opencue_sched.settings import get_settings, setting_problems
+from opencue_sched.insight.stores import check_for_beat, check_redis, failure_lines
+from opencue_sched.settings import get_settings
 from opencue_sched.worker.control import guard_flower, is_celery, is_flower
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -43,15 +43,10 @@ _LOOK_FOR_AN_ORDER_SECONDS = 0.2
 def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
     refused = isinstance(error, AuthenticationError | ProgrammingError)
-    away = isinstance(error, RedisError | SQLAlchemyError) and not refused
-    status = os.EX_TEMPFAIL if away or isinstance(error, NotReady) else os.EX_CONFIG
-    if isinstance(error, RedisError | SQLAlchemyError):
-        reasons = [describe_failure(error, get_settings())]
-    else:
-        reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
-    for reason in reasons:
+    away = isinstance(error, RedisError | SQLAlchemyError | NotReady) and not refused
+    for reason in failure_lines(error) or [str(error)]:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(status)
+    os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
 
 
 if is_celery(sys.argv):

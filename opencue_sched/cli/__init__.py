@@ -14,7 +14,7 @@ import sys
 import click
 
 from opencue_sched import __version__
-from opencue_sched.errors import SchedulerError, WrongConfiguration
+from opencue_sched.errors import WrongConfiguration
 
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
@@ -99,30 +99,13 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
-        status, problems = _failure(error)
+        from pydantic import ValidationError
+
+        from opencue_sched.insight.stores import failure_lines
+
+        problems = failure_lines(error)
         if not problems:
             raise
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
-        sys.exit(status)
-
-
-def _failure(error: Exception) -> tuple[int, list[str]]:
-    """The exit status and the problems in words of what was raised: an error of ours, or of pydantic, SQLAlchemy or
-    redis-py; none for a bug."""
-    if isinstance(error, SchedulerError):
-        return os.EX_CONFIG if isinstance(error, WrongConfiguration) else 1, [str(error)]
-    import pydantic
-    import redis
-    from sqlalchemy.exc import DataError, SQLAlchemyError
-
-    from opencue_sched.insight.stores import describe_failure, reason_of
-    from opencue_sched.settings import get_settings, setting_problems
-
-    if isinstance(error, pydantic.ValidationError):
-        return os.EX_CONFIG, setting_problems(error)
-    if isinstance(error, DataError):
-        return 1, [reason_of(error)]  # what was typed does not fit; it says into what
-    if isinstance(error, SQLAlchemyError | redis.RedisError):
-        return 1, [describe_failure(error, get_settings())]
-    return 1, []
+        sys.exit(os.EX_CONFIG if isinstance(error, WrongConfiguration | ValidationError) else 1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
 from opencue_sched.errors import SchedulerError
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Settings, get_settings, setting_problems
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import check_schema
 
@@ -47,6 +48,20 @@ def check_for_beat(settings: Settings) -> None:
             check_stores(engine, client, settings)
     finally:
         engine.dispose()
+
+
+def failure_lines(error: Exception) -> list[str]:
+    """Why a command or a process ends, for the person who started it: an error of ours, of the settings or of a store;
+    none for a bug."""
+    if isinstance(error, ValidationError):
+        return setting_problems(error)
+    if isinstance(error, SchedulerError):
+        return [str(error)]
+    if isinstance(error, DataError):
+        return [reason_of(error)]  # what was typed does not fit; it says into what
+    from redis.exceptions import RedisError
+
+    return [describe_failure(error, get_settings())] if isinstance(error, SQLAlchemyError | RedisError) else []
 
 
 def describe_failure(error: Exception, settings: Settings) -> str:
