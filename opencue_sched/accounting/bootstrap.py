@@ -151,7 +151,7 @@ class _Filler:
         stored = Epoch(stored_epoch(self._client) or "")
         if Epoch.parse(stored.text) and stored.run_id == run_id and not close_open:
             return None
-        filling = Epoch.filling(run_id, dual=self._dual)
+        filling = Epoch.new(run_id, dual=self._dual, state="filling")
         if not self._replace(stored, filling):
             return None
         with self._engine.begin() as connection:

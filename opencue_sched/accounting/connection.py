@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -49,14 +49,10 @@ class Epoch:
         return self.text.endswith(_DUAL)
 
     @classmethod
-    def new(cls, run_id: str, *, dual: bool = False) -> Epoch:
-        """An open generation that no store ever had before (a counter would restart from 1 in an emptied Redis)."""
-        return cls(f"open|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
-
-    @classmethod
-    def filling(cls, run_id: str, *, dual: bool = False) -> Epoch:
-        """The state of a store under bootstrap: only who has this value may write, and nobody may book."""
-        return cls(f"filling|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
+    def new(cls, run_id: str, *, dual: bool = False, state: Literal["open", "filling"] = "open") -> Epoch:
+        """An epoch that no store ever had before (a counter would restart from 1 in an emptied Redis). ``filling`` is
+        of a store under bootstrap: only who has this value may write, and nobody may book."""
+        return cls(f"{state}|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
     def parse(cls, text: str | None) -> Epoch | None:

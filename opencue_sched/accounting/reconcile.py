@@ -103,19 +103,10 @@ def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> 
 # The proc table as ledger entries, at one moment.
 
 
-@dataclass(frozen=True, slots=True)
-class ProcSnapshot:
-    """The proc table at one moment: managed shows, and the entry of each of their procs."""
-
-    managed: frozenset[str]
-    entries: Mapping[str, str]
-
-
-def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> ProcSnapshot:
-    """Managed shows and their procs in one transaction that sees one moment."""
+def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> tuple[frozenset[str], dict[str, str]]:
+    """Managed shows, and the entry of each of their procs, in one transaction that sees one moment."""
     with repeatable_read(engine) as connection:
-        managed = store.managed_show_ids(connection)
-        return ProcSnapshot(managed, entries_of(store.procs(connection, only)))
+        return store.managed_show_ids(connection), entries_of(store.procs(connection, only))
 
 
 def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
@@ -203,10 +194,11 @@ def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass read, found and applied."""
+    """What one pass read, found and applied. ``procs`` of the ``managed`` shows are in the proc table."""
 
     mark: Mark
-    snapshot: ProcSnapshot
+    managed: frozenset[str]
+    procs: int
     check: ConsistencyCheck
     changes: Sequence[Change]
     passed_over: Sequence[str]
@@ -235,18 +227,16 @@ def reconcile(
     mark = ledger.mark()
     seen = seen_an_age_ago(ledger.client, mark, marked_at, age_seconds)
     stalled = may_still_commit(engine, age_seconds)
-    snapshot = read_snapshot(engine, only)
+    managed, entries = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch, heal=True)
     records = check.records.values()
     old = frozenset(it.proc_id for it in records if is_too_old(it, seen, mark.seconds, age_seconds=age_seconds))
     too_old = frozenset[str]() if stalled else old
-    changes, absent = find_differences(
-        mark.seq, snapshot.entries, records, too_old=too_old, managed=snapshot.managed, only=only
-    )
+    changes, absent = find_differences(mark.seq, entries, records, too_old=too_old, managed=managed, only=only)
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
     changes += fresh_additions(engine, absent)
     _lend_before_retiring(engine, ledger, check, changes)
-    return Pass(mark, snapshot, check, changes, *ledger.apply(changes, epoch=mark.epoch))
+    return Pass(mark, managed, len(entries), check, changes, *ledger.apply(changes, epoch=mark.epoch))
 
 
 def renew_entries(ledger: Ledger, show_id: str) -> None:
@@ -378,14 +368,14 @@ def recompute(
     # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
     ledger.mark()
     if write_tables:
-        store.refresh_tables(engine, only or done.snapshot.managed)
+        store.refresh_tables(engine, only or done.managed)
     if only is None:
         with answering():
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
     in_flight = [r.booked_at for r in done.check.records.values() if r.state is EntryState.IN_FLIGHT]
     report = RecomputeReport(
-        shows=len(done.snapshot.managed),
-        procs=len(done.snapshot.entries),
+        shows=len(done.managed),
+        procs=done.procs,
         causes=Counter(change.cause.value for change in done.changes if change.cause is not None),
         drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
         in_flight=len(in_flight),

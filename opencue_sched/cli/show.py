@@ -335,8 +335,7 @@ subscription_command = Commands("subscription")
 def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: NamedRow | None) -> Done:
     """List subscriptions, or those of one show.
 
-    Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
-    that are up and open have left.
+    Used is what runs now, in percent of the size; Left is up to the burst.
     """
     found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
     return _SUBSCRIPTION_COLUMNS.listed(found, "subscription")

@@ -291,7 +291,7 @@ class TestReadiness:
     def test_every_script_refuses_a_foreign_epoch(self, store: Store) -> None:
         once = booking(1)
         store.ledger.book([once])
-        store.client.set(keys.EPOCH, Epoch.filling("x").text)
+        store.client.set(keys.EPOCH, Epoch.new("x", state="filling").text)
         for attempt in (
             lambda: store.ledger.book([booking(1)]),
             lambda: store.ledger.settle([once]),

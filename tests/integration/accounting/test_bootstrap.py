@@ -198,7 +198,7 @@ def waits(_seconds: float) -> None:
 
 def test_nobody_books_while_the_store_is_filled(emptied: World) -> None:
     client = emptied.store.client
-    client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
+    client.set(keys.EPOCH, Epoch.new(server_run_id(client), state="filling").text)
     client.set(keys.BOOTSTRAP_LEASE, "somebody", px=60_000)
     assert store_state(client) is StoreState.FILLING
     with pytest.raises(NotReady):
@@ -209,7 +209,7 @@ def test_nobody_books_while_the_store_is_filled(emptied: World) -> None:
 
 def test_a_filler_that_died_is_followed_by_another(emptied: World) -> None:
     client = emptied.store.client
-    client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
+    client.set(keys.EPOCH, Epoch.new(server_run_id(client), state="filling").text)
     client.hset(keys.LEDGER, "half", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
     assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     emptied.exact()
@@ -276,7 +276,7 @@ def test_a_filler_keeps_its_lease_while_it_writes(emptied: World, monkeypatch: p
 
 def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: World) -> None:
     client = emptied.store.client
-    mine = Epoch.filling(server_run_id(client))
+    mine = Epoch.new(server_run_id(client), state="filling")
     client.set(keys.EPOCH, mine.text)
     ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
     answers, _ = call_scripts(client, [epoch_set_call(mine.text, Epoch.new("x").text)])

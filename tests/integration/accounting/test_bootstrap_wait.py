@@ -103,7 +103,7 @@ def flushed(world: World) -> None:
 
 def filled_since(world: World) -> None:
     """Another has begun to fill the store, of whom we know nothing."""
-    world.store.client.set(keys.EPOCH, Epoch.filling(server_run_id(world.store.client)).text)
+    world.store.client.set(keys.EPOCH, Epoch.new(server_run_id(world.store.client), state="filling").text)
 
 
 def open_since(world: World) -> None:

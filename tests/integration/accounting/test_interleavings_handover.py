@@ -72,7 +72,7 @@ def _wrong(side: Ours, shared: SharedLicence, begun: str, ended: str | None, *, 
             return f"{where}: lent again when the flip was at {flip.boundary}"
     finish(recompute)
     assert shared.show in imported_shows(side.client)
-    running = read_snapshot(side.engine).entries
+    running = read_snapshot(side.engine)[1]
     if {record.proc_id: record.entry for record in side.ledger.records()} != dict(running):
         return f"{where}: not counted in the end"
     if shared.taken_again(load=True):

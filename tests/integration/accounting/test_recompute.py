@@ -18,7 +18,7 @@ from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
-from opencue_sched.accounting.reconcile import ProcSnapshot, may_still_commit, read_snapshot, recompute
+from opencue_sched.accounting.reconcile import may_still_commit, read_snapshot, recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
@@ -157,7 +157,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
         world.ledger.book([booked])
         recompute_later(world, booked)
 
-        def snapshot_then_commit(*args: Any) -> ProcSnapshot:
+        def snapshot_then_commit(*args: Any) -> tuple[frozenset[str], dict[str, str]]:
             snapshot = read_snapshot(*args)
             finish()
             return snapshot

@@ -106,7 +106,7 @@ class World:
 
     def entry(self, proc_id: str) -> Booking:
         """The booking of a proc as PostgreSQL has it."""
-        return unpack_entry(proc_id, read_snapshot(self.engine).entries[proc_id])
+        return unpack_entry(proc_id, read_snapshot(self.engine)[1][proc_id])
 
     def delete(self, proc_id: str) -> None:
         self.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc_id)
@@ -127,7 +127,7 @@ class World:
     def exact(self) -> None:
         """Ledger and proc table agree, and every counter is the sum of its entries."""
         check = check_consistency(self.ledger)
-        assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine)[1])
         assert drift(check) == {}
 
 

@@ -70,6 +70,6 @@ def test_a_store_that_another_process_filled_is_shown_ready(
 def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Runtime, redis_client: redis.Redis):
     runtime.keep_counters()
     assert metrics.store_ready._value.get() == 1
-    redis_client.set(keys.EPOCH, Epoch.filling("another").text)
+    redis_client.set(keys.EPOCH, Epoch.new("another", state="filling").text)
     metrics.record_store(*look_at_store(redis_client))
     assert metrics.store_ready._value.get() == 0

@@ -93,7 +93,7 @@ class TestEpochs:
 
     @pytest.mark.parametrize(
         "text",
-        [None, "", "open", "open|x", Epoch.filling("run").text],
+        [None, "", "open", "open|x", Epoch.new("run", state="filling").text],
         ids=["missing", "empty", "cut", "short", "filling"],
     )
     def test_nothing_else_is_open(self, text: str | None) -> None:
