@@ -16,7 +16,7 @@ from opencue_sched.coordination.board import Listing, Update
 from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queues import NoReply, Router, await_reply, open_job
+from opencue_sched.coordination.queues import Router, await_reply, open_job
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
@@ -118,7 +118,7 @@ def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = F
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
     """What postings say, with the names of shows and facilities."""
-    clusters = [_readable(it.fields.get("details", "")) for it in found]
+    clusters = [decode_cluster(it.fields.get("details", "")) for it in found]
     names = iter(with_names([name for it in clusters if it for name in (it.show_id, it.facility_id)]))
     rows = []
     for it, cluster in zip(found, clusters, strict=True):
@@ -131,14 +131,6 @@ def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
             row |= {"show": next(names), "facility": next(names), "tags": " ".join(cluster.tags)}
         rows.append(row)
     return rows
-
-
-def _readable(details: str) -> Cluster | None:
-    """The cluster of a posting; None of one that cannot be read, which the next claim of it takes down."""
-    try:
-        return decode_cluster(details)
-    except InvalidInput:
-        return None
 
 
 ctl_command = Commands(
@@ -227,23 +219,19 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     in the trash or delayed is taken by no worker.
     """
     settings = get_settings()
+    with database() as engine, engine.connect() as connection:
+        clusters = {it.key: it for it in load_clusters(connection, settings)}
+    name, _, shard = cluster.partition("@")
+    if name not in clusters:
+        raise InvalidInput(f"no cluster {cluster!r} among {len(clusters)}; see: opencue-sched board list")
     with redis_store() as client:
-        answer = _dispatch(client, settings, _cluster_of(settings, cluster), timeout if wait else None)
+        answer = _dispatch(client, settings, replace(clusters[name], shard=shard), timeout if wait else None)
     line = ", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None))
     if not wait or answer.get("ended") in (PassEnd.BOOKED, PassEnd.SATURATED, PassEnd.NO_JOBS):
         return Done(line, answer)
     reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
     failure = f"error: the pass over {cluster} did not do its work: {answer.get('ended')} ({reason})"
     return Done(line, answer, [failure], status=1)
-
-
-def _cluster_of(settings: Settings, key: str) -> Cluster:
-    with database() as engine, engine.connect() as connection:
-        clusters = {cluster.key: cluster for cluster in load_clusters(connection, settings)}
-    name, _, shard = key.partition("@")
-    if name not in clusters:
-        raise InvalidInput(f"no cluster {key!r} among {len(clusters)}; see: opencue-sched board list")
-    return replace(clusters[name], shard=shard)
 
 
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
@@ -263,8 +251,5 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
         return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.ticket > 0, "state": state}
     job = open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
     messenger.to_all(enqueued.uuid, reply=job)
-    try:
-        with working(f"waiting for a pass over {cluster.key}"):
-            return await_reply(client, namespace, job, timeout_seconds=timeout)
-    except NoReply as error:
-        raise SchedulerError(f"{error}; is a worker alive? see: opencue-sched fleet") from error
+    with working(f"waiting for a pass over {cluster.key}"):
+        return await_reply(client, namespace, job, timeout_seconds=timeout)

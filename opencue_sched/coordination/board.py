@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import threading
-import uuid as uuids
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, cast
+from uuid import uuid4
 
 import redis
 import structlog
@@ -85,11 +85,6 @@ def resend_ms() -> int:
     return round(RESEND_SECONDS * 1000)
 
 
-def new_token() -> str:
-    """What tells a claim from every other, whatever Redis forgets."""
-    return uuids.uuid4().hex
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """One job as it was at one moment. ``left_ms`` of its claim: -1 never ends, -2 no claim, None not asked for."""
@@ -148,12 +143,12 @@ class BoardScripts:
     ) -> Sequence[str | int | float]:
         """The arguments with which board_end ends the claim ``held``, and a token of this call. lua/board_end.lua says
         what each end means, and what it answers."""
-        more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(new_token()))
+        more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(uuid4().hex))
         return (*held, how, *more, resend_ms())
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
         """What an operator does to a job, also to a claimed one: the answer of lua/board_update.lua."""
-        return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(new_token())))
+        return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(uuid4().hex)))
 
     def job(self, uuid: str) -> Listing | None:
         """One job now; None when it is gone."""

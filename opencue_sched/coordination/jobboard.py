@@ -34,7 +34,6 @@ from opencue_sched.coordination.board import (
     Notifier,
     field_map,
     life_ms,
-    new_token,
     why_unfit,
 )
 from opencue_sched.coordination.names import BoardKeys
@@ -421,7 +420,7 @@ class JobBoard(BoardScripts):
         """
         _check_owner(who)
         life = _check_expiry(self._claim_ttl if expiry is None else expiry)
-        token = new_token()
+        token = uuids.uuid4().hex
         claimed, *answer = self.claim_job(job.uuid, who, token, life=life, again=expiry)
         if claimed:
             job.fence, job.token, job.owner_seen = int(answer[1]), token, who
@@ -438,7 +437,7 @@ class JobBoard(BoardScripts):
         _check_owner(who)
         life = _check_expiry(self._claim_ttl if expiry is None else expiry)
         while True:
-            token = new_token()
+            token = uuids.uuid4().hex
             claimed, *answer = self.claim_job("", who, token, life=life)
             if not claimed:
                 return None

@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import redis
 import structlog
 
-from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, new_token, resend_ms
+from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, resend_ms
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
-from opencue_sched.errors import InvalidInput
 from opencue_sched.lua_scripts import chunks
 
 log = structlog.get_logger(__name__)
@@ -128,16 +128,15 @@ def encode_cluster(cluster: Cluster) -> str:
     return json.dumps({**fields, "shard": cluster.shard} if cluster.shard else fields)
 
 
-def decode_cluster(text: str) -> Cluster:
-    """The reverse of encode_cluster. Raises InvalidInput for a payload nobody can read."""
+def decode_cluster(text: str) -> Cluster | None:
+    """The reverse of encode_cluster; None for a payload that is not one, or of another version."""
     try:
         data = json.loads(text)
-        if data["v"] != 1:
-            raise InvalidInput(f"a cluster posting of version {data['v']!r}; this process reads version 1")
         kind, tags, shard = ClusterKind(data["kind"]), tuple(data["tags"]), str(data.get("shard", ""))
-        return Cluster(data["facility"], data["show"], kind, tags, data["alloc"], shard)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidInput(f"not a cluster posting: {text[:200]!r}") from error
+        cluster = Cluster(data["facility"], data["show"], kind, tags, data["alloc"], shard)
+        return cluster if data["v"] == 1 else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 class ClusterPostings(BoardScripts):
@@ -209,7 +208,7 @@ class ClusterPostings(BoardScripts):
     def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | ClaimRefused:
         """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
         in its cluster posts it anew."""
-        token = new_token()
+        token = uuid4().hex
         answer = self.claim_job(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
             return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
@@ -218,12 +217,11 @@ class ClusterPostings(BoardScripts):
 
     def _claim_of(self, uuid: str, owner: str, fence: int, wake: int, details: str, token: str) -> Claim | None:
         """A claim that was just made; None of an unreadable posting, which is taken down."""
-        try:
-            return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
-        except InvalidInput as error:
-            log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.call("board_end", *self.end_call((uuid, owner, fence, token), "consume"))
-            return None
+        if cluster := decode_cluster(details):
+            return Claim(uuid, owner, int(fence), int(wake), cluster, token)
+        log.error("posting_unreadable", posting=uuid, details=details[:200])
+        self.call("board_end", *self.end_call((uuid, owner, fence, token), "consume"))
+        return None
 
     def claim_with(self, claim: Claim, owner: str, *, ttl_seconds: float) -> list[Claim]:
         """Claim the other postings of the claim's shard that are ready now, or sleep because they found no place; at
@@ -231,7 +229,7 @@ class ClusterPostings(BoardScripts):
 
         Like claim() in everything else: each has a fence of its own, and what was sent for it is answered.
         """
-        token = new_token()
+        token = uuid4().hex
         of, how = (claim.uuid, claim.token, claim.cluster.shard), (owner, life_ms(ttl_seconds), token)
         answer = self.call("board_claim_with", *of, *how, CLAIMED_TOGETHER, self.keys.call(token))
         claims = (self._claim_of(uuid, owner, fence, wake, details, token) for uuid, fence, wake, details in answer)
@@ -243,12 +241,13 @@ class ClusterPostings(BoardScripts):
         ends_ms, *answer = self.call("board_due", resend_ms())
         due = []
         for uuid, details, ticket, unanswered in answer:
-            try:
-                due.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=unanswered > 0))
-                if unanswered == 1:  # its claim ran out
-                    log.warning("claim_ran_out", posting=uuid, cluster=due[-1].cluster.key)
-            except InvalidInput as error:
-                log.error("posting_unreadable", posting=uuid, error=str(error))
+            cluster = decode_cluster(details)
+            if cluster is None:
+                log.error("posting_unreadable", posting=uuid, details=details[:200])
+                continue
+            due.append(Enqueued(cluster, str(uuid), int(ticket), again=unanswered > 0))
+            if unanswered == 1:  # its claim ran out
+                log.warning("claim_ran_out", posting=uuid, cluster=cluster.key)
         return due, ends_ms / 1000 if ends_ms >= 0 else math.inf
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
@@ -290,10 +289,7 @@ class ClusterPostings(BoardScripts):
 
 
 def _skipped(fields: dict[str, str]) -> SkippedCluster:
-    try:
-        cluster = decode_cluster(fields["details"])
-    except InvalidInput:
-        cluster = None
+    cluster = decode_cluster(fields["details"])
     if fields["state"] == "trash":
         why = fields["error"].strip().rpartition("\n")[2]
         return SkippedCluster(fields["name"], cluster, float(fields["modified"] or 0) / 1000, why)

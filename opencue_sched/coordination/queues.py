@@ -38,6 +38,7 @@ from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
+from opencue_sched.errors import SchedulerError
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
 
 REMEMBERED_SECONDS = 1.0
@@ -271,10 +272,6 @@ REPLY_KEPT_SECONDS = 3600
 _REPLY_BLOCK_SECONDS = 1
 
 
-class NoReply(Exception):
-    """Nobody answered in time; the job hash goes on to exist until its life ends."""
-
-
 def open_job(client: redis.Redis, namespace: str, what: str, *, waits_seconds: float) -> str:
     """Begin a request; returns its job id. The hash lives an hour, or as long as the request waits and an hour."""
     job = uuid4().hex
@@ -296,13 +293,14 @@ def answer_job(
 
 
 def await_reply(client: redis.Redis, namespace: str, job: str, *, timeout_seconds: float) -> dict[str, Any]:
-    """The answer to a job. Raises NoReply."""
+    """The answer to a job. Raises SchedulerError when nobody answered in time; the job hash lives on."""
     deadline = time.monotonic() + timeout_seconds
     queue, key = reply_queue(namespace, job), job_hash(namespace, job)
     while (output := client.hget(key, "output")) is None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise NoReply(f"no answer to job {job} in {timeout_seconds:g} s")
+            late = f"no answer to job {job} in {timeout_seconds:g} s"
+            raise SchedulerError(f"{late}; is a worker alive? see: opencue-sched fleet")
         client.blpop([queue], timeout=min(_REPLY_BLOCK_SECONDS, max(0.01, left)))  # only wakes: the hash has it too
     client.delete(queue)
     return cast("dict[str, Any]", json.loads(output))

@@ -150,16 +150,11 @@ class Waker(PeriodicThread):
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
 
-    def shows(self, shows: Collection[str]) -> None:
-        """These have new work, or more headroom."""
+    def note(self, hosts: Collection[str] = (), *, shows: Collection[str] = ()) -> None:
+        """Something was given back on these hosts; these shows have new work, or more headroom."""
         with self._lock:
+            self._hosts.update(hosts)
             self._shows.update(shows)
-        self.wake()
-
-    def hosts(self, ids: Collection[str]) -> None:
-        """Something was given back on these hosts."""
-        with self._lock:
-            self._hosts.update(ids)
         self.wake()
 
     def _wake(self) -> float | None:

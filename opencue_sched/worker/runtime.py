@@ -121,7 +121,7 @@ class Runtime:
             {
                 RELEASE_CHANNEL: self._released,
                 CAPS_CHANNEL: self._caps_changed,
-                WORK_CHANNEL: self.waker.shows,
+                WORK_CHANNEL: self.waker.note,
                 HANDED_BACK_CHANNEL: self._handed_back,
             },
             on_reconnect=self._resync,
@@ -185,7 +185,7 @@ class Runtime:
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
             gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
-            freed=self.waker.hosts,
+            freed=self.waker.note,
         )
         return Dispatcher(
             self.settings,
@@ -220,7 +220,7 @@ class Runtime:
         """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
         that."""
         self.hosts.note(hosts)
-        self.waker.hosts(hosts)
+        self.waker.note(hosts)
         if self.settings.accounting.release_feed == "proc-trigger":
             self.ledger.release(procs)
 
@@ -236,7 +236,7 @@ class Runtime:
         if ids["folder"] or ids["job"] or ids["limit"]:
             with self.engine.connect() as connection:
                 shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        self.waker.shows(shows)
+        self.waker.note(shows=shows)
 
     def _handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
         """By whomever; our own command leaves little to do."""
@@ -245,7 +245,7 @@ class Runtime:
     def _resync(self) -> None:
         """Any show may have got work while nobody heard."""
         with self.engine.connect() as connection:
-            self.waker.shows(managed_show_ids(connection))
+            self.waker.note(shows=managed_show_ids(connection))
 
     # What the tasks call
 

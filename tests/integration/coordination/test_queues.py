@@ -37,6 +37,7 @@ from opencue_sched.coordination.queues import (
     queue_census,
 )
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.worker.task import Messenger
 
@@ -392,7 +393,7 @@ def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
     assert redis_client.llen(reply_queue("cue", job)) == 1
     silent = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"
-    with pytest.raises(queues.NoReply):
+    with pytest.raises(SchedulerError, match="is a worker alive"):
         queues.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"
 

@@ -32,12 +32,12 @@ def test_hosts_held_back_by_a_sweep_are_asked_for_again_without_another_event():
     waker.start()
     try:
         # when a host is freed, and nothing else happens
-        waker.hosts(["host"])
+        waker.note(["host"])
 
         # then it is asked for until no cluster is held back, and no longer
         eventually(lambda: len(sweeps.asked) == 3)
         assert {hosts for _, hosts in sweeps.asked} == {frozenset({"host"})}
-        waker.shows(["show"])
+        waker.note(shows=["show"])
         eventually(lambda: len(sweeps.asked) == 4)
         assert sweeps.asked[-1] == (frozenset({"show"}), frozenset())
     finally:
@@ -54,12 +54,12 @@ def test_a_sweep_that_fails_is_told_and_the_next_one_made():
         return 0.0
 
     waker = Waker(sweep)
-    waker.shows(["show"])
+    waker.note(shows=["show"])
     with capture_logs() as said:
         waker.start()
         try:
             eventually(lambda: said and said[0]["event"] == "wake_up_left_to_the_sweep")
-            waker.shows(["next"])
+            waker.note(shows=["next"])
             eventually(lambda: asked == [{"show"}, {"next"}])
         finally:
             waker.stop()
@@ -70,17 +70,17 @@ def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
     sweeps = Sweeps([])
     waker = Waker(sweeps)
-    waker.hosts(["h1"])
+    waker.note(["h1"])
     assert waker._wake() is None
     for host in ("h2", "h3"):
-        waker.hosts([host])
+        waker.note([host])
         assert waker._wake() == pytest.approx(COLLECT_SECONDS)
     assert [hosts for _, hosts in sweeps.asked] == [{"h1"}]
     # new work waits for nothing, and takes them along
-    waker.shows(["show"])
+    waker.note(shows=["show"])
     waker._wake()
     assert sweeps.asked[1:] == [({"show"}, {"h2", "h3"})]
-    waker.hosts(["h4"])
+    waker.note(["h4"])
     waker._wake()
     now += COLLECT_SECONDS
     assert waker._wake() is None
