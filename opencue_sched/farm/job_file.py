@@ -201,11 +201,6 @@ class Depend(_Keys):
     frame: _Int | None = None
     type: Literal["layer", "any_frame", "frame_by_frame", "previous_frame"] | None = None
 
-    @property
-    def any_frame(self) -> bool:
-        """Whether one frame of the layer is enough (depend.b_any)."""
-        return self.type == "any_frame"
-
     def kind(self, waiting: LayerSpec | None) -> DependType:
         """What makes a layer, or (None) the job, wait."""
         if self.type in ("frame_by_frame", "previous_frame"):

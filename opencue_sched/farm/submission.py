@@ -383,7 +383,7 @@ class _Depends:
         problems = []
         own = [(*found, self.layers[found[2].layer or ""]) for found in depends_of(spec) if found[2].job is None]
         for path, layer, depend, on in [*own, *place.external]:
-            if self._add(layer, depend, on, place.begun if depend.any_frame else place.over):
+            if self._add(layer, depend, on, place.begun if depend.type == "any_frame" else place.over):
                 self.met.append(f"{path}: what it waits for is over already")
             elif on.job in place.over:
                 problems.append(
@@ -404,7 +404,8 @@ class _Depends:
         if pairs is None:
             frame = None if depend.frame is None else on.frames[depend.frame]
             met = (frame or on.layer or on.job) in over
-            self.rows.append(_Row(_new_id(), kind, er, None, on.job, on.layer, frame, not met, depend.any_frame))
+            any_frame = depend.type == "any_frame"
+            self.rows.append(_Row(_new_id(), kind, er, None, on.job, on.layer, frame, not met, any_frame))
             if not met:
                 self.waits_for.update(it for one in waiting for it in one.frames.values())
             return met

@@ -271,8 +271,7 @@ _PROCS = text(
            coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
            coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
            proc.int_cores_reserved AS centicores, proc.int_gpus_reserved AS gpus, coalesce(held.limits, '') AS limits
-      FROM proc
-      JOIN host USING (pk_host)
+      FROM proc JOIN host USING (pk_host)
       JOIN show ON show.pk_show = proc.pk_show AND show.b_scheduler_managed
       LEFT JOIN job ON job.pk_job = proc.pk_job
       LEFT JOIN (SELECT pk_layer, string_agg(DISTINCT pk_limit_record, ',') AS limits

@@ -51,8 +51,7 @@ _AFTER_FAILURES = text(
                (SELECT int_min_memory_increase FROM service known WHERE known.str_name = service.name LIMIT 1),
                :increase))
       FROM json_to_recordset(CAST(:rows AS json)) AS failed(frame varchar, layer varchar, reserved bigint)
-      JOIN layer ON layer.pk_layer = failed.layer
-      JOIN job ON job.pk_job = layer.pk_job
+      JOIN layer ON layer.pk_layer = failed.layer JOIN job USING (pk_job)
      CROSS JOIN LATERAL (SELECT trim(split_part(layer.str_services, ',', 1)) AS name) service
      ORDER BY failed.frame
     ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = greatest(asked.memory_kb, excluded.memory_kb)

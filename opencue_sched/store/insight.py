@@ -170,10 +170,8 @@ _OVER_CAP = """
         SELECT what, name, sum(used) AS used, cap, always
         FROM proc p
         JOIN show s ON s.pk_show = p.pk_show AND s.b_scheduler_managed
-        JOIN host h ON h.pk_host = p.pk_host
-        JOIN job j ON j.pk_job = p.pk_job
-        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-        LEFT JOIN job_resource r ON r.pk_job = p.pk_job
+        JOIN host h USING (pk_host) JOIN job j USING (pk_job)
+        LEFT JOIN folder_resource f USING (pk_folder) LEFT JOIN job_resource r USING (pk_job)
         LEFT JOIN subscription sub ON sub.pk_show = p.pk_show AND sub.pk_alloc = h.pk_alloc AND NOT p.b_local
         CROSS JOIN LATERAL (VALUES ((p.int_cores_reserved + 99) / 100, p.int_gpus_reserved)) booked (cores, gpus)
         CROSS JOIN LATERAL (VALUES
@@ -187,9 +185,7 @@ _OVER_CAP = """
         GROUP BY what, name, cap, always
         UNION ALL
         SELECT 'limit', l.str_name, count(*), l.int_max_value, true
-        FROM proc p
-        JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
-        JOIN limit_record l ON l.pk_limit_record = ll.pk_limit_record
+        FROM proc p JOIN layer_limit ll USING (pk_layer) JOIN limit_record l USING (pk_limit_record)
         WHERE l.int_max_value IS NOT NULL
         GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
     ) vertices

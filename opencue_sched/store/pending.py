@@ -280,15 +280,10 @@ _WAITING_WORK = f"""
                 ELSE 'behind' END AS why,
            CAST(sum(ls.int_waiting_count) AS bigint) AS frames, array_agg(l.pk_layer) AS layers,
            array_agg(l.pk_job) AS jobs, array_agg(ls.int_waiting_count) AS waiting
-    FROM layer_stat ls
-    JOIN layer l ON l.pk_layer = ls.pk_layer
-    JOIN job j ON j.pk_job = ls.pk_job
-    JOIN show s ON s.pk_show = j.pk_show
+    FROM layer_stat ls JOIN layer l USING (pk_layer) JOIN job j ON j.pk_job = ls.pk_job JOIN show s USING (pk_show)
     CROSS JOIN LATERAL (SELECT {LEAST_CORES} AS cores) need
-    LEFT JOIN job_resource r ON r.pk_job = j.pk_job
-    LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-    LEFT JOIN used ON used.pk_job = j.pk_job
-    LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
+    LEFT JOIN job_resource r ON r.pk_job = j.pk_job LEFT JOIN used ON used.pk_job = j.pk_job
+    LEFT JOIN folder_resource f USING (pk_folder) LEFT JOIN folder_used USING (pk_folder)
     WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
       AND (NOT CAST(:gpus AS boolean) OR l.int_gpus_min > 0 OR l.int_gpu_mem_min > 0)

@@ -29,9 +29,7 @@ HELD = """
                             CAST(extract(epoch FROM hold.until) AS double precision),
                             CAST(extract(epoch FROM hold.free_at) AS double precision),
                             job.str_name || '/' || layer.str_name) AS hold
-    FROM opencue_sched_hold hold
-    JOIN layer ON layer.pk_layer = hold.pk_layer
-    JOIN job ON job.pk_job = hold.pk_job
+    FROM opencue_sched_hold hold JOIN layer USING (pk_layer) JOIN job ON job.pk_job = hold.pk_job
     WHERE hold.until > clock_timestamp()
 """
 """The holds that count, to be joined with hosts: ``hold`` are the fields of Hold."""
@@ -91,11 +89,9 @@ _LAYERS = text(
                AS elapsed,
            blocked.waiting > ls.int_waiting_count
                OR EXISTS (SELECT FROM proc p WHERE p.pk_layer = l.pk_layer AND p.ts_booked >= blocked.seen) AS placed
-    FROM layer l
-    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-    LEFT JOIN job_resource r ON r.pk_job = l.pk_job
-    LEFT JOIN opencue_sched_blocked blocked ON blocked.pk_layer = l.pk_layer
-    WHERE l.pk_layer = ANY(CAST(:layers AS varchar[]))
+    FROM layer l JOIN layer_stat ls USING (pk_layer)
+    LEFT JOIN job_resource r ON r.pk_job = l.pk_job LEFT JOIN opencue_sched_blocked blocked USING (pk_layer)
+    WHERE l.pk_layer = ANY(CAST(:layers AS varchar[])) AND ls.int_waiting_count > 0
     """
 )
 

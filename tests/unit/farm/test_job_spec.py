@@ -83,7 +83,7 @@ def layer(**changes: Any) -> dict[str, Any]:
 
 
 def depend(it: Depend, waiting: LayerSpec | None = None) -> tuple[Any, ...]:
-    return it.kind(waiting), it.job, it.layer, it.frame, it.any_frame
+    return it.kind(waiting), it.job, it.layer, it.frame, it.type == "any_frame"
 
 
 def problems(data: object) -> tuple[str, ...]:
