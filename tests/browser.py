@@ -122,9 +122,13 @@ class Browser:
     def _log(self) -> str:
         return (Path(self._profile.name) / "log").read_text(errors="replace")[-3000:]
 
-    def close(self) -> None:
+    async def _hang_up(self) -> None:
+        # In the loop: outside it Tornado makes itself another, which nobody closes.
         if self._socket is not None:
             self._socket.close()
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._hang_up())
         self._process.terminate()
         try:
             self._process.wait(20)
