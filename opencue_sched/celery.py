@@ -1,10 +1,9 @@
 """The Celery application that ``celery -A opencue_sched`` finds.
 
 Only wiring lives here: configuration, logs, signals, the start and stop of a worker's runtime, and the heartbeat of its
-presence, which is started anew after each reconnect. Celery swallows
-exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old)
-ends the process at once, with a message and exit status 78 (configuration error: starting again would not help), or 75
-when a store does not answer and may yet.
+presence. Celery swallows exceptions of signal handlers, so what must not fail silently (stores that do not answer, a
+schema that is too old) ends the process at once, with a message and exit status 78 (configuration error: starting again
+would not help), or 75 when a store does not answer and may yet.
 """
 
 from __future__ import annotations
@@ -129,7 +128,8 @@ class RuntimeStep(bootsteps.StartStopStep):
 
 
 class PresenceStep(bootsteps.StartStopStep):
-    """Refreshes the presence every few seconds from the consumer's timer, which is the pulse of the worker."""
+    """Refreshes the presence every few seconds from the consumer's timer, which is the pulse of the worker: timers of
+    the worker itself stop after a reconnect to the broker."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

@@ -27,7 +27,6 @@ REAPED_WITHIN = 40.0
 """Seconds that --force waits for: a reap takes half a minute at most."""
 
 _POLL_SECONDS = 0.5
-_Alive = Mapping[str, tuple[str, str]]
 
 force_option = click.option(
     "--force",
@@ -61,7 +60,7 @@ def who_and_why(verb: str, reason: str | None) -> str:
 
 
 def settle(
-    engine: Engine, job: NamedRow, result: FramesChanged, alive: _Alive, *, force: bool
+    engine: Engine, job: NamedRow, result: FramesChanged, alive: Mapping[str, tuple[str, str]], *, force: bool
 ) -> tuple[FramesChanged, list[dict[str, Any]]]:
     """Name the frames of a result that may still run, and of silent hosts what becomes of them; the result and these
     hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""

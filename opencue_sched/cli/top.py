@@ -246,13 +246,9 @@ def _keys(keyboard: int) -> Iterator[str]:
 # What is drawn.
 
 
-def sorted_jobs(view: FarmView, chosen: Chosen) -> list[JobUse]:
-    return sorted(view["jobs"], key=SORTS[chosen.sort])
-
-
 def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
     """With the job selected that is ``by`` places below the one that is."""
-    jobs = [it["id"] for it in sorted_jobs(view, chosen)]
+    jobs = [it["id"] for it in sorted(view["jobs"], key=SORTS[chosen.sort])]
     if not jobs:
         return replace(chosen, selected=None)
     place = jobs.index(chosen.selected) + by if chosen.selected in jobs else 0
@@ -292,7 +288,7 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
         lines.append((f"why frames wait: {said}", ""))
     lines += [*_fleet(view), ("", "")]
     rows = [row for it in view["shows"] if chosen.show.lower() in it["name"].lower() for row in _rows(it)]
-    jobs = sorted_jobs(view, chosen)
+    jobs = sorted(view["jobs"], key=SORTS[chosen.sort])
     room = max(0, height - len(lines) - 3)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
     styles = ["" if it["busy"] else "dim" for it in rows]

@@ -262,11 +262,7 @@ class ClusterPostings(BoardScripts):
 
     def end_many(self, endings: Sequence[ClaimEnd]) -> list[int]:
         """End claims; of each, in this order, the ticket of the message to send for its posting at once, or 0, as of a
-        claim lost meanwhile, which is another worker's. One round trip.
-
-        Of the tickets that are not 0 one message is enough where one claim takes the others along (claim_with): it
-        answers the others' tickets, and what it does not take becomes due by itself after RESEND_SECONDS.
-        """
+        claim lost meanwhile, which is another worker's. One round trip. with_messages() says which of them to send."""
         there = None if self._division is None else shards(self._division())
         calls = [
             self.end_call(

@@ -105,21 +105,16 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     from opencue_sched.insight.audit import run_audit
 
     mine = runtime()
-    report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
-    return report
-
-
-def fleet_control(app: Any, namespace: str, facility: str | None) -> Control:
-    """Celery's remote control of the workers of one facility scope; ``celery control`` speaks to those of one's own."""
-    app.conf.control_exchange = control_exchange(namespace, facility)
-    return Control(app)
+    return run_audit(mine.engine, mine.client, mine.settings).as_dict()
 
 
 def broadcast(app: Any, namespace: str, command: str, meant: Sequence[Actor], *, wait_seconds: float) -> list[Any]:
-    """Give a command to live instances of one facility scope; their answers, waiting no longer than for all of them."""
+    """Give a command to live instances of one facility scope, where ``celery control`` speaks to those of one's own;
+    their answers, waiting no longer than for all of them."""
     if not meant:
         return []
-    answers: list[Any] | None = fleet_control(app, namespace, meant[0].facility).broadcast(
+    app.conf.control_exchange = control_exchange(namespace, meant[0].facility)
+    answers: list[Any] | None = Control(app).broadcast(
         command,
         arguments={"instances": [actor.instance for actor in meant]},
         destination=sorted({actor.node for actor in meant}),

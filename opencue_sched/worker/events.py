@@ -12,7 +12,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import psycopg2
@@ -104,15 +103,12 @@ class NotificationListener(PeriodicThread):
                 connection.poll()
             while connection.notifies:
                 told = connection.notifies.pop(0)
-                self._call(told.channel, partial(self._tell, told.channel, told.payload))
+                self._call(told.channel, self._handlers[told.channel], told.payload)
 
-    def _tell(self, channel: str, payload: str) -> None:
-        self._handlers[channel](**_PAYLOAD.validate_json(payload))
-
-    def _call(self, name: str, handler: Callable[[], object]) -> None:
+    def _call(self, name: str, handler: Callable[..., object], payload: str = "{}") -> None:
         """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
-            handler()
+            handler(**_PAYLOAD.validate_json(payload))
         except Exception:
             metrics.record_event("notification_failed")
             log.exception("notification_failed", channel=name)

@@ -1,8 +1,5 @@
 """This process as a member of the fleet: its presence record, the queues of dead members, and its replies to callers
-that wait for a pass.
-
-A step of Celery's consumer calls the heartbeat, because timers of Celery's worker stop after a reconnect to the broker.
-"""
+that wait for a pass."""
 
 from __future__ import annotations
 

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.app.control import Control
 from kombu import Queue
 
 from opencue_sched.cli.ctl import addressees
-from opencue_sched.coordination.names import QueueType, consumed_queues
+from opencue_sched.coordination.names import QueueType, consumed_queues, control_exchange
 from opencue_sched.coordination.presence import Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.worker import control
-from opencue_sched.worker.control import broadcast, fleet_control
+from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.task import Workload
 from tests.polling import eventually
 
@@ -48,7 +49,8 @@ def listening(app: Celery, client, facility: str | None, heard: list[dict]) -> I
     def listen() -> None:
         with app.connection() as connection:
             handlers = dict.fromkeys(COMMANDS, hear)
-            mailbox = fleet_control(app, "cue", facility).mailbox(connection)
+            app.conf.control_exchange = control_exchange("cue", facility)
+            mailbox = Control(app).mailbox(connection)
             node = mailbox.Node(NODE, state=None, handlers=handlers, channel=connection.channel())
             with node.listen():
                 while not ended.is_set():
@@ -110,7 +112,8 @@ def test_what_is_said_to_a_type_is_for_fleets_of_no_facility(app, redis_client, 
     alpha, other = start("w1", "Alpha", "alpha"), start("w1", None, "default")
     assert say(app, redis_client, None, None, "drain") == [{"ok": None}]
     assert (len(alpha), len(other)) == (0, 1)
-    fleet_control(app, "cue", None).broadcast("drain", reply=True, timeout=60, limit=1)
+    app.conf.control_exchange = control_exchange("cue", None)
+    Control(app).broadcast("drain", reply=True, timeout=60, limit=1)
     assert (len(alpha), len(other)) == (0, 2), "as `celery control` says it, to everybody"
 
 
