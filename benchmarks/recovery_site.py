@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from benchmarks.workbench import environment_of
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.keys import Booking
+from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import entries_of
 from opencue_sched.embedded.farm import Farm
@@ -135,7 +135,7 @@ class Site:
         with self.engine.connect() as connection:
             (packed,) = entries_of(accounting.procs(connection, proc_ids=self.procs[:1])).values()
         record = next(r for r in self.ledger.records() if r.entry == packed)
-        return Booking(str(uuid.uuid4()), record.booking.vertices, record.booking.cores)
+        return replace(unpack_entry(str(uuid.uuid4()), record.entry), gpus=0)
 
     def book_as_cuebot(self) -> str:
         """Somebody else inserts a proc, without a word to the ledger; its id."""

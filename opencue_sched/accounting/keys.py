@@ -198,10 +198,6 @@ class Record:
     entry: str
 
     @property
-    def booking(self) -> Booking:
-        return unpack_entry(self.proc_id, self.entry)
-
-    @property
     def show_id(self) -> str:
         return self.entry.split("|", 3)[2]
 

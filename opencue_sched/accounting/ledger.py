@@ -33,7 +33,6 @@ from opencue_sched.lua_scripts import ScriptCall, call_scripts, chunks
 
 log = structlog.get_logger(__name__)
 
-LoadCaps = Callable[[Sequence[str]], object]
 _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
@@ -83,7 +82,7 @@ class Ledger:
             raise InvalidInput(f"instance name {owner!r} must not contain |")
         self.client = client
         self.owner = owner
-        self.load_caps: LoadCaps | None = None
+        self.load_caps: Callable[[Sequence[str]], object] | None = None
         self._epoch: Epoch | None = None
         self._fence: Fence | None = None
 
@@ -295,7 +294,6 @@ UNSEEDED = "unseeded"
 TOMBSTONED = "tombstoned"
 ERROR = "error"
 
-Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
 
 
@@ -322,7 +320,7 @@ class Change:
     cause: Cause | None = field(default=None, compare=False)
 
 
-def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
+def book_call(epoch: str, mode: Literal["check", "force"], booking: Booking, owner: str) -> ScriptCall:
     return ScriptCall("book", LEDGER_KEYS, (epoch, mode, booking.proc_id, owner, *booking.packed().split("|")))
 
 

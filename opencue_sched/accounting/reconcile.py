@@ -269,8 +269,9 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 # deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
 
 
-def reseed_booked(ledger: Ledger, epoch: Epoch, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
+def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
     """Reconcile and swap, up to ``max_retries`` times more; returns the last pass."""
+    epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
     _dissolve(ledger, epoch, "before", _stored(ledger))
     for _ in range(1 + max_retries):
         done = one_pass()
@@ -360,11 +361,7 @@ def recompute(
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, clock=clock)
-    if ledger.epoch().dual:
-        epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
-        done = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries)
-    else:
-        done = one_pass()
+    done = reseed_booked(ledger, one_pass, max_retries=cas_max_retries) if ledger.epoch().dual else one_pass()
     # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
     ledger.mark()
     if write_tables:

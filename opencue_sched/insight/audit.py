@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
-from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.keys import EntryState, Record, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.farm import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
@@ -191,7 +191,8 @@ def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, bo
         young = record.state is EntryState.IN_FLIGHT and record.booked_at > booked_before
         return "" if young else f"ledger entry {proc_id} has no proc"
     try:
-        held = record.booking.cores, record.booking.gpus
+        booked = unpack_entry(proc_id, record.entry)
     except InvalidInput as error:
         return str(error)
+    held = booked.cores, booked.gpus
     return "" if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"

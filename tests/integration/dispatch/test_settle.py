@@ -82,7 +82,7 @@ class Booked:
 
     def states(self) -> dict[str, str]:
         """proc id -> ledger state."""
-        return {record.booking.proc_id: record.state.name for record in self.ledger.records()}
+        return {record.proc_id: record.state.name for record in self.ledger.records()}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.keys import Booking
+from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
@@ -83,7 +83,7 @@ def ids(runtime: Runtime) -> set[str]:
 
 
 def booking(runtime: Runtime, proc_id: str) -> Booking:
-    return next(record.booking for record in runtime.ledger.records() if record.proc_id == proc_id)
+    return next(unpack_entry(proc_id, record.entry) for record in runtime.ledger.records() if record.proc_id == proc_id)
 
 
 def burst(runtime: Runtime) -> str:
