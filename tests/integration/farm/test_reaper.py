@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm import reaper as module
@@ -31,7 +31,10 @@ Reap = Callable[[], ReaperReport]
 
 @pytest.fixture
 def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reap:
-    """A reap for which a host that has not reported for a second is silent (the test server is as young)."""
+    """A reap for which a host that has not reported for half a second is silent. No host is, to a younger server."""
+    with engine.connect() as connection:
+        age = "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+        connection.execute(text(f"SELECT pg_sleep(0.6 - {age})"))
     return partial(reap, Releaser(engine, Release(host_down_after=0.5), ledger=ledger, changes=changes), killer)
 
 
