@@ -82,6 +82,8 @@ class SchemaFacts:
     """What differs between the databases that this program works with. ``origin`` is who made OpenCue's tables."""
 
     origin: Origin
+    revision: str
+    """That of our own objects: REVISION, or a later one."""
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
@@ -130,7 +132,7 @@ def check_schema(connection: Connection) -> SchemaFacts:
             f"the tables and triggers of opencue-sched in this database are {there}, and this program needs revision "
             f"{REVISION}: run `opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
         )
-    return SchemaFacts(read_origin(connection), facts.has_start_after, facts.has_frame_history_queue)
+    return SchemaFacts(read_origin(connection), revision, facts.has_start_after, facts.has_frame_history_queue)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.schema import REVISION, check_schema, revision_of, upgrade
+from opencue_sched.store.schema import REVISION, check_schema, upgrade
 from tests.polling import eventually
 
 from .passes import passes
@@ -82,8 +82,7 @@ def test_a_farm_is_upgraded_with_bookings_under_way(older: Settings, older_engin
 
     # then both are done, and every row of before is as it was
     with engine.connect() as connection:
-        check_schema(connection)
-        assert revision_of(connection) == REVISION
+        assert check_schema(connection).revision == REVISION
     after = rows(engine)
     assert len(after["proc"]) == 24
     for table in ("proc", "job"):

@@ -31,7 +31,7 @@ def test_who_lost_its_connection_wakes_every_managed_show(
     woken: list[str] = []
     app = Celery("missed", broker="memory://", set_as_current=False)
     with closing(app), closing(Runtime(settings, app)) as worker:
-        monkeypatch.setattr(worker.waker, "shows", woken.extend)
+        monkeypatch.setattr(worker.waker, "note", lambda shows: woken.extend(shows))
         worker.listen()
         eventually_listen(engine, 1)
         with engine.begin() as connection:
