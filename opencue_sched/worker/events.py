@@ -22,7 +22,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.errors import SchedulerError
+from opencue_sched.dispatch.failures import is_trouble
+from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.worker import metrics
 
 log = structlog.get_logger(__name__)
@@ -109,9 +110,11 @@ class NotificationListener(PeriodicThread):
         """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
             handler(**_PAYLOAD.validate_json(payload))
-        except Exception:
+        except Exception as error:
             metrics.record_event("notification_failed")
-            log.exception("notification_failed", channel=name)
+            # A store that is away fails all that come meanwhile: no place in our code is at fault.
+            told = log.warning if is_trouble(error) or isinstance(error, NotReady) else log.exception
+            told("notification_failed", channel=name, error=str(error))
         else:
             metrics.record_event(f"notification_{name}")
 
