@@ -29,6 +29,7 @@ from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
+from opencue_sched.farm.reports import SETTLED_SECONDS
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
@@ -99,7 +100,8 @@ def reap(
             limit=MOST_RUNS,
             silent=ORPHAN_SECONDS,
             frameless=FRAMELESS_SECONDS,
-            unnamed=releaser.settings.lost_completion_grace,
+            # No sooner: a launch may still be on its way, and a report still wait to be handled.
+            unnamed=max(releaser.settings.lost_completion_grace, SETTLED_SECONDS),
         )
     # Procs first: they hold cores, frames without one do not.
     lost = sorted(lost, key=lambda run: run.why == Why.NO_PROC)

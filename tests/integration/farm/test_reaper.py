@@ -310,6 +310,17 @@ def test_rqd_is_asked_about_a_proc_that_two_reports_have_not_named(
     view.assert_consistent()
 
 
+@pytest.mark.parametrize(("named", "asked"), [(3, False), (7, True)])
+def test_however_short_the_grace_a_launch_and_a_report_have_time_to_arrive(
+    engine: Engine, view: FarmView, killer: ScriptedKiller, named: int, asked: bool
+) -> None:
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - :n * interval '1 s'", n=named)
+    view.run_sql("UPDATE host_stat SET ts_ping = now()")
+    reap(Releaser(engine, Release(lost_completion_grace=0.3)), killer)
+    assert killer.looked_for == (list(run.frames) if asked else [])
+
+
 @pytest.mark.parametrize("fate", [Fate.RUNNING, Fate.UNCONFIRMED, Fate.UNREACHABLE])
 def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_it_is_gone(
     engine: Engine, view: FarmView, killer: ScriptedKiller, fate: Fate
