@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from random import getrandbits
 from types import MappingProxyType
 
 import structlog
@@ -440,7 +441,9 @@ class _Pass:
             runner.hosts.cache,
             replace(policy, admissions=tuple(admissions)),
             granted_layers=granted,
-            new_id=lambda: str(uuid.uuid4()),
+            # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
+            # get it back from the other threads.
+            new_id=lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
         )
         for report, plan in zip(planned, plans, strict=True):
             report.plan = plan

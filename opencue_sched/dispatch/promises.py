@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import structlog
@@ -132,19 +133,19 @@ class _Duty:
         staleness = self.settings.host_cache.host_staleness_threshold
         tags = frozenset[str]().union(*tags_of)
         counts = store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
-        hosts: defaultdict[str, list[tuple[Host, int]]] = defaultdict(list)
-        for host in self._hosts(counts).values():
-            kind_of_hosts = host, counts[host.id]
-            for tag in host.tags:
-                hosts[tag].append(kind_of_hosts)
+        hosts = sorted(self._hosts(counts).values(), key=lambda host: host.total_centicores, reverse=True)
+
+        @cache
+        def reached(tags: frozenset[str]) -> Sequence[tuple[Host, int]]:
+            return [(host, counts[host.id]) for host in hosts if not host.tags.isdisjoint(tags)]
+
         shares = fetch_shares(self.connection, {kind.pk_show for kind in kinds})
         left = cores_left(subscriptions([it for it in shares if it.burst_centicores > 0], self.in_use))
         found: dict[str, tuple[Demand, int]] = {}
         for kind, its_tags in zip(kinds, tags_of, strict=True):
             allocs = left[kind.pk_show]
             demand = Demand(kind.pk_facility, search_of(kind, its_tags), frozenset(allocs), 0)
-            reached = {id(it): it for tag in its_tags for it in hosts[tag]}.values()
-            if count := policy.hosts_of_a_wide_layer(demand, reached):
+            if count := policy.hosts_of_a_wide_layer(demand, reached(its_tags)):
                 may_run = kind.why == Verdict.BEHIND
                 open_allocs = frozenset(it for it, cores in allocs.items() if may_run and cores >= kind.least_cores)
                 found.update(dict.fromkeys(kind.layers, (replace(demand, alloc_ids=open_allocs), count)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -95,22 +95,28 @@ class Asked(NamedTuple):
     hosts: int
 
 
-def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]]) -> int:
+def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> int:
     """How many hosts could ever take a frame of the layer, if it is wide; 0 if it is not.
 
-    ``kinds`` are the hosts of the farm by kind, and how many there are of each.
+    ``kinds`` are the hosts of the farm by kind, those with the most cores first, and how many there are of each.
     """
-    able = [(host, hosts, need) for host, hosts in kinds if (need := demand.need_on(host))]
-    if not able:
+
+    def able(memory_kb: int = 0, gpus: int = 0) -> Iterator[tuple[Host, int, Reservation]]:
+        larger = (it for it in kinds if it[0].total_memory_kb >= memory_kb and it[0].total_gpus >= gpus)
+        return ((host, hosts, need) for host, hosts in larger if (need := demand.need_on(host)))
+
+    # Most layers are narrow, which the first hosts tell; only for a wide one is every host looked at.
+    first = next(able(), None)
+    if first is None:
         return 0
+    largest, _, need = first
     # What a layer needs may depend on the host: judged on the largest.
-    largest, _, need = max(able, key=lambda it: it[0].total_cores)
-    wide = (
-        2 * need.cores >= largest.total_cores
-        or 2 * need.memory_kb >= max(host.total_memory_kb for host, _, _ in able)
-        or 2 * need.gpus >= max(1, *(host.total_gpus for host, _, _ in able))
+    narrow = (
+        2 * need.cores < largest.total_cores
+        and any(able(memory_kb=2 * need.memory_kb + 1))
+        and (need.gpus == 0 or any(able(gpus=2 * need.gpus + 1)))
     )
-    return sum(hosts for _, hosts, _ in able) if wide else 0
+    return 0 if narrow else sum(hosts for _, hosts, _ in able())
 
 
 def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
