@@ -185,7 +185,10 @@ def all_runs(farms: Iterable[SimulatedFarm]) -> list[FrameRun]:
 
 
 def overlaps(runs: Iterable[FrameRun], now: float) -> list[float]:
-    """Seconds for which each run of a frame ran beside an earlier one, on whatever hosts. ``now``: time.monotonic()."""
+    """Seconds for which each run of a frame ran beside an earlier one, on whatever hosts. ``now``: time.monotonic().
+
+    Those of frames that were released silently are among them: such a release gives a frame away while it runs.
+    """
     seconds = []
     latest: dict[str, float] = {}
     for run in sorted(runs, key=lambda run: run.started):
