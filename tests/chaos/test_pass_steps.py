@@ -171,6 +171,11 @@ class Stage:
         assert answer["status"] == (-9 if after else 0), answer
         return list(answer["done"])
 
+    def deaths(self, whole: list[str], last: int) -> range:
+        """After how many things a pass is to die, of those that a whole one does. Until the commit, those that launch
+        last do what those do that launch first: what is killed there is killed once."""
+        return range(whole.index(COMMIT) + 1 if self.launch_last else 1, last + 1)
+
     def goes_on(self, scene: JointScene) -> Counter[Cluster]:
         """Another worker sends what is due, round by round, and does it until the scene is over. How many passes each
         cluster had."""
@@ -260,7 +265,7 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     assert (stage.permit_left(whole), stage.booked(whole), len(stage.procs(whole))) == (None, FEWER, FEWER)
 
     last = max(whole.done.index(what) for what in (GIVE_BACK, LAUNCH)) + 1
-    deaths = [(after, another_cluster_follows) for after in range(1, last + 1)]
+    deaths = [(after, another_cluster_follows) for after in stage.deaths(whole.done, last)]
     deaths += [(after, the_same_cluster_follows) for after, _ in deaths if whole.done[after - 1] != whole.done[after]]
     for after, follows in deaths:
         scene = stage.scene()
@@ -297,7 +302,7 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
     assert of_claims == [CLAIM, CLAIM_WITH, *then]
     stage.goes_on(whole)
 
-    for after in range(1, len(whole.done) + 1):
+    for after in stage.deaths(whole.done, len(whole.done)):
         # when it dies after each single thing
         scene = stage.joint_scene()
         stage.dies_together(scene, after, planned)
