@@ -33,13 +33,13 @@ REREADS_PER_SECOND = 500
 """Hosts read again in the background in a larger farm, which takes longer than REREAD_SECONDS then: a twentieth of a
 core, whatever the farm's size."""
 HOSTS_PER_REREAD = 500
-"""Hosts read again in one query: a pass waits for the lock, and for Python's, no longer than for so many."""
+"""Hosts read again in one query, or up to twice as many: a pass waits for the lock, and for Python's, no longer."""
 FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""
 SCORED_CANDIDATES = 16
 """Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
 _KNOWN_LISTED = 16
-"""Hosts that run or ran a layer of which one search looks for those with its need idle. They have some core idle."""
+"""Hosts with a core idle that run or ran the layer: how many of them one search tests for having its need idle."""
 RECENT_LAYERS = 8
 """Layers remembered of a host that ran there and do no more."""
 
@@ -138,7 +138,7 @@ class HostCache:
       end it; if it was lost, its idle is back at once. A hold that is never settled ends with the first read that
       begins ``hold_seconds`` after it: longer than ``accounting.commit_deadline``, or the host would be promised again
       while its plan may still be committed. So a read that was under way during a commit does not bring back idle that
-      the commit took, and the next read shows freed cores, not the host's next report (design trap I-3).
+      the commit took; and cores that a read finds free are shown at once, not at the host's next report.
 
     Every doubt under-books: the host shows less idle than it has until the next read.
 
@@ -203,6 +203,8 @@ class HostCache:
         reads is waited for. Errors of ``fetch`` go to the caller and leave the groups as they were.
         """
         part, groups = self._open(facility_id, shard, tags, buckets)
+        if all(group.read for group in groups.values()):
+            return ()  # without waiting for who reads others
         with part.reading:
             due = {tag: group for tag, group in groups.items() if not group.read}
             hosts = self._read(facility_id, due, buckets)[0] if due else ()
@@ -211,8 +213,8 @@ class HostCache:
             return hosts
 
     def reread(self) -> tuple[Sequence[Host], float]:
-        """Read again the portion of the hosts whose turn it is, if it is time to: those that have changed, and in how
-        many seconds to ask again. For a thread in the background. Errors as of refresh()."""
+        """Read again the portion of the hosts whose turn it is, if it is time to. Returns the hosts that changed, and
+        in how many seconds to call again. For a thread in the background. Errors as of refresh()."""
         with self._lock:
             part = min(self._parts.values(), key=attrgetter("due_at"), default=None)
             if part is None or part.due_at > self._clock():
@@ -223,7 +225,7 @@ class HostCache:
         _, changed = self._read(part.facility_id, groups, portion)
         with self._lock:
             part.turn += 1
-            # What a process that stood still for long has missed is not made up for.
+            # At most one whole round that was missed is made up for, at once: expire() sets ``due_at`` back by as much.
             part.due_at = max(part.due_at, self._clock() - portions * pause) + pause
             return changed, 0.0
 
@@ -235,8 +237,8 @@ class HostCache:
     def _read(
         self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
     ) -> tuple[Sequence[Host], Sequence[Host]]:
-        """Read these buckets of groups, by tag, and forget those of their hosts that are not found any more. All hosts
-        that were found, and those that are not as they were."""
+        """Read these buckets of groups, by tag, and forget those of their hosts that are not found any more. Returns
+        all hosts that were found, and those of them that changed."""
         with self._fetch_permits:
             read_at = self.instant()
             hosts = self._fetch(facility_id, list(groups), buckets)
@@ -246,8 +248,8 @@ class HostCache:
             return hosts, self.apply(hosts, gone, read_at=read_at)
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
-        """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more;
-        those that are not as they were.
+        """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
+        Returns the hosts that changed.
 
         ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays.
         """
@@ -309,7 +311,7 @@ class HostCache:
                 timeout = own if shard in ("", self._instance) else FOREIGN_IDLE_SECONDS
                 part.groups = {tag: group for tag, group in part.groups.items() if now - group.asked_at <= timeout}
             self._parts = {key: part for key, part in self._parts.items() if part.groups}
-            # What is remembered of hosts in no group keeps off older reads, until none can arrive any more.
+            # An entry outlives its groups, to reject reads that began before; by then these have ended (after 30 s).
             oldest = now - self._settings.host_staleness_threshold
             for host_id, entry in list(self._entries.items()):
                 if entry.read is not None and any(self._groups_of(entry.read)):
@@ -453,7 +455,7 @@ class HostCache:
         return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
 
     def _take_over(self, host: Host, read_at: float) -> bool:
-        """A read that began at ``read_at`` found the host; whether it is not as it was."""
+        """A read that began at ``read_at`` found the host; returns whether it changed."""
         entry = self._entries.get(host.id)
         if entry is None:
             if not any(self._groups_of(host)):

@@ -75,7 +75,7 @@ class PlanHeadroom:
     """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
 
     Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
-    (design section 9: every limit must have headroom). Subscriptions have no GPU cap (facts D), and an allocation
+    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation
     without a subscription may not be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
     """
 
@@ -98,7 +98,7 @@ class PlanHeadroom:
         """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
         whatever host; None if each has headroom for it.
 
-        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
+        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past.
         """
         allocs = [left for key, left in self._allocs[job.show_id].items() if alloc_id in (None, key)]
         if not allocs:
@@ -225,8 +225,7 @@ class _LayerState:
 @dataclass(slots=True)
 class _Planner:
     """The state of the plans of one pass. ``placed`` counts frames by part of a layer: one that several clusters reach
-    goes on where the cluster before it ended. ``used``: hosts it takes from; ``apart``: there are others from which no
-    other plan takes."""
+    goes on where the cluster before it ended. ``used``: hosts it takes from."""
 
     snapshot: Snapshot
     pool: HostCache
@@ -240,12 +239,12 @@ class _Planner:
     placed: Counter[tuple[str, int]] = field(default_factory=Counter)
     booking_shows: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
-    apart: bool = True
     # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
     nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Reservation]] = field(
         default_factory=lambda: defaultdict(list)
     )
     all_refused: set[tuple[str, str, Search]] = field(default_factory=set)
+    none_apart: set[tuple[str, str, Search]] = field(default_factory=set)
     shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = field(default_factory=dict)
 
     def run(self) -> list[Plan]:
@@ -360,21 +359,20 @@ class _Planner:
         # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
         # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
         place = state.cluster.facility_id, state.job.show_id
-        nothing_idle = self.nothing_idle[*place, state.search.tags]
-        if (*place, state.search) in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
+        nothing_idle, search = self.nothing_idle[*place, state.search.tags], (*place, state.search)
+        if search in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
             return None
-        host = self._find(state, apart=True) if self.apart else None
+        host = self._find(state, apart=True) if search not in self.none_apart else None
         if host is None:
+            self.none_apart.add(search)
             host = self._find(state, apart=False)
-            # Once only hosts are left that other plans book on, no search of this plan looks for another first.
-            self.apart = self.apart and host is None
         if host is not None:
             return host
         state.plan.cache_misses += 1
         if not state.asked:
             nothing_idle.append(state.search.need)
         elif state.refused is None:
-            self.all_refused.add((*place, state.search))
+            self.all_refused.add(search)
         return None
 
     def _find(self, state: _LayerState, *, apart: bool) -> Host | None:

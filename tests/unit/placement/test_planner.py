@@ -759,6 +759,13 @@ class TestPlansUnderWay:
 
         assert self.hosts_of(layers, {"tight"}, hosts) == ["h2"]
 
+    def test_a_layer_with_no_other_host_does_not_mix_plans(self) -> None:
+        # given a layer whose only host is in another plan's hands, before one that has others
+        hosts = [make_host("large", cores=16), make_host("tight", cores=2), make_host("h2", cores=4)]
+        layers = [make_layer("wide", cores=9), make_layer("narrow", cores=2)]
+
+        assert self.hosts_of(layers, {"large", "tight"}, hosts) == ["large", "h2"]
+
     def test_the_plans_own_hosts_are_filled_as_ever(self) -> None:
         # given hosts that are alike, three layers, and another plan elsewhere
         hosts = [make_host(name, cores=4) for name in ("h1", "h2", "h3")]
