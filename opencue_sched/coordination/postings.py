@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -107,12 +108,15 @@ class ClaimRefused:
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
     """Those of postings with a ticket, in the order they got it, for which to send a message: of each shard the last,
-    whose claim takes the others along (claim_with).
+    whose claim takes the others along (claim_with), and one for every CLAIMED_TOGETHER before it.
 
     The last, because a claim that was made in between has all before it. A posting that is not taken along all the same
     is due again after RESEND_SECONDS.
     """
-    return list({(it.cluster.shard, it.again): it for it in due}.values())
+    by_shard: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
+    for it in due:
+        by_shard[it.cluster.shard, it.again].append(it)
+    return [it for same in by_shard.values() for it in same[::-1][::CLAIMED_TOGETHER]]
 
 
 def encode_cluster(cluster: Cluster) -> str:

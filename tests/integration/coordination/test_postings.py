@@ -579,9 +579,12 @@ def test_a_posting_that_cannot_be_read_is_not_taken_along(postings, redis_client
     assert postings.job(odd.uuid) is None
 
 
-def test_one_message_is_sent_for_the_postings_of_a_shard_that_one_claim_takes(postings):
+def test_one_message_is_sent_for_the_postings_of_a_shard_that_one_claim_takes(postings, monkeypatch):
     sent = with_messages(postings.enqueue([*on("w1", *"abcd"), *on("w2", "a"), *on("", "a", "b")]))
     assert [(it.cluster.shard, it.cluster.tags) for it in sent] == [("w1", ("d",)), ("w2", ("a",)), ("", ("b",))]
     claim = postings.claim(sent[0].uuid, "w1", ttl_seconds=10, ticket=sent[0].ticket)
     assert len(postings.claim_with(claim, "w1", ttl_seconds=10)) == 3
+    monkeypatch.setattr("opencue_sched.coordination.postings.CLAIMED_TOGETHER", 3)
+    many = with_messages(postings.enqueue(on("w3", *"abcdefgh")))
+    assert [it.cluster.tags for it in many] == [("h",), ("e",), ("b",)]
     assert with_messages([]) == []
