@@ -7,7 +7,7 @@ What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source;
 - A frame that was accepted but whose log is still being set up is in no list; its cores are already in
   ``core_info.booked_cores``, so more cores booked than listed means "wait".
 - KillRunningFrame answers NOT_FOUND for a frame it does not know. A kill that reaches it between the listing of a frame
-  and the start of its process makes RQD kill itself, so a frame of ours that has just started is adopted, never killed.
+  and the start of its process makes RQD kill itself: after a launch a frame of ours is adopted (``adopt``), not killed.
 - The Rust RQD refuses to kill without a message.
 """
 
@@ -129,7 +129,7 @@ class FrameSeen:
 
 @dataclass(frozen=True, slots=True)
 class RunningFrameRef:
-    """A frame that may run on a host. ``cores_centicores`` as launched; 0 when not known (reaper)."""
+    """A frame that may run on a host. ``cores_centicores`` as launched; 0 when not known (all calls of RqdKiller)."""
 
     host_name: str
     frame_id: str
@@ -138,8 +138,8 @@ class RunningFrameRef:
 
 
 class Fate(StrEnum):
-    """What is known of a frame's process after an attempt to end it, or a question about it. Only after NOT_RUNNING may
-    the frame be given to another proc. UNREACHABLE: its RQD did not answer, and took no kill."""
+    """What is known of a frame's process after an attempt to end it, or a question about it. After any but NOT_RUNNING
+    it may run, unless its host is known to be gone (reaper). UNREACHABLE: its RQD did not answer, and took no kill."""
 
     RUNNING = "running"
     NOT_RUNNING = "not_running"
@@ -154,7 +154,7 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
             rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.timeout
         )
     except grpc.RpcError as error:
-        return _unreachable(error)
+        return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD does not answer ({describe(error)})")
     return frame_seen(answer.host_report, ref)
 
 
@@ -173,15 +173,11 @@ def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen
     return FrameSeen(Whereabouts.ABSENT, "its RQD does not name it")
 
 
-def _unreachable(error: grpc.RpcError) -> FrameSeen:
-    return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD does not answer ({describe(error)})")
-
-
 def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> bool:
     """Ask RQD to kill a frame. False: it does not know the frame.
 
-    Raises grpc.RpcError for any other answer. Never call it once the frame has been put back to WAITING: it may have
-    been booked on the same host again, and RQD knows frames by frame id only.
+    Raises grpc.RpcError for any other answer. RQD knows frames by frame id only: the frame must still be its proc's, or
+    cannot have been booked on this host again (farm/reports.py, SETTLED_SECONDS).
     """
     request = rqd_pb2.RqdStaticKillRunningFrameRequest(frame_id=frame_id, message=reason)
     try:
@@ -196,11 +192,11 @@ def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> b
 def kill_and_confirm(
     channels: RqdChannels, ref: RunningFrameRef, *, reason: str, adopt: bool = False, timeout: float | None = None
 ) -> tuple[Fate, str]:
-    """Make sure that a frame does not run on a host: only what RQD confirmed, and what it said last, for an operator.
+    """Make sure that a frame does not run on a host. Returns its fate, as RQD confirmed it, and RQD's last words.
 
     NOT_RUNNING: RQD was asked to kill the frame (or did not know it), and a report taken after that neither lists the
     frame nor shows one being set up. RUNNING, with ``adopt`` only: it runs for ``ref.proc_id`` and is left alone.
-    UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``): the caller must free nothing.
+    UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``; a last kill may take that besides).
     The frame must still belong to ``ref.proc_id`` (see `kill`).
     """
     limit = time.monotonic() + (timeout or channels.settings.timeout)
@@ -218,7 +214,7 @@ def kill_and_confirm(
             try:
                 accepted = kill(channels, ref.host_name, ref.frame_id, reason)
             except grpc.RpcError as error:
-                seen = _unreachable(error)
+                seen = FrameSeen(seen.place, f"its RQD did not confirm the kill ({describe(error)})")
             else:
                 asked = True
                 killed = killed or accepted
@@ -277,11 +273,11 @@ class RqdKiller:
         return True
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
-        """Kill a frame and wait until RQD confirms that it does not run (at most rqd.timeout)."""
+        """Kill a frame and wait until RQD confirms that it does not run (at most twice rqd.timeout)."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
 
     def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
-        """Whether RQD confirms that a frame does not run; one that runs for this proc is left alone."""
+        """As `stop`, but a frame that runs for this proc is left alone (RUNNING); one of another proc is killed."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), "another proc has its frame", adopt=True)
 
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:

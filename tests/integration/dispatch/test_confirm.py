@@ -128,6 +128,18 @@ def test_a_kill_without_a_reason_is_refused_as_the_rust_rqd_does(farm: Simulated
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
+def test_an_rqd_that_refuses_the_kill_of_what_it_runs_is_not_out_of_reach(
+    farm: SimulatedFarm, channels: RqdChannels
+) -> None:
+    """Of a host that is DOWN the frames are given away when its RQD is."""
+    launch = started(farm, channels)
+
+    fate, why = kill_and_confirm(channels, launch.ref, reason="", timeout=0.5)
+
+    assert fate is Fate.UNCONFIRMED
+    assert "FAILED_PRECONDITION" in why
+
+
 def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
     """Not within rqd.timeout, which is longer here than any test may take."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
