@@ -23,7 +23,7 @@ AUDIT_LOG = "acct:audit:log"
 BOOTSTRAP_LEASE = "acct:bootstrap"
 RECOMPUTED_AT = "acct:recomputed"
 IMPORTED = "acct:counted"
-FIRST_SEEN_PREFIX = "acct:seen:"
+MARKS_PREFIX = "acct:marks:"
 LIMIT_PREFIX = "acct:limit:"
 EVERYTHING = "acct:*"
 

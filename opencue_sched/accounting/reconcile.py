@@ -1,6 +1,6 @@
 """Recompute: the ledger and the accounting tables, brought to what the proc table says (every two minutes).
 
-Reconciliation by difference of ids (design section 4): mark, snapshot, ledger, apply. Nothing is overwritten, so no
+Reconciliation by difference of ids: mark, snapshot, ledger, apply. Nothing is overwritten, so no
 quiet moment is needed and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is
 younger than the mark. The same pass checks the counters (I1) and refreshes the accounting tables of PostgreSQL.
 """
@@ -48,7 +48,7 @@ PUBLISH_GRACE_SECONDS = 30.0
 _IDS_PER_STATEMENT = 5000
 _KEYS_PER_ROUND_TRIP = 2000
 
-# What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
+# What to change so that the ledger says what the proc table says: pure decisions.
 #
 # Three readings are compared, taken in this order: the mark (a sequence number), a snapshot of the proc table, the
 # ledger. Everything that happens meanwhile shows as a sequence number above the mark, or as an entry that changed
@@ -175,7 +175,7 @@ def boot_id() -> str:
 
 def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:
     """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
-    key = keys.FIRST_SEEN_PREFIX + boot_id()
+    key = keys.MARKS_PREFIX + boot_id()
     with answering(), client.pipeline(transaction=False) as pipe:
         pipe.zadd(key, {f"{mark.seq:016}": marked_at}, nx=True)  # so that those of one moment are in order too
         pipe.zrevrangebyscore(key, marked_at - age_seconds, "-inf", start=0, num=1)
