@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.domain.cluster import ClusterKind
-from opencue_sched.domain.farm import KB_PER_GIB, MOST_KB, HardwareState, JobState, LockState
+from opencue_sched.domain.farm import KB_PER_GIB, HardwareState, JobState, LockState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import overdue, short_name
@@ -27,7 +27,7 @@ from opencue_sched.store.reports import HostRow, HostSize
 
 _log = structlog.get_logger(__name__)
 
-# What a report says about its host, checked and turned into what the database keeps (facts F, HostReport). Pure.
+# What a report says about its host, checked and turned into what the database keeps. Pure.
 #
 # A host that reports nonsense is refused with the which's name, before anything of its report is used: one with zero
 # cores would look bookable, one with negative memory would make every booking on it fail.
@@ -47,19 +47,20 @@ _DEFAULT_ALLOC_TAG = "general"
 _MOST_CENTICORES = 10_000_000
 _SHOWN = 60
 _LATEST_EPOCH = 4_102_444_800
-
+# 256 TB: memory that neither a host nor a frame has. More would raise the minimum of a layer beyond every host.
+_MOST_KB = 2**38
 
 _RANGES = {
     "num_procs": (1, _MOST_CENTICORES),
     "cores_per_proc": (1, _MOST_CENTICORES),
-    "total_mem": (1, MOST_KB),
+    "total_mem": (1, _MOST_KB),
     "free_mem": (0, math.inf),
-    "total_swap": (0, MOST_KB),
-    "free_swap": (0, MOST_KB),
+    "total_swap": (0, _MOST_KB),
+    "free_swap": (0, _MOST_KB),
     "total_mcp": (0, math.inf),
     "free_mcp": (0, math.inf),
     "num_gpus": (0, 1_000),
-    "total_gpu_mem": (0, MOST_KB),
+    "total_gpu_mem": (0, _MOST_KB),
 }
 """The least and the most that a host's report may say."""
 _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory")
@@ -96,7 +97,7 @@ def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bo
             raise InvalidInput(f"{where}{key} {value[:_SHOWN]!r} is not an id")
     for key in _FRAME_MEMORY:
         value = getattr(frame, key)
-        if value > MOST_KB:
+        if value > _MOST_KB:
             raise InvalidInput(f"{where}{key} {value} KB of frame {frame.frame_id} is more than any host has")
 
 

@@ -77,6 +77,7 @@ def test_numbers_that_cannot_be_are_brought_to_what_can() -> None:
         ({"facility": "a\0b"}, "facility 'a.x00b' has a NUL"),
         ({"attributes": {"SP_OS": "a\0b"}}, "SP_OS 'a.x00b' has a NUL"),
         ({"total_mem": 2**62}, "total_mem .* more than any host"),
+        ({"total_mem": 2**38 + 1}, "total_mem .* more than any host"),  # 256 TB: a host that reports bytes
         ({"total_swap": 2**62}, "total_swap .* more than any host"),
         ({"total_gpu_mem": 2**62}, "total_gpu_mem .* more than any host"),
         ({"num_gpus": 2**31 - 1}, "num_gpus .* more than any host"),
