@@ -63,8 +63,8 @@ ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker 
 class LeaderGate:
     """This process's candidacy for one role.
 
-    ``renew()`` is cheap to call often: it talks to the stores only every third of the lease. ``fence`` is None when
-    this process may not act.
+    ``renew()`` is cheap to call often: it talks to the stores every third of the lease while it leads, else every
+    ``retry_seconds`` at most. ``fence`` is None when this process may not act.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LeaderGate:
         """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
         self._fired_at = -math.inf
         self._last_fired: int | None = None
-        self._elsewhere_since: float | None = None
+        self._elsewhere: tuple[float, float] | None = None
         self.trouble: RedisError | SQLAlchemyError | None = None
         """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
 
@@ -107,12 +107,12 @@ class LeaderGate:
     @property
     def led_elsewhere(self) -> bool:
         """Whether a leader of another Redis renews, while this process stands by for it."""
-        # The record of a leader that is no more is waited for no longer than its lease lived.
-        return self._elsewhere_since is not None and self._clock() - self._elsewhere_since > self._ttl
+        # A dead leader's record stays fresh for one lease: one found fresh over a longer time was renewed.
+        return self._elsewhere is not None and self._elsewhere[1] - self._elsewhere[0] > self._ttl
 
     @property
     def next_look(self) -> float:
-        """Seconds until renew() talks to Redis again."""
+        """Seconds until renew() talks to the stores again."""
         return max(0.0, self._next_try - self._clock())
 
     @property
@@ -184,7 +184,7 @@ class LeaderGate:
             since = max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0
             self._quiet_until = self._clock() + self._quiet - since
         log.info("leadership_taken", role=self.keys.role, fence=fence)
-        self._confirmed = now  # first, for the thread that serves the metrics
+        self._confirmed = now  # before _fence: the metrics' thread, reading both, would end an unconfirmed leadership
         self._fence = self._last_fence = fence
 
     def _stands_by_for_another_redis(self, now: float, record: LeaderRecord) -> bool:
@@ -193,9 +193,9 @@ class LeaderGate:
         # A beat does not wait for its own record, which after a failover names the Redis of before.
         fresh = record.store is not None and 0 <= record.age_seconds < self._ttl
         if not fresh or record.fence == self._last_fence or record.store == self._store():
-            self._elsewhere_since = None
+            self._elsewhere = None
             return False
-        self._elsewhere_since = now if self._elsewhere_since is None else self._elsewhere_since
+        self._elsewhere = (now if self._elsewhere is None else self._elsewhere[0], now)
         return True
 
     def _store(self) -> int:
