@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import ChainMap, Counter, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -207,7 +207,7 @@ def _not_launched(
     return LaunchOutcome(request, sends, error, answered)
 
 
-# The RunFrame message RQD gets for a booked proc (facts E; Cuebot's dispatch support and the Rust dispatcher).
+# The RunFrame message RQD gets for a booked proc (as Cuebot's dispatch support and the Rust dispatcher make it).
 
 
 def build_run_frame(
@@ -379,7 +379,7 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
     except SQLAlchemyError as error:
         if len(procs) == 1:
             return {procs[0].proc_id: f"PostgreSQL did not take the compensation: {failure_reason(error)}"}
-        return dict(ChainMap(*(_undo_in_postgresql(engine, [proc]) for proc in procs)))
+        return {it: why for proc in procs for it, why in _undo_in_postgresql(engine, [proc]).items()}
     return {}
 
 

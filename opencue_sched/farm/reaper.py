@@ -13,7 +13,6 @@ next.
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ def reap(
             hosts.setdefault(run.host_name, []).append(run)
     kill = partial(_kill_on, killer, lambda: monotonic() < until and not stopping())
     with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="reaper") as threads:
-        fates = dict(ChainMap(*threads.map(kill, hosts, hosts.values())))
+        fates = {run: fate for known in threads.map(kill, hosts, hosts.values()) for run, fate in known.items()}
     requests = [request for run in lost if (request := _request(run, fates)) is not None]
     alive = sum(fate is Fate.RUNNING for fate in fates.values())
     ended = [outcome for outcome in releaser.end(requests) if outcome.verdict in _ENDED]
