@@ -2,8 +2,8 @@
 
 While ``acct:audit`` holds a token, the scripts also log every change of an entry. A counter is read together with the
 sequence number of that moment; the ledger, scanned over a longer time, is wound back or forward to the same moment by
-the log. So the answer is exact for each vertex under any load. A recompute adds the difference to what is wrong, which
-commutes with every booking, while it still has the token: nobody else finds the same meanwhile. The audit only tells.
+the log. So the answer is exact for each vertex under any load. A recompute then adds the difference to a wrong counter
+(which commutes with every booking), only while it has the token: no other check adds it again. The audit only reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 Amounts = tuple[int, int]
 
 _LEASE = (keys.AUDIT, keys.AUDIT_LOG)
-_LIFE_MS = 60_000
+_LIFE_MS = 60_000  # never renewed: a check that takes longer corrects nothing more and is not ``complete``
 _SCAN_COUNT = 1000
 _LOG_PAGE = 1000
 _CALLS_PER_ROUND_TRIP = 8
@@ -46,11 +46,11 @@ class EntryChange:
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyCheck:
-    """The ledger as scanned, each counter (cores and GPUs, or frames and 0) behind the sequence number it was read at,
-    and what happened meanwhile.
+    """The ledger as scanned, each counter with the sequence number it was read at before its amounts (cores and GPUs;
+    of a limit frames and 0), and the changes of entries meanwhile.
 
-    ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
-    valid. ``healed``: counters that were corrected, and by how much they were off; ``seqs``: our numbers of that.
+    ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` and
+    ``seqs`` are valid. ``healed``: counters corrected, and by how much they were off; ``seqs``: our numbers of these.
     """
 
     epoch: Epoch
@@ -87,10 +87,10 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
 
 
 def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyCheck:
-    """Take what is off out of the counters, as long as ``check`` is under way; the check with what was done.
+    """Take out of each counter what it is off by, while the token is still held; returns the check with what was done.
 
-    In a dual store it is the foreign delta and not drift, but for licences, which no decrement of another program is
-    about.
+    In a dual store (lua/includes/ledger.lua) this is done to limits only. What another counter is off by may be a
+    decrement of the other program whose entry is not released yet, or the reverse: lua/foreign.lua judges these.
     """
     differing = {
         key: off for key, off in drift(check).items() if not check.epoch.dual or key.startswith(keys.LIMIT_PREFIX)

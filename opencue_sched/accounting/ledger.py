@@ -1,4 +1,4 @@
-"""Book, settle, roll back, release: the hot path of the counters (design section 4).
+"""Book, settle, roll back, release: the hot path of the counters (docs/accounting.md).
 
 Every method takes a constant number of round trips for as many procs as a plan has, is idempotent by proc id, and
 raises NotReady when the store is empty, belongs to another Redis process, or does not answer. After NotReady from

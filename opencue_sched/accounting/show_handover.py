@@ -1,4 +1,4 @@
-"""A show's way from Cuebot to this scheduler and back (design section 4, "Flips"): the one state machine of it.
+"""A show's way from Cuebot to this scheduler and back: the one state machine of it.
 
 ::
 

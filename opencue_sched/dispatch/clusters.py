@@ -116,7 +116,7 @@ def _clusters_of(
             yield Cluster(facility_id, show_id, kind, (tag,), alloc_id)
         return
     size = queue.hostname_tags_chunk_size if kind is ClusterKind.HOSTNAME else queue.manual_tags_chunk_size
-    ordered = sorted(allocs_by_tag)  # so that the same tags always give the same chunks (facts C)
+    ordered = sorted(allocs_by_tag)  # so that the same tags always give the same chunks
     for start in range(0, len(ordered), size):
         yield Cluster(facility_id, show_id, kind, tuple(ordered[start : start + size]))
 

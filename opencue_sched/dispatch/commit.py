@@ -1,4 +1,4 @@
-"""Commit: one PostgreSQL transaction for a whole plan (design 3.6).
+"""Commit: one PostgreSQL transaction for a whole plan.
 
 Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
 are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, the
@@ -225,7 +225,7 @@ class _Commit:
         self.result.lost += lost
 
     def _write(self, connection: Connection, procs: Sequence[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
-        """Lock, decide, write: the steps (a) to (d) of design 3.6."""
+        """Lock, decide, write: in this order."""
         # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
         self._check_time()
         store.set_timeouts(
@@ -311,7 +311,7 @@ class _Commit:
             raise DatabaseFailure("the commit deadline passed before the plan could be committed")
 
 
-# What of a plan still holds against the locked rows and today's caps (design 3.6 b).
+# What of a plan still holds against the locked rows and today's caps.
 
 
 def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tuple[list[PlannedProc], list[Lost]]:

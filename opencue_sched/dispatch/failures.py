@@ -28,7 +28,7 @@ _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 """SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
 
 _HOST_TEXT = "unable to allocate additional"
-"""In every refusal of OpenCue's host trigger (facts B)."""
+"""In every refusal of OpenCue's host trigger."""
 
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 """SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""

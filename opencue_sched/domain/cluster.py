@@ -45,7 +45,7 @@ class Cluster:
 # Tags: how layers name the hosts they may run on.
 #
 # Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue's queries compare them with
-# every space removed and split on the bar (facts C; trap I-7: a name with spaces inside collapses, ``my tag`` is
+# every space removed and split on the bar (so a name with spaces inside collapses: ``my tag`` is
 # ``mytag``). Host tags come one a row of ``host_tag``.
 
 
@@ -75,7 +75,7 @@ def join_tags(tags: Iterable[str]) -> str:
 BUCKETS = 256
 ALL_BUCKETS = frozenset(range(BUCKETS))
 HOSTS_PER_SHARD = 64
-"""A farm is divided among so many instances that each has about so many hosts, and only among two or more. Where a
+"""A farm is divided among so many instances that each has at least so many hosts, and only among two or more. Where a
 shard has few hosts, work waits for a large host of its own while that of the next shard idles, and each shard costs
 passes of its own; one pass plans hundreds of hosts in milliseconds, so a small farm gains nothing from a second
 planner."""
@@ -143,8 +143,8 @@ class Verdict(StrEnum):
     """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer
     that is looked at ends with one; quarantined, behind and cooled down are frames that no pass looks at.
 
-    Of the verdicts of several clusters on one layer the first of these says most: hosts of one tag are busy, and those
-    of the other do not exist.
+    Where several clusters judged one layer, the verdict that stands first here is shown (``most_telling``): that hosts
+    of one tag are busy says more than that no host has the other. So the order counts.
     """
 
     FLOWING = "flowing"

@@ -1,4 +1,4 @@
-"""Dependencies: what waits for what, and which frames of two layers belong together (facts A and F)."""
+"""Dependencies: what waits for what, and which frames of two layers belong together."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
     ExitStatus.MEMORY_FAILURE,
     ExitStatus.DOCKER_OOM,
 }
-"""A frame that starts again after one of these exit statuses keeps its retry count (facts C, step 4)."""
+"""A frame that starts again after one of these exit statuses keeps its retry count, as with Cuebot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""Frames of a layer: their numbers in a range, the command and environment RQD gets for one (facts E), and what one
-takes of a host.
+"""Frames of a layer: their numbers in a range, the command and environment RQD gets for one, what it takes of a host.
 
-Grammar of a range (facts E; OpenCue's FrameSet), comma-joined, numbers may be negative:
+Grammar of a range (OpenCue's FrameSet), comma-joined, numbers may be negative:
 
 ========== ==================================================== =======================
 ``n``      one frame                                            ``-3``
@@ -209,7 +208,7 @@ _VARIABLES: Mapping[str, Callable[[PlannedProc], str]] = {
     "CUE_FRAME_ID": lambda it: it.frame.id,
     "CUE_THREADABLE": lambda it: "1" if it.layer.threadable else "0",
 }
-"""The variables OpenCue sets. Memory is in the KB the database holds (facts D, trap a), threads are whole cores."""
+"""The variables OpenCue sets. Memory is in the KB the database holds, threads are whole cores."""
 
 RESERVED_VARIABLES: frozenset[str] = frozenset(_VARIABLES)
 """A job's or layer's own value of these would never reach its frames."""
@@ -232,22 +231,22 @@ def memory_limit(memory_kb: int, factor: float) -> int:
 
 # What one frame of a layer takes on one host, or why the host cannot take it.
 #
-# Source of the rules: facts D (OpenCue's resource arithmetic; Cuebot's behaviour where Cuebot and the Rust scheduler
-# differ), the scheduler reference ("Resource Calculation") and design sections 4 and 9. Where they are silent or wrong:
+# Source of the rules: OpenCue's resource arithmetic (Cuebot's behaviour where Cuebot and the Rust scheduler differ) and
+# the scheduler reference ("Resource Calculation"). Where they are silent or wrong (docs/upstream-traps.md):
 #
 # - A minimum of a fraction of a core rounds **up**; 50 centicores are one core. Truncated to 0 they would mean "the
-#   whole host" (facts D, trap b). As in Cuebot, a minimum below one core never threads, so it takes exactly one.
+#   whole host". As in Cuebot, a minimum below one core never threads, so it takes exactly one.
 # - Zero is every core of the host and a negative minimum is all but that many. Both are taken exactly: no thread mode
 #   or memory rule adds cores that the layer asked to leave alone. All but a fraction leaves a whole core.
 # - ``int_cores_max`` is the layer's own bound on one frame, rounded like the minimum so that a minimum equal to the
 #   maximum stays so. It wins over the minimum, as in Cuebot.
-# - Memory is compared and reserved in the KB of the database (facts D, trap a).
+# - Memory is compared and reserved in the KB of the database.
 # - Tags, caps of shows, folders and licences, and the host's state are checked elsewhere.
 
 MEM_RESERVED_MIN_KB = 250 * 1024
 """A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
 VARIABLE_MODE_LEAST_CORES = 2
-"""A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores (facts D)."""
+"""A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +331,8 @@ def smallest_need(layer: Layer) -> Reservation:
     """A lower bound of every reservation of the layer, for a search that does not know the host yet.
 
     A zero or negative minimum depends on the host, so it is bounded by one core and :func:`reserve` refuses the hosts
-    that are too busy. The bound is always positive: as an index key a negative minimum would find no host (facts D,
-    trap c), and compared with what a job has left it would slip past the at-cap test (facts I).
+    that are too busy. The bound is always positive: as an index key a negative minimum would find no host, and
+    compared with what a job has left it would slip past the at-cap test.
     """
     if _takes_one_core(layer) or layer.cores_min_centicores <= 0:
         cores = 1
@@ -352,9 +351,9 @@ def reserve(
 ) -> Reservation | Dimension:
     """What a frame of ``layer`` takes on ``host`` now, or the first dimension it is short of.
 
-    A job without an OS runs anywhere; the host's is a list, as Cuebot reads it (facts D, trap d). ``job_cores_left`` is
+    A job without an OS runs anywhere; the host's is a list, as Cuebot reads it. ``job_cores_left`` is
     what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds it: otherwise a
-    threaded frame grabs a whole host and a small job cap rejects it for ever (facts I). Nor does it shrink below the
+    threaded frame grabs a whole host and a small job cap rejects it for ever. Nor does it shrink below the
     layer's minimum, to fit neither the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the
     idle cores.
     """

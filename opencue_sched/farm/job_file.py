@@ -57,7 +57,7 @@ _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of 
 
 
 # What the values of keys may be. Numbers are numbers and texts are texts, but a whole number may stand for a text. The
-# lengths are the widths of OpenCue's columns (facts A).
+# lengths are the widths of OpenCue's columns.
 
 
 def _text(value: Any) -> Any:

@@ -177,7 +177,7 @@ def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
 
 
 def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
-    """The state of a running frame after its process has ended (facts F): the first rule that matches."""
+    """The state of a running frame after its process has ended: the first rule that matches."""
     if report.exit_status == ExitStatus.SUCCESS:
         return FrameState.SUCCEEDED
     if report.exit_status == ExitStatus.SKIP_RETRY or (

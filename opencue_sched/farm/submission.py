@@ -2,7 +2,7 @@
 statements.
 
 What the job's file leaves open is what the folder says, then the show. Frames go in as SETUP and are activated at the
-end, as Cuebot does (facts B); the database's own trigger then wakes the scheduler.
+end, as Cuebot does; the database's own trigger then wakes the scheduler.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]
         "facility_id": place.facility.id,
         "dept_id": place.dept_id,
         "full_name": spec.full_name,
-        # As in OpenCue (facts E).
+        # As in OpenCue.
         "log_dir": spec.log_dir or f"{logs}/{show.name}/{spec.shot}/logs/{spec.full_name}--{job_id}",
         "paused": spec.paused or show.paused,
         "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.job_min_cores, show.default_min_cores)),

@@ -1,4 +1,4 @@
-"""The statements of the booking transaction, in their order (design 3.6).
+"""The statements of the booking transaction, in their order.
 
 Locks are taken in one order by everyone who books or ends runs: frame, (proc,) host, layer_stat, job_stat. Booking
 waits for no frame (SKIP LOCKED: another transaction is at work there), for hosts a moment, and for the counters, each
@@ -307,7 +307,7 @@ def _milliseconds(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))
 
 
-# What users put into a frame's environment: job_env, overridden by layer_env (facts E).
+# What users put into a frame's environment: job_env, overridden by layer_env.
 
 # The key decides between two rows of one variable, so that the same rows always give the same environment.
 _ENVIRONMENTS = text(

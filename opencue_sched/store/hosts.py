@@ -1,4 +1,4 @@
-"""Hosts that may take frames now (facts C).
+"""Hosts that may take frames now.
 
 OPEN is the lock gate (a nimby-locked host is not OPEN), UP the hardware gate, and the last report must be fresh. Memory
 is the lesser of what no proc reserves and what the machine reports free. Nothing is taken from the subscription here:
@@ -151,7 +151,7 @@ def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str
     return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": list(ids)}).scalars())
 
 
-# Hosts as people look at them, and what they change: locks, tags, allocation (facts A). Centicores, KB.
+# Hosts as people look at them, and what they change: locks, tags, allocation. Centicores, KB.
 #
 # Every change locks the host rows in id order first, as booking does (which skips locked hosts).
 

@@ -1,4 +1,4 @@
-"""What waits: the jobs, layers and frames of the clusters of a pass, and the headroom under their caps (facts C, A).
+"""What waits: the jobs, layers and frames of the clusters of a pass, and the headroom under their caps.
 
 What subscriptions have in use comes from the ledger; under folders and jobs that have a cap it is summed live from
 ``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are rewritten only every two
@@ -399,7 +399,7 @@ def _skipped(skipped: Sequence[SkippedLayers]) -> dict[str, list[Any]]:
     }
 
 
-# What clusters are made of: host tags, subscriptions, and which tags have work waiting (facts C).
+# What clusters are made of: host tags, subscriptions, and which tags have work waiting.
 #
 # A cluster is a show's right to a tag, so it starts from the tags of hosts and reaches the show through the host's own
 # allocation. (Upstream joins allocation tags by their text instead, which gives a show subscribed to one ``general``

@@ -15,7 +15,7 @@ from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, resto
 
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. A run that ends
 # with 299 (cleared) counts none, and the history trigger forgets it.
-# With checkpointing on, RUNNING to WAITING would become CHECKPOINT, for a copy that only a Cuebot makes: it is off.
+# While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, which only a Cuebot ends: so it is turned off.
 _STOP_FRAMES = text(
     """
     UPDATE frame
@@ -61,8 +61,8 @@ def _add_usage(table: str, *, more: str = "") -> str:
 
 
 _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
-# Each of the sums is of a layer (job is null) or of a job (layer is null). The arrays repeat their ids: PostgreSQL
-# takes the sums for so many rows that it would read the whole tables for them.
+# A row of sums is of a layer (job is null) or of a job. The arrays repeat the ids: without them PostgreSQL, which takes
+# sums for many rows, reads whole tables. No order of locks: callers hold the counters of these layers and jobs.
 _COUNT_USAGE = text(
     f"""
     WITH ended AS (
@@ -153,7 +153,7 @@ def counters_of(rows: Iterable[Any]) -> Counters:
 
 @dataclass(frozen=True, slots=True)
 class FrameStop:
-    """How a run ends. ``version`` is frame.int_version as just read. ``max_rss_kb`` None: the peak memory stays."""
+    """How a run ends: only at this frame.int_version (``version``). ``max_rss_kb`` None: the peak memory stays."""
 
     frame_id: str
     version: int | None
@@ -195,7 +195,7 @@ def count_usage(connection: Connection, stopped: Iterable[ChangedFrame]) -> None
 
 
 def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
-    """Count ended frames (show id, success) in show_stats. One row a show is the hottest of all: call it last."""
+    """Count ended frames (show id, success) in show_stats. All ends in a show lock its one row: call it last."""
     rows = [{"show": show_id, "success": success} for show_id, success in shows]
     if rows:
         connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
@@ -212,12 +212,12 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
 
 
 def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
-    """Undo committed bookings whose frames certainly do not run (facts C, "Compensation"): delete the procs, give the
-    hosts back what they hold now, set the frames WAITING with exit status 299.
+    """Undo committed bookings whose frames certainly do not run: delete the procs, give the hosts back what the procs
+    have reserved by now (memory may have grown), set the frames WAITING with exit status 299.
 
-    Each proc's frame has int_version as its booking left it: with the version before, it would stay RUNNING for ever.
-    Idempotent: what somebody else released or booked again, or an earlier call undid, is left as it is. Ids of the
-    procs that this call deleted. The same statements whatever the number of bookings.
+    ``proc.frame.version`` must be int_version after the booking (CommitResult.committed): with the one before, the
+    frame would stay RUNNING for ever. Idempotent: what somebody else released or booked again, or an earlier call
+    undid, is left as it is. Returns the ids of the procs deleted. The same statements for any number of bookings.
     """
     ids = [proc.proc_id for proc in procs]
     # In the order of every transaction that ends runs: frames, procs, hosts, counters of layers, of jobs.

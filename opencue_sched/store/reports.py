@@ -1,7 +1,7 @@
-"""What host reports make of hosts: their rows, statistics, states, tags and sizes.
+"""What host reports make of hosts and of what runs there: rows, statistics, states, tags, sizes, memory, peaks.
 
-Only a boot, another lock or state and the rare reconciliation wait for the host row, which booking needs; everything
-else writes host_stat.
+Only a boot, another size, lock or state, the rare reconciliation and a growing reservation wait for the host row, which
+booking needs; everything else writes host_stat, or skips rows that are locked.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class HostSize:
 
 HostRow = Row[Any]
 """A host as the database has it, with the columns of HostSize. ``pinged_at``: when its last report came. ``busy``: it
-has procs. ``marked``: it is in REPAIR, because its temporary directory was full."""
+has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with that note ends by itself."""
 
 
 def find_host(connection: Connection, name: str, short_name: str) -> HostRow | None:
@@ -132,7 +132,7 @@ def update_status(connection: Connection, host_id: str, status: Mapping[str, Any
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize) -> None:
-    """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc."""
+    """Set new totals, all idle, unless the host has procs: then the first report after their end does it."""
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
     connection.execute(_RESIZE_HOST, {"host": host_id, **asdict(size)})
@@ -140,7 +140,7 @@ def resize_host(connection: Connection, host_id: str, size: HostSize) -> None:
 
 
 def reconcile_host(connection: Connection, host_id: str) -> bool:
-    """Set idle to total minus the procs (I7), in the order lock, read, write. Returns whether it was wrong."""
+    """Set idle to total minus the procs, in the order lock, read, write. Returns whether it was wrong."""
     connection.execute(_LOCK_HOST, {"host": host_id})
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
 
@@ -232,8 +232,8 @@ def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, fr
     """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise. The keys are
     the columns of ``_RUNS``.
 
-    Frames that need more memory than their layer asks for ask for it by themselves, and their layer does once
-    ``frames_to_raise`` do (`frame_memory.note_peaks`). No statement waits for a lock.
+    A frame with a peak above its layer's minimum gets a minimum of its own for its next start; once ``frames_to_raise``
+    of a layer have one, the layer's is raised (`frame_memory.note_peaks`). No statement waits for a lock.
     """
     rows = json.dumps(runs)
     for statement in _UPDATE_RUNS:
@@ -245,7 +245,7 @@ def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, fr
 def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[str, int]) -> bool:
     """Raise procs' memory reservations to ``wanted_kb``, as far as the host's idle memory goes, smallest first; whether
     any grew. The trigger of the schema takes the difference from the host."""
-    # The host first, which others lock after their procs: what they have locked is skipped, so neither waits.
+    # Host before procs, against the usual order: procs that others have locked are skipped, so there is no deadlock.
     idle = connection.execute(_LOCK_HOST, {"host": host_id}).scalar() or 0
     wanted = {"procs": list(wanted_kb), "memory": list(wanted_kb.values()), "host": host_id, "idle": idle}
     return connection.execute(_GROW, wanted).rowcount > 0

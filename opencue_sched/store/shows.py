@@ -1,4 +1,4 @@
-"""Shows, folders, allocations, subscriptions and limits, as an administrator lists and changes them (facts A).
+"""Shows, folders, allocations, subscriptions and limits, as an administrator lists and changes them.
 
 Sizes and caps are in centicores, what is used of them in whole cores, as caps count it. It is summed from the procs:
 the tables' own columns lag for managed shows. Triggers of ours tell the scheduler about changed caps.

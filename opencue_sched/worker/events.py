@@ -1,4 +1,4 @@
-"""What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
+"""What a worker does when PostgreSQL notifies it of something (docs/accounting.md).
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
 another. What nobody heard, because the connection was lost or a store in trouble, is made up for by the next recompute,
@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
 HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
-"""Notifications come with the commit of what they tell, with lists of ids by name: ``procs`` and ``hosts``,
-``vertices``, ``shows``, and ``shows``."""
+"""Sent with the commit of what they tell. The payload is an object of lists of ids, in the order of the channels:
+``hosts`` and perhaps ``procs``; ``vertices``; ``shows``; ``shows``."""
 _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
@@ -39,10 +39,10 @@ _POLL_SECONDS = 0.5
 
 
 class NotificationListener(PeriodicThread):
-    """A thread with a connection of its own, made with growing pauses when it is lost.
+    """A thread with a connection of its own, made again when it is lost, with growing pauses while that fails.
 
-    ``handlers`` of the channels that are listened to are called in this thread with the lists of ids, by their names:
-    keep them short. ``on_reconnect()`` is called when notifications may have been missed.
+    The handler of a channel is called in this thread, with the lists of ids as keyword arguments: keep it short.
+    ``on_reconnect()`` is called when notifications may have been missed.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ time, those of a tenth of a second share a sweep, and with it a pass."""
 class Waker(PeriodicThread):
     """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 
-    ``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never.
-    What is told during a sweep goes into the next. What a sweep that fails was told of is left to the periodic ones: no
-    cluster with work sleeps longer than half a minute.
+    ``sweep(show ids, host ids)`` returns after how many seconds at most it wants the same hosts again, 0: never. What
+    is noted during a sweep goes into the next. What a failed sweep was told is left to the periodic ones: a cluster
+    that news may wake sleeps no longer than EMPTY_SLEEP_SECONDS (30 s) or ``cluster_saturated_sleep``.
     """
 
     def __init__(self, sweep: Callable[[frozenset[str], frozenset[str]], float]) -> None:

@@ -6,9 +6,9 @@ acknowledges the message nor takes another in its place. Here a message is read 
 that is not a task of ours is counted, logged once by kind and acknowledged. What Celery raises afterwards is no
 message's fault and is not caught here.
 
-A task first counts itself, rejects arguments that it cannot be run with, and drops a message that a former leader sent
-or a later tick overtook. It may be held up after that: so what it changes in the counters carries the leader's fence,
-and the scripts refuse it once there is a newer leader.
+A task first counts itself, then drops a message that a former leader sent or a later tick overtook, then one whose
+arguments it cannot be run with. It may be held up after that: so what it changes in the counters carries the leader's
+fence, and the scripts refuse it once there is a newer leader.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def read_headers(message: Any, tasks: Collection[str]) -> dict[str, Any]:
         raise InvalidInput(f"{problem['loc'][0]}: {problem['type']}") from error
     if read.task not in tasks or read.task.startswith("celery."):
         raise InvalidInput("no task of ours")
-    # No task of ours has a result.
+    # What a task returns is not stored, whatever the message asks for: who waits is answered by a reply queue.
     return read.model_dump(exclude={"payload"}, exclude_unset=True) | {"ignore_result": True}
 
 
@@ -184,7 +184,7 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
                 if not (dropped := self._why_stale(mine)):
                     return self._checked_run(*args, **kwargs)
             except ValidationError as error:
-                if error.title != self.run.__name__:
+                if error.title != self.run.__name__:  # raised within the task, not by the check of its arguments
                     raise
                 reason = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
                 note_unreadable(str(self.name), "malformed", reason=reason, message=repr((args, kwargs)))
@@ -231,13 +231,13 @@ URGENT, NORMAL = 0, 1
 class Messenger:
     """Sends the messages of one process that say where there is work. Safe to share between threads.
 
-    A message is a hint: the posting it names decides. ``legacy_queues`` get a copy of each message while queues are
-    renamed; the ticket keeps copies from doing anything.
+    A message is a hint: the posting it names decides. While queues are renamed, ``legacy_queues`` get a copy of what
+    ``send`` sends; of the two the later does nothing, for the ticket is answered then. ``to_all`` makes no copies.
     """
 
     def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
-        # A queue may be given by name or as itself; the types say only the first. By name, Celery would add it to the
-        # queues this worker consumes after its next reconnect.
+        # Any: _put gives the queue as a Queue, which the types do not allow. Given by name, Celery would add it to the
+        # queues that this worker consumes after its next reconnect.
         self._send: Any = app.send_task
         self._router = router
         self._legacy = tuple(legacy_queues)
