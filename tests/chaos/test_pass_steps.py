@@ -172,9 +172,9 @@ class Stage:
         return list(answer["done"])
 
     def deaths(self, whole: list[str], last: int) -> range:
-        """After how many things a pass is to die, of those that a whole one does. Until the commit, those that launch
-        last do what those do that launch first: what is killed there is killed once."""
-        return range(whole.index(COMMIT) + 1 if self.launch_last else 1, last + 1)
+        """After how many things a pass is to die, of those that a whole one does. Before the commit, those that launch
+        last do what those do that launch first: they begin to die at the last thing before it."""
+        return range(whole.index(COMMIT) if self.launch_last else 1, last + 1)
 
     def goes_on(self, scene: JointScene) -> Counter[Cluster]:
         """Another worker sends what is due, round by round, and does it until the scene is over. How many passes each
