@@ -300,7 +300,7 @@ class Coordination(_Section):
     )
     legacy_queues: Words = Field(
         (),
-        description="While queues are renamed: old names that also get each dispatch message, and are consumed last.",
+        description="While queues are renamed: old names that also get what is sent to the new, and are consumed last.",
     )
 
     @property

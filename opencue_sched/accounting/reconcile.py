@@ -1,8 +1,8 @@
 """Recompute: the ledger and the accounting tables, brought to what the proc table says (every two minutes).
 
-Reconciliation by difference of ids: mark, snapshot, ledger, apply. Nothing is overwritten, so no
-quiet moment is needed and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is
-younger than the mark. The same pass checks the counters (I1) and refreshes the accounting tables of PostgreSQL.
+Reconciliation by difference of ids: mark, snapshot, ledger, apply. Nothing is overwritten, so no quiet moment is needed
+and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is younger than the mark. The
+same pass checks the counters (I1) and refreshes the accounting tables of PostgreSQL.
 """
 
 from __future__ import annotations

@@ -351,11 +351,10 @@ def reserve(
 ) -> Reservation | Dimension:
     """What a frame of ``layer`` takes on ``host`` now, or the first dimension it is short of.
 
-    A job without an OS runs anywhere; the host's is a list, as Cuebot reads it. ``job_cores_left`` is
-    what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds it: otherwise a
-    threaded frame grabs a whole host and a small job cap rejects it for ever. Nor does it shrink below the
-    layer's minimum, to fit neither the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the
-    idle cores.
+    A job without an OS runs anywhere; the host's is a list, as Cuebot reads it. ``job_cores_left`` is what the job's
+    cap still allows, in cores; infinity without a cap. A reservation never exceeds it: otherwise a threaded frame grabs
+    a whole host and a small job cap rejects it for ever. Nor does it shrink below the layer's minimum, to fit neither
+    the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the idle cores.
     """
     if os_name and os_name not in host.os_names:
         return Dimension.OS

@@ -41,7 +41,7 @@ MOST_RUNS = 2000
 """Most runs that one reap ends, which takes a few seconds after the last kill; the rest is for the next, at random."""
 
 REAP_SECONDS = 30.0
-"""No kill is begun after this long. The last kill takes ``rqd.timeout`` more."""
+"""No kill is begun after this long. The last kill takes up to twice ``rqd.timeout`` more."""
 
 LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""

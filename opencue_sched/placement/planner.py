@@ -75,8 +75,8 @@ class PlanHeadroom:
     """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
 
     Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
-    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation
-    without a subscription may not be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
+    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation without a subscription may not
+    be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
