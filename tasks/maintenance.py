@@ -18,7 +18,7 @@ def recover_depends() -> dict[str, object]:
     return runtime().recover_depends()
 
 
-@app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True)
+@app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)
 def keep_promises() -> dict[str, object]:
     """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 15 s at most)."""
     return runtime().keep_promises(fence=fence_of(keep_promises))

@@ -6,7 +6,7 @@ from opencue_sched.celery import app
 from opencue_sched.worker.task import fence_of, runtime
 
 
-@app.task(name="opencue_sched.sweep.sweep_clusters")
+@app.task(name="opencue_sched.sweep.sweep_clusters", fenced=True)
 def sweep_clusters() -> dict[str, object]:
     """Post the clusters that have work and send a message for each (beat, every 2 seconds)."""
     return runtime().sweep(may_nap=True, fence=fence_of(sweep_clusters)).summary()

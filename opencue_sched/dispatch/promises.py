@@ -77,11 +77,7 @@ def keep_promises(
             raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.fence}")
         facilities = scoped_facilities(connection, settings)
         held = store.held_hosts(connection, facilities)
-        if not settings.queue.reservations:
-            store.write_debts(connection, {}, facilities)
-            report = PromiseReport(ended=store.end_holds(connection, held))
-        else:
-            report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
+        report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
     for host_id, hold in report.granted.items():
         expected = None if hold.free_at is None else round(hold.free_at - begun.now)
         log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
@@ -102,8 +98,11 @@ class _Duty:
     now: float
 
     def run(self, held: frozenset[str]) -> PromiseReport:
+        wide = self._wide_layers() if self.settings.queue.reservations else {}
+        if not wide:
+            store.write_debts(self.connection, {}, self.facilities)
+            return PromiseReport(ended=store.end_holds(self.connection, held) if held else frozenset())
         block_seconds = self.settings.queue.reservation_block_time
-        wide = self._wide_layers()
         demands = {layer_id: it.demand for layer_id, it in wide.items()}
         # A host that is not here is down, locked or gone. One that has no hold here has one that counts no more.
         holders = self._hosts(held)
@@ -127,7 +126,8 @@ class _Duty:
     def _wide_layers(self) -> dict[str, Asked]:
         """The wide layers that wait, with what they owe now, by id. One that a cap keeps waiting reaches no host."""
         work = fetch_waiting_work(self.connection, self.facilities, self.facts)
-        kinds = [kind for kind in work if kind.why != Verdict.QUARANTINED]
+        if not (kinds := [kind for kind in work if kind.why != Verdict.QUARANTINED]):
+            return {}
         ignored = frozenset(map(normalise_tag, self.settings.scheduler.ignore_tags))
         tags_of = [frozenset(kind.tags.split("|")) - ignored - {""} for kind in kinds]
         staleness = self.settings.host_cache.host_staleness_threshold

@@ -246,7 +246,8 @@ def write_debts(
         "seconds": [debts[layer][0] for layer in layers],
         "waiting": [debts[layer][1] for layer in layers],
     }
-    connection.execute(_WRITE_DEBTS, parameters)
+    if debts:
+        connection.execute(_WRITE_DEBTS, parameters)
 
 
 def end_holds(connection: Connection, host_ids: Collection[str]) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
@@ -13,7 +14,8 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import promises as store
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import fetch_hosts_by_id
-from tests.integration.dispatch.gathering import counted_statements
+from opencue_sched.store.schema import check_schema
+from tests.integration.dispatch.gathering import counted_statements, live_use
 from tests.integration.dispatch.promised import WideFarm, with_queue
 
 
@@ -201,6 +203,16 @@ def test_the_duty_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
         farm.keep(role="cue:beat", fence=7)
     assert not farm.holds()
     assert farm.keep(role="cue:beat", fence=8).granted
+
+
+def test_where_nothing_waits_it_asks_for_just_that_and_for_holds(engine: Engine, settings: Settings) -> None:
+    farm = WideFarm.made(engine, settings, hosts=3)
+    farm.execute("UPDATE layer_stat SET int_waiting_count = 0")
+    with engine.connect() as connection:
+        facts = check_schema(connection)
+    with counted_statements(engine) as statements:
+        keep_promises(engine, settings, facts, lambda _: live_use(engine))
+    assert len(statements) == 4, statements  # its start, what is held, what waits, what is owed
 
 
 def test_its_statements_do_not_grow_with_the_farm(engine: Engine, settings: Settings) -> None:

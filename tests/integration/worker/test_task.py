@@ -29,6 +29,7 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.runtime import Runtime
 from opencue_sched.worker.task import NORMAL, URGENT, SchedulerTask
 from tests.brief_fleet import open_counters
+from tests.integration.dispatch.gathering import counted_statements
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
 SWEEP = "opencue_sched.sweep.sweep_clusters"
@@ -104,6 +105,7 @@ def _noting(sweep, reports, **asked):
 
 RECOMPUTE = "opencue_sched.accounting.recompute"
 RESEED = "opencue_sched.accounting.reseed_limits"
+PROMISES = "opencue_sched.maintenance.keep_promises"
 
 
 @contextmanager
@@ -173,6 +175,14 @@ def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
     monkeypatch.setattr(runtime, "reseed_limits", lambda **_: {"ended": "run"})
     with message_of(RESEED, **headers) as run:
         assert next(iter(run().values())) == ended
+
+
+@pytest.mark.parametrize(("task", "looks"), [(SWEEP, 0), (PROMISES, 0), (RESEED, 1)])
+def test_the_record_is_read_for_what_does_more_than_its_fence_guards(runtime, task, looks):
+    open_counters(runtime.client)
+    with counted_statements(runtime.engine) as statements, message_of(task, fence=5, tick=7, tick_of="x@2") as run:
+        assert "dropped" not in run()
+    assert sum(it.lstrip().startswith("SELECT name, fence") for it in statements) == looks
 
 
 # Somebody waits for the pass
