@@ -8,7 +8,7 @@ message's fault and is not caught here.
 
 A task first counts itself, then drops a message that a former leader sent or a later tick overtook, then one whose
 arguments it cannot be run with. It may be held up after that: so what it changes in the counters carries the leader's
-fence, and the scripts refuse it once there is a newer leader. Where that is all it does, it need not look first.
+fence, and the scripts refuse it once there is a newer leader. What does no harm late or twice does not look first.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     fenced = False
-    """All it changes carries the fence, and once more costs next to nothing: not worth two statements every 2 s."""
+    """Its writes carry the fence, and late or twice it does no harm: not worth two statements for each message."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
