@@ -1,4 +1,5 @@
--- The ledger, shared by every accounting script.
+-- The ledger, shared by every accounting script. Redis makes each function here anew at every call of a script, so what
+-- a booking does not need is in includes/moves.lua.
 -- KEYS of all of them: 1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit. ARGV[1] is the epoch the caller knows.
 -- Vertex keys are derived from entries (on release only the ledger knows them), so acct:* is on one node: no Cluster.
 -- KEYS[5] and the last of ARGV of a periodic task are as includes/fence.lua says.
@@ -59,22 +60,6 @@ local function tombstoned(id, bucket)
   return call('SISMEMBER', 'acct:tomb:' .. bucket, id) == 1
 end
 
--- Remember released ids for one to two bucket widths: they go into this bucket and the next, so that one look-up does.
--- Old buckets are unlinked here rather than left to expire, because Redis frees an expired set in the foreground.
-local function remember_released(ids, bucket)
-  if #ids > 0 then
-    for b = bucket, bucket + 1 do
-      call('SADD', 'acct:tomb:' .. b, unpack(ids))
-      call('EXPIRE', 'acct:tomb:' .. b, TOMB_WIDTH * 4)
-    end
-  end
-  call('UNLINK', 'acct:tomb:' .. (bucket - 1), 'acct:tomb:' .. (bucket - 2))
-end
-
-local function record_of(state, booked, seq, owner, entry)
-  return '1|' .. state .. '|' .. booked .. '|' .. seq .. '|' .. owner .. '|' .. entry
-end
-
 -- The keys of an entry's vertices that count cores and GPUs, in this order; false for each that there is not.
 local function vertices(show, alloc, folder, job, layer, dept)
   return {
@@ -84,18 +69,4 @@ local function vertices(show, alloc, folder, job, layer, dept)
     layer ~= '' and 'acct:layer:' .. layer,
     dept ~= '' and 'acct:point:' .. dept .. ':' .. show,
   }
-end
-
--- Move the counters of a vertex, in a dual store also what the ledger alone accounts for. GPUs of 0 are written only to
--- a vertex that is new. The first step is add() itself, without its call: a booking counts at five vertices.
-local function count(key, cores, gpus, ledger_cores, ledger_gpus)
-  local sum = try('HINCRBY', key, 'int_cores', cores)
-  if type(sum) == 'table' then spoil(key, 'int_cores') end
-  if sum == tonumber(cores) or gpus ~= 0 then
-    add(key, 'int_gpus', gpus)
-  end
-  if DUAL then
-    add(key, 'ledger_cores', ledger_cores)
-    add(key, 'ledger_gpus', ledger_gpus)
-  end
 end

@@ -20,6 +20,10 @@ local function read_record(record)
   end
 end
 
+local function record_of(state, booked, seq, owner, entry)
+  return '1|' .. state .. '|' .. booked .. '|' .. seq .. '|' .. owner .. '|' .. entry
+end
+
 -- Count the entry of a proc in (sign 1) or out (sign -1), at this sequence number. An unreadable entry (or nil) goes out
 -- without touching counters, so that it cannot block the others of its call; the consistency check puts its counters
 -- right. With ledger_only the int_* fields stay: in a dual store the other program takes the cores of a proc it deleted
@@ -39,6 +43,17 @@ local function move(id, entry, sign, seq, ledger_only)
   if AUDITING then call('RPUSH', AUDIT_LOG, seq .. (sign > 0 and '|+|' or '|-|') .. id .. '|' .. entry) end
 end
 
+-- Move the counters of a vertex, in a dual store also what the ledger alone accounts for. GPUs of 0 are written only to
+-- a vertex that is new.
+local function count(key, cores, gpus, ledger_cores, ledger_gpus)
+  local sum = add(key, 'int_cores', cores)
+  if sum == cores or gpus ~= 0 then add(key, 'int_gpus', gpus) end
+  if DUAL then
+    add(key, 'ledger_cores', ledger_cores)
+    add(key, 'ledger_gpus', ledger_gpus)
+  end
+end
+
 -- Adding 0 turns -0, which HINCRBY does not read, into 0.
 local function apply_moves()
   local now = DUAL and call('TIME')[1]
@@ -50,6 +65,18 @@ local function apply_moves()
     end
     if sum.dropped then call('HSET', key, 'dropped_at', now) end
   end
+end
+
+-- Remember released ids for one to two bucket widths: they go into this bucket and the next, so that one look-up does.
+-- Old buckets are unlinked here rather than left to expire, because Redis frees an expired set in the foreground.
+local function remember_released(ids, bucket)
+  if #ids > 0 then
+    for b = bucket, bucket + 1 do
+      call('SADD', 'acct:tomb:' .. b, unpack(ids))
+      call('EXPIRE', 'acct:tomb:' .. b, TOMB_WIDTH * 4)
+    end
+  end
+  call('UNLINK', 'acct:tomb:' .. (bucket - 1), 'acct:tomb:' .. (bucket - 2))
 end
 
 -- Take the entries of these procs (at most 250, each once) out of ledger and counters, and remember all ids as released.
