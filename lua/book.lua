@@ -23,26 +23,25 @@ if tombstoned(id, bucket) then
 end
 local keys = vertices(ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
 
--- Why a subscription, folder or job refuses, or nil. GPU fields are read only for GPUs: every field costs.
-local function full(key, name, cap_field)
-  local read = gpus > 0 and call('HMGET', key, 'int_cores', cap_field, 'int_gpus', 'int_max_gpus')
-    or call('HMGET', key, 'int_cores', cap_field)
-  if not read[2] then return {0, 'unseeded', key, '0'} end
-  local cap = tonumber(read[2])
-  if cores > 0 and (cap > 0 or cap_field == 'burst') and (read[1] or 0) + cores > cap then
-    return {0, name, read[1] or '0', read[2]}
+-- The first cap in the way of this booking, or nil. GPU fields are read only for GPUs: every field costs, and so does
+-- every local of the script that a function uses without being given it.
+local function refusal(keys, cores, gpus, limits)
+  for i = 1, 3 do
+    local key, cap_field = keys[i], i == 1 and 'burst' or 'int_max_cores'
+    if key then
+      local read = gpus > 0 and call('HMGET', key, 'int_cores', cap_field, 'int_gpus', 'int_max_gpus')
+        or call('HMGET', key, 'int_cores', cap_field)
+      if not read[2] then return {0, 'unseeded', key, '0'} end
+      local cap, name = tonumber(read[2]), i == 1 and 'subscription' or i == 2 and 'folder' or 'job'
+      if cores > 0 and (cap > 0 or cap_field == 'burst') and (read[1] or 0) + cores > cap then
+        return {0, name, read[1] or '0', read[2]}
+      end
+      if gpus > 0 and tonumber(read[4] or 0) > 0 and (read[3] or 0) + gpus > tonumber(read[4]) then
+        return {0, name .. '_gpus', read[3] or '0', read[4]}
+      end
+    end
   end
-  if gpus > 0 and tonumber(read[4] or 0) > 0 and (read[3] or 0) + gpus > tonumber(read[4]) then
-    return {0, name .. '_gpus', read[3] or '0', read[4]}
-  end
-end
-
--- The first cap in the way of this booking, or nil.
-local function refusal()
-  local sub, folder, job = keys[1], keys[2], keys[3]
-  local refused = sub and full(sub, 'subscription', 'burst') or folder and full(folder, 'folder', 'int_max_cores')
-    or job and full(job, 'job', 'int_max_cores')
-  if refused or limits == '' then return refused end
+  if limits == '' then return end
   for limit in string.gmatch(limits, '[^,]+') do
     local key = 'acct:limit:' .. limit
     local read = call('HMGET', key, 'int_running', 'int_max_value', 'int_foreign')
@@ -52,7 +51,7 @@ local function refusal()
   end
 end
 
-local refused = ARGV[2] ~= 'force' and refusal()
+local refused = ARGV[2] ~= 'force' and refusal(keys, cores, gpus, limits)
 if refused then
   return call('HEXISTS', LEDGER, id) == 1 and {1, 0, 'already'} or refused
 end
