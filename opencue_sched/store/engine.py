@@ -69,15 +69,20 @@ def make_engine(
 
 
 def connect(*given: Any, **named: Any) -> Any:
-    """psycopg2.connect, whose failure is always an error of the driver.
+    """psycopg2.connect, whose failure is always an error of the driver that says why.
 
     A server that refuses a connection - it is about to start or to stop, or has too many - says so in its own language
-    and encoding. The driver reads UTF-8, and raises UnicodeDecodeError for anything else.
+    and encoding. The driver reads UTF-8, and raises UnicodeDecodeError for anything else, or, on early releases of
+    Python 3.11, its own error without a word.
     """
     try:
         return psycopg2.connect(*given, **named)
     except UnicodeDecodeError as error:
         raise psycopg2.OperationalError(error.object.decode(errors="backslashreplace")) from error
+    except psycopg2.OperationalError as error:
+        if error.args:
+            raise
+        raise psycopg2.OperationalError("the server refused in an encoding other than UTF-8: see its log") from error
 
 
 def _leave_a_standby(context: ExceptionContext) -> None:
