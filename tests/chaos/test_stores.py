@@ -26,6 +26,8 @@ from opencue_sched.insight.audit import run_audit
 from tests.farm import Farm, LayerSpec, ShowIds
 from tests.polling import eventually
 
+pytestmark = pytest.mark.long
+
 BURST = 6
 # Frames that wait whenever something is to be seen at work. At most BURST run at a time, for 0.6 s on average, so they
 # last for a quarter of a minute at least.
