@@ -29,7 +29,7 @@ from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, e
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_script, call_scripts, chunks
 from opencue_sched.store import accounting as store
-from opencue_sched.store.engine import repeatable_read
+from opencue_sched.store.engine import ask, repeatable_read
 
 log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -154,8 +154,7 @@ class _Filler:
         filling = Epoch.new(run_id, dual=self._dual, state="filling")
         if not self._replace(stored, filling):
             return None
-        with self._engine.begin() as connection:
-            known = store.managed_show_versions(connection)
+        known = ask(self._engine, store.managed_show_versions)
         log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=self._age)
         self._wait()
         self._wipe(filling)

@@ -38,7 +38,7 @@ from opencue_sched.accounting.ledger import (
 from opencue_sched.domain.farm import Vertices, booked_cores
 from opencue_sched.lua_scripts import chunks
 from opencue_sched.store import accounting as store
-from opencue_sched.store.engine import repeatable_read
+from opencue_sched.store.engine import ask, repeatable_read
 
 log = structlog.get_logger(__name__)
 
@@ -128,8 +128,7 @@ def may_still_commit(engine: Engine, age_seconds: float) -> bool:
     That was sent within a commit deadline, at most a third of an age. To be asked before the snapshot is taken: what
     has ended by then is in it.
     """
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        stalled = store.unfinished_commits(connection, age_seconds / 3)
+    stalled = ask(engine, store.unfinished_commits, age_seconds / 3)
     if stalled:
         log.warning("commits_are_stalled", commits=stalled, seconds=age_seconds / 3)
     return stalled > 0

@@ -47,6 +47,7 @@ from opencue_sched.accounting.reconcile import RecomputeReport, recompute, renew
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
+from opencue_sched.store.engine import ask
 from opencue_sched.store.schema import ANNOUNCES_RELEASES, triggers_of_proc
 
 log = structlog.get_logger(__name__)
@@ -68,9 +69,8 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
     ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is not checked: whether every Cuebot publishes cannot
     be seen from here.
     """
-    with engine.begin() as connection:
-        managed = len(managed_show_ids(connection))
-        triggered = ANNOUNCES_RELEASES in triggers_of_proc(connection)
+    managed = len(ask(engine, managed_show_ids))
+    triggered = ANNOUNCES_RELEASES in ask(engine, triggers_of_proc)
     if not managed:
         return False, "no show is managed by this scheduler"
     if release_feed == "cuebot-redis" or (release_feed == "proc-trigger" and triggered):
@@ -108,8 +108,7 @@ class ImportedShows:
     def seconds_left(self, show_id: str) -> float | None:
         """Seconds until the show is ours: of quarantine, or 0 when it is ours; None when it is not managed. Imports the
         show and raises as admits() does."""
-        with self._engine.begin() as connection:
-            version = managed_show_versions(connection, [show_id]).get(show_id)
+        version = ask(self._engine, managed_show_versions, [show_id]).get(show_id)
         if version is None:
             return None
         ours = (self._ledger.epoch().text, version)
@@ -136,9 +135,7 @@ class ImportedShows:
         found them.
         """
         imported = imported_shows(self._ledger.client)
-        with self._engine.begin() as connection:
-            versions = managed_show_versions(connection)
-        for show_id, version in versions.items():
+        for show_id, version in ask(self._engine, managed_show_versions).items():
             if imported.get(show_id) == version:
                 continue
             # The note decides, not this process's memory: another process may have deleted the note.
@@ -247,8 +244,7 @@ def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) ->
     # is set again after that is imported once more.
     with answering():
         noted = cast("list[str]", ledger.client.hkeys(keys.IMPORTED))
-    with engine.begin() as connection:
-        gone = _take_notes(ledger.client, sorted(set(noted) - managed_show_ids(connection)))
+    gone = _take_notes(ledger.client, sorted(set(noted) - ask(engine, managed_show_ids)))
     if gone:
         log.info("shows_handed_back", shows=gone, retired=_settle_handed_back(engine, ledger, gone, age_seconds))
     return gone
@@ -276,8 +272,7 @@ def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
     known = client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)
     if not known:
         return 0
-    with engine.begin() as connection:
-        theirs = set(map(str, known)) - managed_show_ids(connection)
+    theirs = set(map(str, known)) - ask(engine, managed_show_ids)
     written = sum(refresh_tables(engine, theirs, as_cuebot=True).values())
     client.zremrangebyscore(HANDED_BACK, "-inf", now - _REFRESHED_SECONDS)
     log.info("tables_of_handed_back_shows", shows=len(theirs), rows=written)

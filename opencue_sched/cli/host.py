@@ -26,6 +26,7 @@ from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, coun
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
+from opencue_sched.store.engine import ask
 from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
@@ -191,8 +192,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
 
         settings = get_settings()
         failed: dict[str, str] = {}
-        with engine.connect() as connection:
-            found = hosts.list_hosts(connection, host_ids=[host.id for host in chosen])
+        found = ask(engine, hosts.list_hosts, host_ids=[host.id for host in chosen])
         running = sum(host.frames for host in found)
         if now and running and not yes:
             names = ", ".join(host.host for host in found)
@@ -282,8 +282,7 @@ def kill(
     """
     if not proc_ids and not any(places.values()):
         raise click.UsageError("name procs, or a --host, --job, --show or --alloc")
-    with engine.connect() as connection:
-        chosen = hosts.list_procs(connection, proc_ids=proc_ids or None, **_ids(places))
+    chosen = ask(engine, hosts.list_procs, proc_ids=proc_ids or None, **_ids(places))
     if unknown := set(proc_ids) - {proc.id for proc in chosen}:
         raise InvalidInput(f"no such proc runs there: {', '.join(sorted(unknown))}; see: opencue-sched proc list")
     by_job: dict[NamedRow, list[str]] = defaultdict(list)

@@ -35,7 +35,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import Kind, NamedRow
 
@@ -68,18 +68,16 @@ def database(**limits: int) -> Iterator[Engine]:
 def farm() -> Iterator[Engine]:
     """An engine on a database that answers and has a schema we can use. Raises WrongSchema."""
     with database() as engine:
-        with engine.connect() as connection:
-            check_schema(connection)
+        ask(engine, check_schema)
         yield engine
 
 
-def patiently(engine: Engine, ask: Callable[[Connection], T]) -> T:
+def patiently(engine: Engine, read: Callable[[Connection], T]) -> T:
     """The answer of a command that goes on for long: a PostgreSQL that is away is told once, and asked again."""
     told = False
     while True:
         try:
-            with engine.connect() as connection:
-                return ask(connection)
+            return ask(engine, read)
         except OperationalError as error:
             if not told:
                 click.echo(f"note: {describe_failure(error, get_settings())}; still waiting", err=True)
@@ -209,8 +207,7 @@ class Commands(click.Group):
             @wraps(function)
             def run(**given: Any) -> Done:
                 with farm() as engine:
-                    with engine.connect() as connection:
-                        given |= _rows_of_names(connection, given)
+                    given |= ask(engine, _rows_of_names, given)
                     return function(engine, **given)
 
             return self.answers(example, **settings)(run)

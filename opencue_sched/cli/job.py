@@ -42,6 +42,7 @@ from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
+from opencue_sched.store.engine import ask
 from opencue_sched.store.shows import NamedRow, set_rows
 
 _JOB = click.argument("job", type=JOB)
@@ -147,9 +148,8 @@ def list_jobs(
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold."""
 
     def find(most: int) -> Sequence[jobs.JobView]:
-        with engine.connect() as connection:
-            of_show = show and show.id
-            return jobs.list_jobs(connection, show_id=of_show, state=_STATES[state], **wanted, by_wait=False, most=most)
+        of_show = show and show.id
+        return ask(engine, jobs.list_jobs, show_id=of_show, state=_STATES[state], **wanted, by_wait=False, most=most)
 
     if watched:
         _COLUMNS.watch(lambda rows: find(min(most, rows)))
@@ -237,8 +237,7 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
 
     if everything == bool(depend_ids):
         raise click.UsageError("name dependencies, or say --all")
-    with engine.connect() as connection:
-        unknown = set(depend_ids) - {depend.id for depend in jobs.depends_of(connection, job.id)}
+    unknown = set(depend_ids) - {depend.id for depend in ask(engine, jobs.depends_of, job.id)}
     if unknown:
         raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
     number, freed = drop_depends(engine, job.id, None if everything else depend_ids)

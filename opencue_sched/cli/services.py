@@ -12,6 +12,7 @@ from opencue_sched.cli.output import Done, working
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.settings import get_settings
+from opencue_sched.store.engine import ask
 from opencue_sched.store.schema import downgrade, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
@@ -30,8 +31,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
     """
     url = get_settings().sqlalchemy_url
     with database() as engine:
-        with engine.connect() as connection:
-            before = revision_of(connection)
+        before = ask(engine, revision_of)
         if down:
             if not yes:
                 what = "what migrate made there: of a database that it found empty everything, with no way back"
@@ -41,8 +41,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
             return Done("removed", {"before": before, "revision": None})
         with working("migrating the schema"):
             upgrade(url)
-        with engine.connect() as connection:
-            after = revision_of(connection)
+        after = ask(engine, revision_of)
     done = "was" if after == before else "was brought"
     return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
 

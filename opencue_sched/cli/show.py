@@ -27,6 +27,7 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, counted, nea
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows, submit
+from opencue_sched.store.engine import ask
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
@@ -182,15 +183,13 @@ def managed(engine: Engine, show: NamedRow, state: str) -> Done:
     from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, hand_back, hand_over
 
     settings, on = get_settings(), state == "on"
-    with engine.connect() as connection:
-        quarantine = CUEBOT_CACHE_SECONDS if read_origin(connection) == "cuebot" else 0.0
+    quarantine = CUEBOT_CACHE_SECONDS if ask(engine, read_origin) == "cuebot" else 0.0
     hand, wait = (hand_over, quarantine) if on else (hand_back, settings.accounting.commit_deadline)
     with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
     away = "note: Redis is not open for booking yet; the first worker imports what runs before it books"
-    with engine.connect() as connection:
-        answer = _SHOW_COLUMNS.changed(shows.list_shows(connection, show.id)[0])
+    answer = _SHOW_COLUMNS.changed(ask(engine, shows.list_shows, show.id)[0])
     return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])
 
 

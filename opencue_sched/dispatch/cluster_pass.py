@@ -52,6 +52,7 @@ from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
+from opencue_sched.store.engine import ask
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 
@@ -148,8 +149,7 @@ class Dispatcher:
         """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
         message is sent again to others."""
         try:
-            with self.runner.engine.connect():  # which asks the server first
-                return True
+            return ask(self.runner.engine, lambda it: bool(it.exec_driver_sql("SELECT true").scalar_one()))
         except SQLAlchemyError as error:
             log.warning("database_away", error=str(error))
             return False
@@ -374,17 +374,16 @@ class _Pass:
             self.progress()
             return runner.layers.skipped(cluster.key, headroom)
 
-        with runner.engine.connect() as connection:
-            snapshot, self.gathered = gather(
-                connection,
-                clusters,
-                runner.settings,
-                facts=runner.facts,
-                in_use=runner.ledger.cores_in_use,
-                skip=skip,
-                most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(clusters) + 1),
-            )
-            connection.rollback()
+        snapshot, self.gathered = ask(
+            runner.engine,
+            gather,
+            clusters,
+            runner.settings,
+            facts=runner.facts,
+            in_use=runner.ledger.cores_in_use,
+            skip=skip,
+            most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(clusters) + 1),
+        )
         self.gathered_at = runner.clock()
         for report, found in zip(self.reports, self.gathered, strict=True):
             report.jobs = len(found.jobs)
@@ -458,8 +457,7 @@ class _Pass:
         try:
             if not runner.settings.rqd.dry_run_mode:
                 jobs, layers = {proc.job.id for proc in procs}, {proc.layer.id for proc in procs}
-                with runner.engine.connect() as connection:
-                    environments = fetch_environments(connection, jobs, layers)
+                environments = ask(runner.engine, fetch_environments, jobs, layers)
             self.progress()
             self._check_claims()
             # A commit may have to wait for as long as its deadline: no other pass may plan frames of these layers until

@@ -35,6 +35,7 @@ from opencue_sched.domain.cluster import (
 )
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
+from opencue_sched.store.engine import ask, reading
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts
 from opencue_sched.store.pending import WaitingTag, facility_ids, fetch_shares, tags_of_allocations, waiting_tags
 
@@ -161,7 +162,7 @@ class FarmDivision:
             try:
                 instances = self._instances()
                 if len(instances) > 1 and time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS:
-                    with self._engine.connect() as connection:
+                    with reading(self._engine) as connection:
                         self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings))
                     self._counted_at = time.monotonic()
                 self._last = divide(instances, self._hosts)
@@ -267,8 +268,7 @@ class Sweeper:
         queue = self._settings.queue
         interval = queue.active_scan_interval if self._new_show else queue.cluster_reload_interval
         if time.monotonic() >= self._read_at + interval:
-            with self._engine.connect() as connection:
-                self.clusters = load_clusters(connection, self._settings)
+            self.clusters = ask(self._engine, load_clusters, self._settings)
             self._read_at = time.monotonic()
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
@@ -276,7 +276,7 @@ class Sweeper:
         napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
         if not napping:
             self._nap_until = float("-inf")
-            with self._engine.connect() as connection:
+            with reading(self._engine) as connection:
                 if wake_hosts:
                     freed_tags = tags_of_hosts(connection, wake_hosts)
                 began = time.monotonic()

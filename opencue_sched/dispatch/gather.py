@@ -54,6 +54,7 @@ from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.order import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
+from opencue_sched.store.engine import ask, reading
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id, log_bad_row
 from opencue_sched.store.pending import (
     SkippedLayers,
@@ -190,9 +191,7 @@ class HostFeed:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
     def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
-        with self._engine.connect() as connection:
-            staleness = self._settings.host_staleness_threshold
-            return fetch_groups(connection, facility_id, tags, staleness, of_buckets)
+        return ask(self._engine, fetch_groups, facility_id, tags, self._settings.host_staleness_threshold, of_buckets)
 
     def follow(self) -> HostNews:
         """Read again what changed since this process looked last, in any of its shards; each change is returned once,
@@ -211,8 +210,7 @@ class HostFeed:
             found, self._reread = self._reread, []
             if wanted:
                 read_at = self.cache.instant()
-                with self._engine.connect() as connection:
-                    hosts = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), self._settings.host_staleness_threshold)
                 self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
                 self._noted.clear()
                 found += hosts
@@ -263,9 +261,7 @@ def gather(
     the planner gets, and what else is to say of each cluster, in their order.
 
     ``most_frames``: as many as can be placed, and one more, which says why it is not; no more are read of a layer. A
-    job all of whose layers are to be skipped gives its place to the next one.
-
-    The caller owns the transaction; nothing is locked or changed.
+    job all of whose layers are to be skipped gives its place to the next one. Nothing is locked or changed.
     """
     queue = settings.queue
     limits = fetch_limits(connection)
@@ -492,11 +488,10 @@ class GpuWaits:
 
     def _read(self) -> tuple[Demand, ...]:
         """Demands of shows that may book the same are one: what they need of a host is the same."""
-        with self._engine.connect() as connection:
+        with reading(self._engine) as connection:
             waiting = fetch_waiting_work(connection, None, self._facts, gpus=True)
             rows = [row for row in waiting if row.why == Verdict.BEHIND]
             shares = fetch_shares(connection, {row.pk_show for row in rows}) if rows else ()
-            connection.rollback()
         left = cores_left(subscriptions(shares, self._in_use)) if rows else {}
         frames = Counter[tuple[str, Search, frozenset[str]]]()
         for row in rows:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings, get_settings, setting_problems
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.schema import check_schema
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class StoreUnusable(SchedulerError):
 
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
     """Raises StoreUnusable and WrongSchema, and what the drivers raise for a store that does not answer."""
-    with engine.connect() as connection:
-        check_schema(connection)
+    ask(engine, check_schema)
     check_redis(client, settings)
 
 

@@ -28,7 +28,7 @@ from opencue_sched.insight.explain import explain_job, explanation_lines, passes
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.hosts import list_hosts
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
@@ -88,8 +88,7 @@ class FarmReader:
         return self._answers.setdefault(job_id, PageAnswer(status, body, time.monotonic()))
 
     def _farm(self) -> dict[str, Any]:
-        with self._engine.connect() as connection:
-            hosts = list_hosts(connection, most=MOST_HOSTS)
+        hosts = ask(self._engine, list_hosts, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self._settings)
         staleness = self._settings.host_cache.host_staleness_threshold
         grid = [_host(row, staleness) for row in hosts if view["facility"] in (None, row.facility)]
@@ -98,8 +97,7 @@ class FarmReader:
     def _explanation(self, job_id: str) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""
         passes = passes_over(self._redis, self._settings, job_id)
-        with self._engine.connect() as connection:
-            found = explain_job(connection, job_id, self._settings, *passes)
+        found = ask(self._engine, explain_job, job_id, self._settings, *passes)
         return {"state": found.state, "lines": explanation_lines(found, every_reason=True)}
 
 

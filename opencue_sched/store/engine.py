@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from select import POLLIN, poll
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg2
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, ExceptionContext, create_engine, event
+from sqlalchemy.exc import InvalidatePoolError
 
 from opencue_sched.settings import Settings
 
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 _TAKES_NO_WRITES = "25006"
 """SQLSTATE read_only_sql_transaction: what a server answers to a write after it became a standby."""
 
@@ -46,13 +50,12 @@ def make_engine(
     ``application_name`` begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it.
 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
-    address that moves, the one that does is behind a new connection only, and a standby answers to every pre-ping.
+    address that moves, the one that does is behind a new connection only, and a standby answers to every ping.
     """
     engine = create_engine(
         settings.sqlalchemy_url,
         pool_size=pool_size or settings.database.pool_size,
         max_overflow=0,
-        pool_pre_ping=True,
         pool_recycle=3600,
         pool_timeout=CONNECT_SECONDS,
         connect_args={
@@ -63,6 +66,7 @@ def make_engine(
         },
     )
     event.listen(engine, "do_connect", lambda _dialect, _record, given, named: connect(*given, **named))
+    event.listen(engine, "checkout", lambda connection, *_: _leave_the_dead(engine.dialect, connection))
     event.listen(engine, "handle_error", _leave_a_standby)
     event.listen(engine, "checkin", _forget_isolation)
     return engine
@@ -85,6 +89,21 @@ def connect(*given: Any, **named: Any) -> Any:
         raise psycopg2.OperationalError("the server refused in an encoding other than UTF-8: see its log") from error
 
 
+def _leave_the_dead(dialect: Dialect, connection: Any) -> None:
+    """Have the pool connect anew where the connection it gives out has ended.
+
+    The server says so, or the kernel of one that vanished (DEAD_CONNECTION). So the server is only asked where there is
+    something to read: asked each time, that was a third of all statements of a farm with nothing to do.
+    """
+    unread = poll()
+    try:
+        unread.register(connection.fileno(), POLLIN)
+        if unread.poll(0):
+            dialect.do_ping(connection)
+    except psycopg2.Error as error:
+        raise InvalidatePoolError(str(error)) from error
+
+
 def _leave_a_standby(context: ExceptionContext) -> None:
     if getattr(context.original_exception, "pgcode", None) == _TAKES_NO_WRITES:
         context.is_disconnect = True
@@ -94,12 +113,22 @@ def _forget_isolation(connection: Any, _record: object) -> None:
     """Leave the isolation level to the server, as a new connection does.
 
     SQLAlchemy sets one when a connection that had another is given back, and from then on psycopg2 resets the session
-    whenever it leaves autocommit: at every ping, and after every use with AUTOCOMMIT. Those are round trips for
-    nothing, and what fails in the latter reaches whoever had the connection as an error of the driver itself, and costs
-    the pool a place.
+    whenever it leaves autocommit: after every use with AUTOCOMMIT. That is a round trip for nothing, and what fails in
+    it reaches whoever had the connection as an error of the driver itself, and costs the pool a place.
     """
     if connection is not None and not connection.closed:
         connection.isolation_level = None
+
+
+def reading(engine: Engine) -> Connection:
+    """A connection for statements that only read: each is a transaction of its own, without BEGIN and ROLLBACK."""
+    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+
+def ask(engine: Engine, read: Callable[Concatenate[Connection, _P], _T], *given: _P.args, **named: _P.kwargs) -> _T:
+    """The answer of a function that only reads, and has read all when it returns."""
+    with reading(engine) as connection:
+        return read(connection, *given, **named)
 
 
 @contextmanager

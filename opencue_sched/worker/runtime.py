@@ -56,7 +56,7 @@ from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
+from opencue_sched.store.engine import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import shows_under
@@ -143,8 +143,7 @@ class Runtime:
     @cached_property
     def facts(self) -> SchemaFacts:
         """What the database schema has. Raises WrongSchema."""
-        with self.engine.connect() as connection:
-            return check_schema(connection)
+        return ask(self.engine, check_schema)
 
     @cached_property
     def hosts(self) -> HostFeed:
@@ -234,8 +233,7 @@ class Runtime:
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
         load_caps(self.engine, self.ledger, [f"acct:{vertex}" for vertex in vertices])
         if ids["folder"] or ids["job"] or ids["limit"]:
-            with self.engine.connect() as connection:
-                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+            shows |= ask(self.engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         self.waker.note(shows=shows)
 
     def _handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
@@ -244,8 +242,7 @@ class Runtime:
 
     def _resync(self) -> None:
         """Any show may have got work while nobody heard."""
-        with self.engine.connect() as connection:
-            self.waker.note(shows=managed_show_ids(connection))
+        self.waker.note(shows=ask(self.engine, managed_show_ids))
 
     # What the tasks call
 
@@ -352,8 +349,7 @@ class Runtime:
         metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **asdict(self.facts))
-        with self.engine.connect() as connection:
-            scoped_facilities(connection, self.settings)
+        ask(self.engine, scoped_facilities, self.settings)
         self.membership.join(node, queues=lambda: self.app.amqp.queues.consume_from, capacity=capacity)
         self.check_feed()
         with self.membership.present():

@@ -15,7 +15,7 @@ from sqlalchemy.exc import InternalError, OperationalError, ProgrammingError
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.insight.stores import check_for_beat
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.fences import PersistentFences
 from tests.refusing_postgres import refusing_postgres
 
@@ -77,6 +77,56 @@ def test_a_connection_whose_server_vanished_is_dead_within_seconds(settings: Set
     assert 0 < idle + count * interval <= 6
     assert 0 < unanswered <= 6000
     engine.dispose()
+
+
+def test_a_pooled_connection_is_asked_only_when_its_server_said_something(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = make_engine(settings, pool_size=1)
+    pings: list[object] = []
+    ping = lone.dialect.do_ping
+    monkeypatch.setattr(lone.dialect, "do_ping", lambda connection: pings.append(connection) or ping(connection))
+    with lone.begin() as connection:
+        connection.execute(text("LISTEN said"))
+        before = connection.execute(PID).scalar_one()
+    for _ in range(3):
+        with lone.connect() as connection:
+            assert connection.execute(PID).scalar_one() == before
+    assert not pings
+    # when it said something, but has not ended, then it is asked once, and goes on
+    with engine.begin() as other:
+        other.execute(text("NOTIFY said"))
+    for _ in range(3):
+        with lone.connect() as connection:
+            assert connection.execute(PID).scalar_one() == before
+    assert len(pings) == 1
+    lone.dispose()
+
+
+def test_of_a_server_that_ended_all_sessions_nobody_gets_an_error(engine: Engine, settings: Settings) -> None:
+    three = make_engine(settings, pool_size=3)
+    connections = [three.connect() for _ in range(3)]
+    before = {connection.execute(PID).scalar_one() for connection in connections}
+    for connection in connections:
+        connection.close()
+    with engine.begin() as other:
+        for pid in before:
+            assert other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid}).scalar_one()
+    with three.connect() as one, three.connect() as two, three.connect() as third:
+        after = {connection.execute(PID).scalar_one() for connection in (one, two, third)}
+    assert not before & after
+    three.dispose()
+
+
+def test_what_only_reads_has_no_transaction_around_it(settings: Settings) -> None:
+    lone = make_engine(settings, pool_size=1)
+    twice = [text("SELECT now()")] * 2
+    first, second = ask(lone, lambda it: [it.scalar(now) for now in twice])
+    assert first < second
+    # and whoever has the connection next has one again
+    with lone.begin() as connection:
+        assert len({connection.scalar(now) for now in twice}) == 1
+    lone.dispose()
 
 
 def test_an_error_of_the_work_costs_no_connection(settings: Settings) -> None:
