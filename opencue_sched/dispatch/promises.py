@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -75,6 +75,8 @@ def keep_promises(
             return PromiseReport(kept=False)
         if fence is not None and (begun.fence or 0) > fence:
             raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.fence}")
+        if not begun.needed:
+            return PromiseReport()
         facilities = scoped_facilities(connection, settings)
         held = store.held_hosts(connection, facilities)
         report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
@@ -178,9 +180,7 @@ class _Duty:
                 "facility_id": it.demand.facility_id,
                 "tags": it.demand.search.tags,
                 "alloc_ids": sorted(it.demand.alloc_ids),
-                "cores": it.demand.search.need.cores,
-                "memory_kb": it.demand.search.need.memory_kb,
-                "gpus": it.demand.search.need.gpus,
+                **asdict(it.demand.search.need),
             }
             for it in asking
         ]
@@ -196,8 +196,7 @@ class _Duty:
     ) -> dict[str, Hold]:
         renewed = {}
         for host in kept:
-            need = None if host.hold is None else demands[host.hold.layer_id].need_on(host)
-            if host.hold is not None and need is not None:
+            if host.hold is not None and (need := demands[host.hold.layer_id].need_on(host)) is not None:
                 free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
                 renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
         return renewed

@@ -67,6 +67,8 @@ SWITCHED_ON = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_boo
           AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused"""
 MAY_BE_BOOKED = f"""{SWITCHED_ON}
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""  # noqa: S608
+SOME_WORK = f"""EXISTS (SELECT FROM job j JOIN show s USING (pk_show) JOIN layer_stat ls USING (pk_job)
+                   WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED})"""
 # domain.frames.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
 LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import Hold
+from opencue_sched.store.pending import SOME_WORK
 
 _LOCK_KEY = 0x6F63732D686F6C64
 """Advisory lock of the task: the bytes of ``ocs-hold``."""
@@ -45,21 +46,24 @@ def hold_of(row: Row[Any]) -> Hold | None:
 # Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
 # lock, but nobody else could keep the promises.
 _BEGIN = text(
-    """
+    f"""
     SELECT set_config('statement_timeout', '20s', true), set_config('lock_timeout', '1s', true),
            set_config('idle_in_transaction_session_timeout', '10s', true);
     SELECT pg_try_advisory_xact_lock(:key) AS mine,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now,
-           (SELECT fence FROM opencue_sched_fence WHERE name = :role) AS fence
-    """
+           (SELECT fence FROM opencue_sched_fence WHERE name = :role) AS fence,
+           EXISTS (SELECT FROM opencue_sched_hold) OR EXISTS (SELECT FROM opencue_sched_blocked)
+               OR {SOME_WORK} AS needed
+    """  # noqa: S608 - only our own constant
 )
 
 
 def begin_duty(connection: Connection, role: str) -> Row[Any] | None:
     """Begin the task's transaction; None when another process is in one.
 
-    The database's clock in epoch seconds (``now``), and the ``fence`` of the leader elected last of this ``role``, as
-    fences.py names it, if any.
+    The database's clock in epoch seconds (``now``), the ``fence`` of the leader elected last of this ``role``, as
+    fences.py names it, if any, and whether there is anything to do (``needed``): in any facility a host is held, a
+    layer owes time, or a frame waits that may be booked.
     """
     row = connection.execute(_BEGIN, {"key": _LOCK_KEY, "role": role}).one()
     return row if row.mine else None

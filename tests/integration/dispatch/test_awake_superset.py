@@ -14,7 +14,8 @@ from opencue_sched.dispatch.clusters import load_clusters, with_work
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.pending import waiting_tags
+from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
+from opencue_sched.store.promises import begin_duty
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from tests.integration.dispatch.gathering import gather_one
 
@@ -126,9 +127,14 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
         missed = [c for c in asleep if gather_one(connection, c, changed, facts).snapshot.work[0].jobs]
+        work = fetch_waiting_work(connection, None, facts)
+        duty = begin_duty(connection, "")
 
         transaction.rollback()
     assert not missed
+    # nor does the task that keeps the promises miss what may wait for a hold
+    assert duty is not None
+    assert duty.needed or not work
 
 
 def test_the_random_farms_do_have_clusters_with_work(engine: Engine, settings: Settings) -> None:

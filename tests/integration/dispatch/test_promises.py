@@ -205,14 +205,29 @@ def test_the_duty_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
     assert farm.keep(role="cue:beat", fence=8).granted
 
 
-def test_where_nothing_waits_it_asks_for_just_that_and_for_holds(engine: Engine, settings: Settings) -> None:
+@pytest.mark.parametrize("off", ["UPDATE layer_stat SET int_waiting_count = 0", "UPDATE job SET b_paused = true"])
+def test_where_nothing_waits_or_is_held_it_asks_for_just_that(engine: Engine, settings: Settings, off: str) -> None:
     farm = WideFarm.made(engine, settings, hosts=3)
-    farm.execute("UPDATE layer_stat SET int_waiting_count = 0")
+    farm.execute(off)
     with engine.connect() as connection:
         facts = check_schema(connection)
     with counted_statements(engine) as statements:
         keep_promises(engine, settings, facts, lambda _: live_use(engine))
-    assert len(statements) == 4, statements  # its start, what is held, what waits, what is owed
+    assert len(statements) == 1, statements
+
+
+def test_where_nothing_waits_any_more_holds_end_and_debts_are_forgotten(farm: WideFarm) -> None:
+    farm.asks()
+    held = frozenset(farm.holds())
+    farm.execute("UPDATE layer_stat SET int_waiting_count = 0")
+    assert held
+    assert farm.keep().ended == held
+    assert farm.debt() is None
+
+    # and what is owed alone, with no host held
+    farm.execute("INSERT INTO opencue_sched_blocked SELECT :wide, 100, 3, clock_timestamp()", wide=farm.wide)
+    farm.keep()
+    assert farm.debt() is None
 
 
 def test_its_statements_do_not_grow_with_the_farm(engine: Engine, settings: Settings) -> None:
