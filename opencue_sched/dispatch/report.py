@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import redis
 import structlog
-from sqlalchemy import Engine, Row
+from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.coordination import names
@@ -242,22 +242,21 @@ _LASTING = (Verdict.QUARANTINED.value, Verdict.OVER_JOB.value, Verdict.OVER_FOLD
 
 
 def count_waiting_frames(
-    engine: Engine,
+    connection: Connection,
     settings: Settings,
     verdicts: VerdictLog,
     facts: SchemaFacts,
     *,
     cooled_down: Collection[str],
     believed_seconds: float,
-) -> None:
-    """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters;
-    verdicts older than ``believed_seconds`` say nothing.
+) -> Counter[str]:
+    """Count them in the facility scope, and keep the figures with the verdicts; returns those of all scopes by verdict.
+    ``cooled_down`` are keys of clusters; verdicts and figures older than ``believed_seconds`` say nothing.
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
     """
-    with engine.connect() as connection:
-        clusters = load_clusters(connection, settings)
-        work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    clusters = load_clusters(connection, settings) if work else ()
     oldest = time.time() - believed_seconds
     said = {
         layer_id: best.verdict.verdict.value
@@ -269,6 +268,7 @@ def count_waiting_frames(
     cooled_down = {key.partition("@")[0] for key in cooled_down}
     frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=cooled_down)
     verdicts.record_waiting(settings.scheduler.facility or "", frames)
+    return verdicts.waiting(believed_seconds=believed_seconds)
 
 
 def waiting_by_verdict(

@@ -31,7 +31,7 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import ask, make_engine, reading
 from opencue_sched.store.insight import holds, host_groups
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema
@@ -216,8 +216,7 @@ class FleetCensus:
 
     @cached_property
     def _facts(self) -> SchemaFacts:
-        with self._engine.connect() as connection:
-            return check_schema(connection)
+        return ask(self._engine, check_schema)
 
     def _census(self) -> float:
         if self._leads():
@@ -245,19 +244,13 @@ class FleetCensus:
 
     def look_at_farm(self) -> None:
         """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
-        cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
-        believed = believed_seconds(self._settings)
-        count_waiting_frames(
-            self._engine,
-            self._settings,
-            self._verdicts,
-            self._facts,
-            cooled_down=cooled_down,
-            believed_seconds=believed,
-        )
-        waiting = self._verdicts.waiting(believed_seconds=believed)
-        facility, staleness = self._settings.scheduler.facility, self._settings.host_cache.host_staleness_threshold
-        with self._engine.connect() as connection:
+        settings, verdicts, facts = self._settings, self._verdicts, self._facts
+        cooled = {it.key for it in self._postings.skipped() if it.until is not None}
+        facility, staleness = settings.scheduler.facility, settings.host_cache.host_staleness_threshold
+        with reading(self._engine) as connection:
+            waiting = count_waiting_frames(
+                connection, settings, verdicts, facts, cooled_down=cooled, believed_seconds=believed_seconds(settings)
+            )
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
             shows, caps = show_uses(connection, facility), list(_caps(connection))

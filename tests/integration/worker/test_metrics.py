@@ -708,6 +708,25 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
     assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
 
 
+def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, engine: Engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8)
+        job = farm.job([LayerSpec(frames=1)])
+    census.look_at_farm()  # the first look asks what the schema has, too
+    with counted_statements(census._engine) as busy:
+        census.look_at_farm()
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": job.id})
+    with counted_statements(census._engine) as idle:
+        census.look_at_farm()
+    assert (len(busy), len(idle)) == (9, 7)
+    # and every figure is there all the same
+    assert sample("scheduler_waiting_frames_distinct") == 0
+    assert series("scheduler_farm_hosts")
+    assert series("scheduler_show_frames")
+
+
 def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: FleetCensus, engine: Engine):
     def add(first: int, last: int) -> None:
         with engine.begin() as connection:
