@@ -43,12 +43,7 @@ from opencue_sched.domain.farm import (
     cores_left,
     enforced,
 )
-from opencue_sched.domain.frames import (
-    MEM_RESERVED_MIN_KB,
-    Demand,
-    Search,
-    check_frame_range,
-)
+from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, Demand, Search, check_frame_range
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES

@@ -16,14 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.cluster import ALL_BUCKETS, ClusterKind
-from opencue_sched.domain.farm import (
-    INT_MAX,
-    MOST_KB,
-    HardwareState,
-    Host,
-    ThreadMode,
-    os_names,
-)
+from opencue_sched.domain.farm import INT_MAX, MOST_KB, HardwareState, Host, ThreadMode, os_names
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
