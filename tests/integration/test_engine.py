@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -82,13 +83,14 @@ def test_a_connection_whose_server_vanished_is_dead_within_seconds(settings: Set
 def test_a_pooled_connection_is_asked_only_when_its_server_said_something(
     engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lone = make_engine(settings, pool_size=1)
     pings: list[object] = []
-    ping = lone.dialect.do_ping
-    monkeypatch.setattr(lone.dialect, "do_ping", lambda connection: pings.append(connection) or ping(connection))
+    ping = type(engine.dialect).do_ping
+    monkeypatch.setattr(type(engine.dialect), "do_ping", lambda *them: pings.append(them) or ping(*them))
+    lone = make_engine(settings, pool_size=1)
     with lone.begin() as connection:
         connection.execute(text("LISTEN said"))
         before = connection.execute(PID).scalar_one()
+        session = connection.connection.dbapi_connection
     for _ in range(3):
         with lone.connect() as connection:
             assert connection.execute(PID).scalar_one() == before
@@ -96,6 +98,7 @@ def test_a_pooled_connection_is_asked_only_when_its_server_said_something(
     # when it said something, but has not ended, then it is asked once, and goes on
     with engine.begin() as other:
         other.execute(text("NOTIFY said"))
+    assert select.select([session], [], [], 10)[0]
     for _ in range(3):
         with lone.connect() as connection:
             assert connection.execute(PID).scalar_one() == before
