@@ -284,10 +284,10 @@ def _refused(answer: Any) -> BookingRefused:
 
 # The calls of the scripts: what their headers ask for, built in one place (tests compare the two).
 
-PROCS_PER_CALL, VERTICES_PER_CALL = 5, 50
+PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL = 8, 5, 50
 """What one call takes: at most 400 commands, or some half a millisecond of Redis's processor, for which everybody else
-waits, also in a dual store and where a layer has a dozen limits; so little that a busy system seldom puts Redis off the
-processor in the midst of it."""
+waits, also where a layer has a dozen limits; so little that a busy system seldom puts Redis off the processor in the
+midst of it. In a dual store a proc takes more commands."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
@@ -373,7 +373,9 @@ def id_calls(name: str, ids: Sequence[str], epoch: str, *fixed: str | float) -> 
 
 def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]]) -> list[ScriptCall]:
     """Calls that take the ``fixed`` arguments, and then as many rows as one call may."""
-    size = PROCS_PER_CALL if name in ("reconcile", "release") else VERTICES_PER_CALL
+    size = VERTICES_PER_CALL
+    if name in ("reconcile", "release"):
+        size = PROCS_PER_DUAL_CALL if Epoch(str(fixed[0])).dual else PROCS_PER_CALL
     return [
         ScriptCall(name, LEDGER_KEYS, (*fixed, *(field for row in part for field in row)))
         for part in chunks(rows, size)

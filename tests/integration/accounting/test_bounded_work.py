@@ -16,7 +16,7 @@ from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, EntryState
-from opencue_sched.accounting.ledger import PROCS_PER_CALL, VERTICES_PER_CALL, Change
+from opencue_sched.accounting.ledger import PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from tests.forced import force
@@ -158,8 +158,9 @@ def test_no_call_names_more_than_it_may(epoch: Epoch) -> None:
     light = [Booking(str(number), Vertices("", "", "", "", "", ""), 1) for number in range(2000)]
     ids = [booked.proc_id for booked in light]
     settled, released = scripts.settle_calls(epoch.text, light, "me"), scripts.id_calls("release", ids, epoch.text)
-    assert max(len(call.args) for call in settled) == 2 + 4 * PROCS_PER_CALL
-    assert max(len(call.args) for call in released) == 1 + PROCS_PER_CALL
+    procs = PROCS_PER_DUAL_CALL if epoch.dual else PROCS_PER_CALL
+    assert max(len(call.args) for call in settled) == 2 + 4 * procs
+    assert max(len(call.args) for call in released) == 1 + procs
     assert max(len(call.args) for call in scripts.id_calls("free", ids, epoch.text, "all")) == 2 + VERTICES_PER_CALL
 
 
