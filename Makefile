@@ -1,7 +1,7 @@
 # Everything runs in .venv, made from requirements.lock. Python 3.11 or newer, make and a package index are enough.
 
 # The distribution's own first, where it can make an environment: it is built with profile-guided optimisation, which
-# pyenv leaves out, and the same program takes a third longer without.
+# pyenv leaves out, and Python takes 1.4 times as long without.
 PYTHON ?= $(shell for it in /usr/bin/python3.11 python3.11 python3; do \
 	$$it -c 'import ensurepip' 2>/dev/null && command -v $$it && break; done || echo python3)
 VENV := .venv
@@ -52,7 +52,7 @@ format: $(INSTALLED) ## Put every file in form
 test: $(INSTALLED) ## Every test but the long ones, on PostgreSQL and Redis of its own; prints the time of each suite
 	$(TESTS) -m 'not long' $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
-test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions (three minutes)
+test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions (two minutes)
 	$(TESTS) -m long $(PYTEST_ARGS) tests/e2e tests/chaos
 
 test-unit: $(INSTALLED) ## Tests without services
