@@ -29,9 +29,9 @@ class PeriodicThread:
     """Calls ``make_round()`` from a daemon thread called ``name``, one call after the other, until it is stopped.
 
     ``make_round`` returns in how many seconds it wants to be called again; None: when ``wake()`` is called, which also
-    cuts every such wait short. Calls of ``wake()`` within ``debounce_seconds`` share a round. An error costs its round
-    only: it is logged as the event ``failed``, once until another comes or a round goes well, and the next round is
-    made ``retry_seconds`` later, each time twice as long up to ``longest_retry_seconds``.
+    cuts every such wait short. An error costs its round only: it is logged as the event ``failed``, once until another
+    comes or a round goes well, and the next round is made ``retry_seconds`` later, each time twice as long up to
+    ``longest_retry_seconds``.
     """
 
     def __init__(
@@ -42,13 +42,11 @@ class PeriodicThread:
         failed: str,
         retry_seconds: float,
         longest_retry_seconds: float = 0.0,
-        debounce_seconds: float = 0.0,
     ) -> None:
         self._make_round = make_round
         self._failed = failed
         self._first_retry = self._retry = retry_seconds
         self._longest_retry = max(retry_seconds, longest_retry_seconds)
-        self._gather = debounce_seconds
         self._told = ""
         self._wanted = threading.Event()
         self._stopped = threading.Event()
@@ -84,7 +82,6 @@ class PeriodicThread:
         pause: float | None = 0.0
         while not self._stopped.is_set():
             self._wanted.wait(pause)
-            self._stopped.wait(self._gather)
             self._wanted.clear()
             if not self._stopped.is_set():
                 pause = self._round()

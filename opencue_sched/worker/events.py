@@ -120,14 +120,15 @@ class NotificationListener(PeriodicThread):
 
 
 DEBOUNCE_SECONDS = 0.01
-"""A burst of ten thousand notifications costs two sweeps."""
+"""From one sweep to the next: a burst of notifications costs one each hundredth of a second."""
 COLLECT_SECONDS = 0.1
-"""Between two sweeps for freed hosts alone. The first is made at once; on a full farm, where hosts come free all the
-time, those of a tenth of a second share a sweep, and with it a pass."""
+"""From one sweep to the next for freed hosts alone: on a full farm, where hosts come free all the time, those of a
+tenth of a second share a sweep, and with it a pass."""
 
 
 class Waker(PeriodicThread):
-    """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
+    """Turns notifications - new work, freed hosts, changed caps - into sweeps: the first at once, those that follow
+    soon share one.
 
     ``sweep(show ids, host ids)`` returns after how many seconds at most it wants the same hosts again, 0: never. What
     is noted during a sweep goes into the next. What a failed sweep was told is left to the periodic ones: a cluster
@@ -141,10 +142,9 @@ class Waker(PeriodicThread):
             failed="wake_up_left_to_the_sweep",
             retry_seconds=0.25,
             longest_retry_seconds=2.0,
-            debounce_seconds=DEBOUNCE_SECONDS,
         )
         self._sweep = sweep
-        self._collect_until = -math.inf
+        self._swept_at = -math.inf
         self._lock = threading.Lock()
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
@@ -162,12 +162,12 @@ class Waker(PeriodicThread):
             shows, hosts = frozenset(self._shows), frozenset(self._hosts)
             if not shows and not hosts:
                 return None
-            if not shows and now < self._collect_until:
-                return self._collect_until - now
+            wait = self._swept_at + (DEBOUNCE_SECONDS if shows else COLLECT_SECONDS) - now
+            if wait > 0:
+                return wait
             self._shows.clear()
             self._hosts.clear()
-        if hosts:
-            self._collect_until = now + COLLECT_SECONDS
+        self._swept_at = now
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None

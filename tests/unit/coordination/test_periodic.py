@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -39,17 +38,6 @@ def test_a_round_is_made_at_once_then_when_wanted_or_when_the_last_one_said(make
     for count in (5, 6):
         rounds.wake()
         eventually(lambda count=count: len(made) == count, what="a round when wanted, whatever the last one said")
-
-
-def test_what_is_wanted_while_it_gathers_shares_a_round(make: Make):
-    made: list[int] = []
-    rounds = make(lambda: made.append(1), debounce_seconds=1.0)
-    for _ in range(1000):
-        rounds.wake()
-        time.sleep(0)  # lets the other thread go on
-    eventually(lambda: made)
-    rounds.stop()
-    assert len(made) == 1
 
 
 def test_an_error_costs_its_round_and_is_told_once_until_another_comes_or_a_round_goes_well(make: Make):

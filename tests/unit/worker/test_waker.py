@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from opencue_sched.worker import events
-from opencue_sched.worker.events import COLLECT_SECONDS, Waker
+from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, Waker
 from tests.polling import eventually
 
 
@@ -76,12 +76,28 @@ def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a
         waker.note([host])
         assert waker._wake() == pytest.approx(COLLECT_SECONDS)
     assert [hosts for _, hosts in sweeps.asked] == [{"h1"}]
-    # new work waits for nothing, and takes them along
+    # new work does not wait for them, and takes them along
     waker.note(shows=["show"])
-    waker._wake()
+    now += DEBOUNCE_SECONDS
+    assert waker._wake() is None
     assert sweeps.asked[1:] == [({"show"}, {"h2", "h3"})]
     waker.note(["h4"])
-    waker._wake()
+    assert waker._wake() == pytest.approx(COLLECT_SECONDS)
     now += COLLECT_SECONDS
     assert waker._wake() is None
     assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
+
+
+def test_new_work_is_swept_for_at_once_and_a_burst_of_it_shares_the_next_sweep(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    waker.note(shows=["first"])
+    assert waker._wake() is None
+    for show in range(1000):
+        waker.note(shows=[str(show)])
+        assert waker._wake() == pytest.approx(DEBOUNCE_SECONDS)
+    now += DEBOUNCE_SECONDS
+    assert waker._wake() is None
+    assert [len(shows) for shows, _ in sweeps.asked] == [1, 1000]
