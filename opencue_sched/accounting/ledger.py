@@ -284,10 +284,10 @@ def _refused(answer: Any) -> BookingRefused:
 
 # The calls of the scripts: what their headers ask for, built in one place (tests compare the two).
 
-PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL = 8, 5, 50
+PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL = 16, 10, 50
 """What one call takes: at most 400 commands, or some half a millisecond of Redis's processor, for which everybody else
 waits, also where a layer has a dozen limits; so little that a busy system seldom puts Redis off the processor in the
-midst of it. In a dual store a proc takes more commands."""
+midst of it. In a dual store a proc takes more commands, and a change may count one proc out and in: two for one."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
@@ -331,7 +331,7 @@ def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
 def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:
     """Confirm entries, or add them."""
     rows = [(booking.proc_id, "any", EntryState.CONFIRMED.value, booking.packed()) for booking in bookings]
-    return _calls("reconcile", (epoch, owner), rows)
+    return _calls("reconcile", (epoch, owner), rows, _procs_per_call(epoch))
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
@@ -339,7 +339,7 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
         (it.proc_id, str(it.expected_seq or ""), it.state.value if it.entry is not None else "", it.entry or "")
         for it in changes
     ]
-    return _calls("reconcile", (epoch, owner), rows)
+    return _calls("reconcile", (epoch, owner), rows, _procs_per_call(epoch) // 2)
 
 
 def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
@@ -368,14 +368,18 @@ def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
 def id_calls(name: str, ids: Sequence[str], epoch: str, *fixed: str | float) -> list[ScriptCall]:
     """Calls of a script that takes ids, or vertex keys: ``release``; ``inventory``; ``free``, with ``idle`` for those
     that count nothing or ``all``; ``foreign``, with phase and grace in seconds."""
-    return _calls(name, (epoch, *fixed), [(it,) for it in ids])
+    size = _procs_per_call(epoch) if name == "release" else VERTICES_PER_CALL
+    return _calls(name, (epoch, *fixed), [(it,) for it in ids], size)
 
 
-def _calls(name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]]) -> list[ScriptCall]:
+def _procs_per_call(epoch: str) -> int:
+    return PROCS_PER_DUAL_CALL if Epoch(epoch).dual else PROCS_PER_CALL
+
+
+def _calls(
+    name: str, fixed: Sequence[str | float], rows: Sequence[Sequence[str | int]], size: int = VERTICES_PER_CALL
+) -> list[ScriptCall]:
     """Calls that take the ``fixed`` arguments, and then as many rows as one call may."""
-    size = VERTICES_PER_CALL
-    if name in ("reconcile", "release"):
-        size = PROCS_PER_DUAL_CALL if Epoch(str(fixed[0])).dual else PROCS_PER_CALL
     return [
         ScriptCall(name, LEDGER_KEYS, (*fixed, *(field for row in part for field in row)))
         for part in chunks(rows, size)

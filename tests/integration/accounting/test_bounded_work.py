@@ -161,6 +161,8 @@ def test_no_call_names_more_than_it_may(epoch: Epoch) -> None:
     procs = PROCS_PER_DUAL_CALL if epoch.dual else PROCS_PER_CALL
     assert max(len(call.args) for call in settled) == 2 + 4 * procs
     assert max(len(call.args) for call in released) == 1 + procs
+    moved = scripts.reconcile_calls(epoch.text, [Change(it.proc_id, 1, it.packed()) for it in light], "me")
+    assert max(len(call.args) for call in moved) == 2 + 4 * (procs // 2), "each may be counted out and in"
     assert max(len(call.args) for call in scripts.id_calls("free", ids, epoch.text, "all")) == 2 + VERTICES_PER_CALL
 
 
