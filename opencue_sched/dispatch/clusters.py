@@ -250,7 +250,8 @@ class Sweeper:
     def _sweep(
         self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
     ) -> SweepReport:
-        # 0. The shards to sweep.
+        # 0. The shards to sweep. What is woken counts as woken now: a sweep just a pause later must find it due.
+        now = time.monotonic()
         division = self._division()
         divided_anew = division != self._divided
         if divided_anew:
@@ -292,7 +293,6 @@ class Sweeper:
         at_caps = self.at_caps if wake_hosts else ()
         reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
         pause = pause_between_wakes(len(reaching))
-        now = time.monotonic()
         due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
         self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
         # 3. Enqueue, those to be woken first: their messages are sent in this order.

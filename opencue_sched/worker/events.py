@@ -120,10 +120,10 @@ class NotificationListener(PeriodicThread):
 
 
 DEBOUNCE_SECONDS = 0.01
-"""From one sweep to the next: a burst of notifications costs one each hundredth of a second."""
+"""From one sweep to the next for new work: a burst of notifications costs one each hundredth of a second."""
 COLLECT_SECONDS = 0.1
-"""From one sweep to the next for freed hosts alone: on a full farm, where hosts come free all the time, those of a
-tenth of a second share a sweep, and with it a pass."""
+"""From one sweep for freed hosts to the next for these alone: on a full farm, where hosts come free all the time, those
+of a tenth of a second share a sweep, and with it a pass."""
 
 
 class Waker(PeriodicThread):
@@ -144,7 +144,7 @@ class Waker(PeriodicThread):
             longest_retry_seconds=2.0,
         )
         self._sweep = sweep
-        self._swept_at = -math.inf
+        self._debounce_until = self._collect_until = -math.inf
         self._lock = threading.Lock()
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
@@ -162,12 +162,14 @@ class Waker(PeriodicThread):
             shows, hosts = frozenset(self._shows), frozenset(self._hosts)
             if not shows and not hosts:
                 return None
-            wait = self._swept_at + (DEBOUNCE_SECONDS if shows else COLLECT_SECONDS) - now
-            if wait > 0:
-                return wait
+            until = self._debounce_until if shows else self._collect_until
+            if now < until:
+                return until - now
             self._shows.clear()
             self._hosts.clear()
-        self._swept_at = now
+        self._debounce_until = now + DEBOUNCE_SECONDS
+        if hosts:
+            self._collect_until = now + COLLECT_SECONDS
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None

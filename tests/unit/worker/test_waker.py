@@ -88,6 +88,17 @@ def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a
     assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
 
 
+def test_a_host_freed_right_after_new_work_was_swept_for_does_not_wait(monkeypatch):
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    waker.note(shows=["show"])
+    waker._wake()
+    waker.note(["host"])
+    assert waker._wake() is None
+    assert sweeps.asked == [({"show"}, frozenset()), (frozenset(), {"host"})]
+
+
 def test_new_work_is_swept_for_at_once_and_a_burst_of_it_shares_the_next_sweep(monkeypatch):
     now = 100.0
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
