@@ -217,7 +217,7 @@ class Sweeper:
         self.clusters: frozenset[Cluster] = frozenset()
         """All there are, as they were read last."""
         self._awake: frozenset[WaitingTag] = frozenset()
-        self._read_at = float("-inf")
+        self._read_at = self._read_for_new_at = float("-inf")
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = self._scanned_at = float("-inf")
         self._woken_at: dict[str, float] = {}
@@ -264,13 +264,15 @@ class Sweeper:
         wake_hosts = [host_id for host_id in wake_hosts if shard_of(host_id, division) in swept]
         if notified and not (swept and (wake_shows or wake_hosts)):
             return self._report(())
-        # 1. The clusters: again when it is time to, or soon when a show nobody knew has work.
+        # 1. The clusters: again when it is time to, or at once when a show nobody knew has work, but not for one after
+        #    the other of such shows.
         self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.clusters})
         queue = self._settings.queue
-        interval = queue.active_scan_interval if self._new_show else queue.cluster_reload_interval
-        if time.monotonic() >= self._read_at + interval:
+        wanted = self._new_show and now >= self._read_for_new_at + queue.active_scan_interval
+        if wanted or now >= self._read_at + queue.cluster_reload_interval:
             self.clusters = ask(self._engine, load_clusters, self._settings)
-            self._read_at = time.monotonic()
+            self._read_at = now
+            self._read_for_new_at = now if wanted else self._read_for_new_at
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
         scanned, freed_tags = None, frozenset[str]()
