@@ -219,10 +219,12 @@ class Runtime:
         """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
         that."""
         self.hosts.note(hosts)
-        if self.settings.accounting.release_feed == "proc-trigger":
-            self.ledger.release(procs)
-        # Only now: the pass that this leads to asks the ledger for headroom.
-        self.waker.note(hosts)
+        try:
+            if self.settings.accounting.release_feed == "proc-trigger":
+                self.ledger.release(procs)
+        finally:
+            # Only now: the pass that this leads to asks the ledger for headroom. The hosts are free in any case.
+            self.waker.note(hosts)
 
     def _caps_changed(self, vertices: Collection[str]) -> None:
         """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices

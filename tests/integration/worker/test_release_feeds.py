@@ -15,6 +15,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics
@@ -69,6 +70,26 @@ def delete(engine: Engine, proc_id: str) -> None:
     """Somebody deletes a proc."""
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": proc_id})
+
+
+@pytest.mark.parametrize("error", [None, NotReady("the counters are not filled")])
+def test_a_freed_host_is_swept_for_after_its_release_and_also_when_that_fails(
+    start: Start, engine: Engine, procs: list[str], monkeypatch: pytest.MonkeyPatch, error: NotReady | None
+) -> None:
+    # given a worker that hears of releases, which its ledger may not take
+    worker, happened = start("proc-trigger"), list[str]()
+
+    def release(_: Sequence[str]) -> None:
+        happened.append("released")
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(worker.ledger, "release", release)
+    monkeypatch.setattr(worker.waker, "note", lambda _: happened.append("swept for"))
+
+    # when a proc is deleted, then its host is swept for, last
+    delete(engine, procs[0])
+    eventually(lambda: happened == ["released", "swept for"], RECENT, "the sweep for its host")
 
 
 def without_our_triggers(engine: Engine) -> None:
