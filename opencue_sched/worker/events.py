@@ -159,12 +159,12 @@ class Waker(PeriodicThread):
     def _wake(self) -> float | None:
         now = time.monotonic()
         with self._lock:
-            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
-            if not shows and not hosts:
+            if not self._shows and not self._hosts:
                 return None
-            until = self._debounce_until if shows else self._collect_until
+            until = self._debounce_until if self._shows else self._collect_until
             if now < until:
                 return until - now
+            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
             self._shows.clear()
             self._hosts.clear()
         self._debounce_until = now + DEBOUNCE_SECONDS
