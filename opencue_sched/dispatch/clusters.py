@@ -217,7 +217,7 @@ class Sweeper:
         self.clusters: frozenset[Cluster] = frozenset()
         """All there are, as they were read last."""
         self._awake: frozenset[WaitingTag] = frozenset()
-        self._read_at = self._read_for_new_at = float("-inf")
+        self._read_at = self._read_for_new_show_at = float("-inf")
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = self._scanned_at = float("-inf")
         self._woken_at: dict[str, float] = {}
@@ -264,15 +264,16 @@ class Sweeper:
         wake_hosts = [host_id for host_id in wake_hosts if shard_of(host_id, division) in swept]
         if notified and not (swept and (wake_shows or wake_hosts)):
             return self._report(())
-        # 1. The clusters: again when it is time to, or at once when a show nobody knew has work, but not for one after
-        #    the other of such shows.
+        # 1. The clusters: again when it is time to, and at once for a show nobody knew that has work. Such shows may
+        #    come one after the other, or have no cluster at all: for them no more often than active_scan_interval.
         self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.clusters})
         queue = self._settings.queue
-        wanted = self._new_show and now >= self._read_for_new_at + queue.active_scan_interval
+        wanted = self._new_show and now >= self._read_for_new_show_at + queue.active_scan_interval
         if wanted or now >= self._read_at + queue.cluster_reload_interval:
             self.clusters = ask(self._engine, load_clusters, self._settings)
             self._read_at = now
-            self._read_for_new_at = now if wanted else self._read_for_new_at
+            if wanted:
+                self._read_for_new_show_at = now
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
         scanned, freed_tags = None, frozenset[str]()
