@@ -24,9 +24,9 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
 from opencue_sched.coordination.names import beat_keys, worker_group
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Presence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.stores import describe_failure

@@ -8,12 +8,10 @@ same pass checks the counters (I1) and refreshes the accounting tables of Postgr
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import redis
@@ -35,13 +33,13 @@ from opencue_sched.accounting.ledger import (
     id_calls,
     reseed_cas_calls,
 )
+from opencue_sched.clock import boot_clock, boot_id
 from opencue_sched.domain.farm import Vertices, booked_cores
 from opencue_sched.lua_scripts import chunks
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import ask, repeatable_read
 
 log = structlog.get_logger(__name__)
-
 DEFAULT_AGE_SECONDS = 40.0
 PUBLISH_GRACE_SECONDS = 30.0
 """So long after an entry was dropped, another program's decrement for it may still come."""
@@ -156,20 +154,6 @@ def additions(entries: Mapping[str, str]) -> list[Change]:
 # can go on where another stopped; without them a judgement is only postponed.
 
 _KEPT_SECONDS = 24 * 3600
-
-
-def boot_clock() -> float:
-    """Seconds since boot, suspend included where the system can say so."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-@cache
-def boot_id() -> str:
-    """A name for this boot of this machine; for this process alone where the system gives none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return f"process-{uuid.uuid4()}"
 
 
 def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:

@@ -28,8 +28,8 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 

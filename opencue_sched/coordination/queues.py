@@ -23,6 +23,7 @@ import redis
 import structlog
 from kombu.transport import TRANSPORT_ALIASES
 
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.names import (
     QUEUE_PRIORITIES,
     QueueName,
@@ -34,7 +35,6 @@ from opencue_sched.coordination.names import (
     queue_stats,
     reply_queue,
 )
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url

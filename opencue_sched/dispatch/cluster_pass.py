@@ -26,8 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import End, LayerPermits
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting.keys import check_ids
+from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination import names
-from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, Division, LayerVerdict, Verdict, buckets, normalise_tags, shards
 from opencue_sched.domain.farm import (

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.periodic import PeriodicThread
+from opencue_sched.background import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.worker import metrics

@@ -19,9 +19,10 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.background import PeriodicThread
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import worker_group
-from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import redis
 import structlog
 
+from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination.names import QueueType, type_of, worker_group
-from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances
 from opencue_sched.dispatch.report import LONGEST_ERROR

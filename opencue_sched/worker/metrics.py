@@ -27,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.reconcile import RecomputeReport
-from opencue_sched.coordination.periodic import boot_clock
+from opencue_sched.clock import boot_clock
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict

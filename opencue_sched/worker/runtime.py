@@ -28,10 +28,10 @@ from opencue_sched.accounting.show_handover import (
     follow_handed_back,
     refresh_handed_back,
 )
+from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import beat_keys, cluster_board, reap_lease
-from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
     ClaimRefused,

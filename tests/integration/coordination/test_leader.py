@@ -18,10 +18,10 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination import postings
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually

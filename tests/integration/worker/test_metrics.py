@@ -22,9 +22,9 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, look_at_store
 from opencue_sched.accounting.keys import Booking
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination import names
 from opencue_sched.coordination.names import presence_index
-from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable

@@ -9,7 +9,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
-from opencue_sched.coordination.periodic import PeriodicThread
+from opencue_sched.background import PeriodicThread
 from tests.polling import eventually
 
 Make = Callable[..., PeriodicThread]

@@ -1,10 +1,8 @@
-"""The threads beside the work: each does one thing again and again, and no error ends it. And the clock that leases and
-claims are timed by."""
+"""The threads beside the work: each does one thing again and again, and no error ends it."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import structlog
@@ -14,14 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)
-
-
-def boot_clock() -> float:
-    """Seconds since boot, suspend included where the system can say so."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
-
-
 STOP_SECONDS = 10.0
 
 
