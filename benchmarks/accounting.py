@@ -21,10 +21,10 @@ from benchmarks.figures import Spread, columns, console, show, show_list, write_
 from benchmarks.recompute_cost import LONGEST_SCRIPT_MS, recompute_costs
 from benchmarks.script_cost import script_costs
 from benchmarks.trigger_cost import trigger_costs
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.services import PROGRAM_VARIABLE, EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store import schema
-from opencue_sched.store.engine import make_engine
 
 PARTS = ("booking", "scripts", "recompute", "triggers")
 _PROCS_DELETED = 10_000

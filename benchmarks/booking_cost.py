@@ -19,8 +19,8 @@ from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, book_call
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.lua_scripts import load_script
 
 BATCH = 200
 _SLICE = 1000

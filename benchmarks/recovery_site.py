@@ -26,6 +26,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import entries_of
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
@@ -33,7 +34,6 @@ from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store import accounting
-from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
 PROCS = 2000

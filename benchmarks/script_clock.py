@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import redis
 
-from opencue_sched import lua_scripts
-from opencue_sched.lua_scripts import LuaScript
+from opencue_sched.clients import lua_scripts
+from opencue_sched.clients.lua_scripts import LuaScript
 
 _NOTES = "benchmark:script_calls"
 # The thread that carries out scripts; beside it another may be freeing what they have unlinked. On Linux a question for

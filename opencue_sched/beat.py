@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
 from opencue_sched.coordination.names import beat_keys, worker_group
@@ -31,7 +32,6 @@ from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Pres
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus

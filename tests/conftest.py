@@ -23,10 +23,10 @@ import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded import processes
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.engine import make_engine
 from tests.databases import TEST_SESSIONS, Databases, PostgresServer
 
 # Machines that run these tests are shared and slow at times: no test fails for the time an example takes. And each run

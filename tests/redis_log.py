@@ -15,7 +15,7 @@ from typing import Self
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.lua_scripts import load_script
+from opencue_sched.clients.lua_scripts import load_script
 from tests.polling import eventually
 
 _POLL_SECONDS = 0.05

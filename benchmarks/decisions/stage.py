@@ -25,6 +25,7 @@ from benchmarks.proc_times import Reading, parent_of, read
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.names import beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.gather import HostChanges
@@ -36,7 +37,6 @@ from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.insight.farm import leader_view
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
 UNCAPPED = 1_000_000

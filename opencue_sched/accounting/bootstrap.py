@@ -26,10 +26,10 @@ from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, rese
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
+from opencue_sched.clients.lua_scripts import call_script, call_scripts, chunks
+from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import call_script, call_scripts, chunks
 from opencue_sched.store import accounting as store
-from opencue_sched.store.engine import ask, repeatable_read
 
 log = structlog.get_logger(__name__)
 _T = TypeVar("_T")

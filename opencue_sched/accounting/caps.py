@@ -17,9 +17,9 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering, id_calls
+from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.farm import cap_cores
 from opencue_sched.store import accounting as store
-from opencue_sched.store.engine import repeatable_read
 
 CapRow = tuple[str, tuple[str, ...]]
 _SCAN_COUNT = 1000

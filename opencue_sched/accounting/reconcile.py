@@ -33,11 +33,11 @@ from opencue_sched.accounting.ledger import (
     id_calls,
     reseed_cas_calls,
 )
+from opencue_sched.clients.lua_scripts import chunks
+from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.clock import boot_clock, boot_id
 from opencue_sched.domain.farm import Vertices, booked_cores
-from opencue_sched.lua_scripts import chunks
 from opencue_sched.store import accounting as store
-from opencue_sched.store.engine import ask, repeatable_read
 
 log = structlog.get_logger(__name__)
 DEFAULT_AGE_SECONDS = 40.0

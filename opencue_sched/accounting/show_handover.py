@@ -44,10 +44,10 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
 from opencue_sched.accounting.ledger import Cause, Ledger, answering
 from opencue_sched.accounting.reconcile import RecomputeReport, recompute, renew_entries
+from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
-from opencue_sched.store.engine import ask
 from opencue_sched.store.schema import ANNOUNCES_RELEASES, triggers_of_proc
 
 log = structlog.get_logger(__name__)

@@ -21,12 +21,12 @@ from opencue_sched.cli.inputs import (
     new_name,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
+from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
-from opencue_sched.store.engine import ask
 from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}

@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from opencue_sched.cli import COMMANDS
 from opencue_sched.cli.output import Done
+from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
@@ -35,7 +36,6 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
-from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import Kind, NamedRow
 

@@ -36,13 +36,13 @@ from opencue_sched.cli.output import (
     in_cores,
     working,
 )
+from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, FrameState, JobState, counted, memory_text
 from opencue_sched.domain.frames import FrameRange, log_path
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
-from opencue_sched.store.engine import ask
 from opencue_sched.store.shows import NamedRow, set_rows
 
 _JOB = click.argument("job", type=JOB)

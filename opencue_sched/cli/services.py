@@ -9,10 +9,10 @@ from rich.console import Console
 
 from opencue_sched.cli.inputs import TOP, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
+from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.service import serve
 from opencue_sched.settings import get_settings
-from opencue_sched.store.engine import ask
 from opencue_sched.store.schema import downgrade, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals

@@ -23,11 +23,11 @@ from opencue_sched.cli.inputs import (
     redis_store,
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, in_cores, working
+from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, counted, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows, submit
-from opencue_sched.store.engine import ask
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs

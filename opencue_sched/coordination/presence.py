@@ -24,9 +24,9 @@ from pydantic import FiniteFloat, TypeAdapter
 from redis.exceptions import RedisError
 
 from opencue_sched import __version__
+from opencue_sched.clients.lua_scripts import call_script
 from opencue_sched.coordination.names import presence_index, presence_key
 from opencue_sched.errors import SchedulerError
-from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
 

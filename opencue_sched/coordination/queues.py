@@ -23,6 +23,7 @@ import redis
 import structlog
 from kombu.transport import TRANSPORT_ALIASES
 
+from opencue_sched.clients.lua_scripts import ScriptCall, call_script, call_scripts
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.names import (
     QUEUE_PRIORITIES,
@@ -39,7 +40,6 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState,
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import SchedulerError
-from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
 
 REMEMBERED_SECONDS = 1.0
 

@@ -29,8 +29,8 @@ from kombu.utils.json import dumps, loads
 from prometheus_client import Counter
 from redis.exceptions import DataError
 
+from opencue_sched.clients.lua_scripts import call_script
 from opencue_sched.coordination.names import waiting_ticks
-from opencue_sched.lua_scripts import call_script
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)

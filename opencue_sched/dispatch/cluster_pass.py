@@ -26,6 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
+from opencue_sched.clients.postgres import ask
+from opencue_sched.clients.store_errors import describe, failure_reason, is_trouble
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import End, LayerPermits
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
@@ -38,7 +40,6 @@ from opencue_sched.dispatch.cooldown import (
     LayerCooldowns,
     cooldown_seconds,
 )
-from opencue_sched.dispatch.failures import describe, failure_reason, is_trouble
 from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, HostFeed, gather
 from opencue_sched.dispatch.launch import Refusals, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
@@ -52,7 +53,6 @@ from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
-from opencue_sched.store.engine import ask
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.clients.postgres import ask, reading
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.domain.cluster import (
     Cluster,
@@ -35,7 +36,6 @@ from opencue_sched.domain.cluster import (
 )
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.engine import ask, reading
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts
 from opencue_sched.store.pending import WaitingTag, facility_ids, fetch_shares, tags_of_allocations, waiting_tags
 

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting.keys import check_ids
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres import ask, reading
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, Division, LayerVerdict, Verdict, buckets, normalise_tags, shards
@@ -49,7 +50,6 @@ from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.order import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
-from opencue_sched.store.engine import ask, reading
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id, log_bad_row
 from opencue_sched.store.pending import (
     SkippedLayers,

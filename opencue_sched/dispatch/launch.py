@@ -38,8 +38,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.clients.store_errors import failure_reason
 from opencue_sched.dispatch.cooldown import Cooldowns
-from opencue_sched.dispatch.failures import failure_reason
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, describe, kill_and_confirm, look
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, PlannedProc
 from opencue_sched.domain.frames import command_line, environment, memory_limit

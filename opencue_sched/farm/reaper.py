@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.dispatch.failures import describe, is_trouble
+from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser

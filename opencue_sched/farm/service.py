@@ -22,7 +22,8 @@ from opencue_proto import cue_pb2, report_pb2, report_pb2_grpc
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.failures import describe, is_trouble
+from opencue_sched.clients.postgres import make_engine
+from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
@@ -30,7 +31,6 @@ from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Relea
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
 
 _log = structlog.get_logger(__name__)
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
+from opencue_sched.clients.postgres import OURS
 from opencue_sched.coordination.names import QueueType
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.cluster import Verdict
@@ -25,7 +26,6 @@ from opencue_sched.insight.explain import cluster_postings, cluster_words, liste
 from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store.engine import OURS
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work

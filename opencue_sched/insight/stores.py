@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
+from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings, get_settings, setting_problems
-from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.schema import check_schema
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, counted
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over, unavailable
 from opencue_sched.insight.farm import farm_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import ask, make_engine
 from opencue_sched.store.hosts import list_hosts
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}

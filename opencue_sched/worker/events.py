@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.background import PeriodicThread
-from opencue_sched.dispatch.failures import is_trouble
+from opencue_sched.clients.store_errors import is_trouble
 from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.worker import metrics
 
@@ -95,7 +95,7 @@ class NotificationListener(PeriodicThread):
         return connection
 
     def _hear(self, connection: Any) -> None:
-        # Keep-alives end a connection whose other end vanished (store/engine.py).
+        # Keep-alives end a connection whose other end vanished (clients/postgres.py).
         # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
         news = select.poll()
         news.register(connection, select.POLLIN)

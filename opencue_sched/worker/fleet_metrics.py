@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres import ask, make_engine, reading
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import worker_group
@@ -32,7 +33,6 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import ask, make_engine, reading
 from opencue_sched.store.insight import holds, host_groups
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema

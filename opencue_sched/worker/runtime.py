@@ -29,6 +29,7 @@ from opencue_sched.accounting.show_handover import (
     refresh_handed_back,
 )
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import beat_keys, cluster_board, reap_lease
@@ -56,7 +57,6 @@ from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.store.engine import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import shows_under

@@ -27,9 +27,9 @@ from redis.connection import AbstractConnection
 
 from opencue_sched import beat
 from opencue_sched.celery import app
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.coordination import transport
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.wire import SCRIPTS, commands_of

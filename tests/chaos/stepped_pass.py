@@ -28,13 +28,13 @@ from unittest.mock import Mock
 import structlog
 from redis.connection import AbstractConnection
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import get_settings
-from opencue_sched.store.engine import make_engine
 from tests.chaos.wire import commands_of
 from tests.in_turn import InTurn
 from tests.integration.dispatch.passes import passes

@@ -25,6 +25,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 from opencue_sched.coordination.postings import (
@@ -42,7 +43,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import Rqd
 from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH, SEND
 from tests.chaos.wire import SCRIPTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.clients.lua_scripts import load_script, lua_directory
 
 SCRIPTS = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
 

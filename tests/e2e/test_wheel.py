@@ -130,7 +130,7 @@ def test_the_lua_scripts_are_found_and_load(installation: Installation, redis_se
     names = sorted(path.stem for path in (ROOT / "lua").glob("*.lua"))
     loaded = installation.python(
         "import json, sys, redis\n"
-        "from opencue_sched.lua_scripts import load_script\n"
+        "from opencue_sched.clients.lua_scripts import load_script\n"
         "scripts = [load_script(name) for name in json.loads(sys.argv[2])]\n"
         "client = redis.Redis.from_url(sys.argv[1], decode_responses=True)\n"
         "print(json.dumps([client.script_load(script.text) == script.sha for script in scripts]))\n"

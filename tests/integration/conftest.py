@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from opencue_sched.clients.postgres import OURS
 from opencue_sched.coordination import board
 from opencue_sched.embedded.services import EmbeddedPostgres
-from opencue_sched.store.engine import OURS
 from opencue_sched.store.schema import upgrade
 
 RESEND_MS = 60_000

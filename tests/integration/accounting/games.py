@@ -14,9 +14,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import create_engine, make_url
 
 from opencue_sched.accounting import bootstrap
-from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.clients.lua_scripts import load_script, lua_directory
+from opencue_sched.clients.postgres import OURS
 from opencue_sched.store import accounting
-from opencue_sched.store.engine import OURS
 from tests.integration.accounting.machine import Accounting, bind
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm

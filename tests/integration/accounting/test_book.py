@@ -10,8 +10,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, id_calls
+from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.errors import NotReady
-from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.forced import force
 from tests.integration.accounting.conftest import VERTICES, Store, booking

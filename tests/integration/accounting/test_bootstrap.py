@@ -23,11 +23,11 @@ from opencue_sched.accounting.caps import imported_shows, make_ledger
 from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, epoch_set_call
+from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreUnusable, check_redis
-from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store
 from tests.integration.accounting.stepping import Actor, SteppedRedis

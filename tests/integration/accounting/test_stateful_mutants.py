@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched import lua_scripts
 from opencue_sched.accounting import bootstrap, reconcile
-from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.clients import lua_scripts
+from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
 from tests.integration.accounting.games import GENERATED, machine_on, play
 from tests.integration.accounting.plots import Plot

@@ -16,6 +16,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.dispatch import cluster_pass
@@ -25,7 +26,6 @@ from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
 from tests.forced import force
 from tests.in_turn import InTurn

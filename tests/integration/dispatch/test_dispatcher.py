@@ -14,6 +14,7 @@ from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, clusters, gather
@@ -25,7 +26,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
-from opencue_sched.store.engine import make_engine
 from tests.integration.coordination.conftest import LossyProxy
 from tests.integration.dispatch.passes import dispatch
 from tests.polling import eventually

@@ -15,6 +15,7 @@ from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
@@ -26,7 +27,6 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.store.engine import make_engine
 from tests.polling import eventually
 
 from .gathering import with_start_times

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.farm.completion import Releaser, end_runs, with_counters
 from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import Counters, WiderLocks
 from tests.farm import Farm, LayerSpec
 from tests.integration.farm.runs import FarmView, RecordedLedger, complete_frame, start

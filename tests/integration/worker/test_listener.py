@@ -14,8 +14,8 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import make_engine
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
 from tests.farm import LayerSpec

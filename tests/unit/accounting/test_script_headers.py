@@ -9,8 +9,8 @@ import pytest
 from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
+from opencue_sched.clients.lua_scripts import ScriptCall, load_script, lua_directory
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.lua_scripts import ScriptCall, load_script, lua_directory
 
 BOOKING = Booking("p", Vertices("s", "a", "f", "j", "l", "d", ("n", "m")), 4, 1)
 

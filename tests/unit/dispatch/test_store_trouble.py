@@ -8,7 +8,7 @@ import redis.exceptions
 from psycopg2 import errors
 from sqlalchemy import exc
 
-from opencue_sched.dispatch.failures import in_doubt, is_trouble
+from opencue_sched.clients.store_errors import in_doubt, is_trouble
 
 
 def of_driver(kind: type[psycopg2.Error]) -> exc.DBAPIError:

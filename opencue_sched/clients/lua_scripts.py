@@ -23,7 +23,7 @@ from opencue_sched.errors import FencedOff
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
 _T = TypeVar("_T")
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def lua_directory() -> Path:
