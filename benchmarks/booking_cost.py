@@ -16,7 +16,7 @@ import redis
 from benchmarks.figures import Spread
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, book_call
 from opencue_sched.clients.lua_scripts import load_script

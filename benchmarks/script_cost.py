@@ -17,7 +17,7 @@ from benchmarks.figures import Spread
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.bootstrap import server_run_id
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking, unpack
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts

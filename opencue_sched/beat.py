@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
@@ -50,7 +50,7 @@ def make_gate(settings: Settings) -> LeaderGate:
     """The leader gate of a beat process, with its fence kept in PostgreSQL."""
     coordination = settings.coordination
     return LeaderGate(
-        make_redis(settings.redis_dsn, settings),
+        guarded_redis(settings.redis_dsn, settings),
         beat_keys(coordination.namespace, settings.scheduler.facility),
         ttl_seconds=coordination.lease_ttl,
         retry_seconds=coordination.retry_interval,
@@ -63,7 +63,7 @@ def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
     """This beat's presence, with some of its token in its name: beats of one machine have the same instance name."""
     coordination = settings.coordination
     presence = Presence(
-        make_redis(settings.redis_dsn, settings),
+        guarded_redis(settings.redis_dsn, settings),
         coordination.namespace,
         types=(BEAT_TYPE,),
         group=worker_group(settings.scheduler.facility, coordination.group),

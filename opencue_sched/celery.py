@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from redis.exceptions import AuthenticationError, RedisError
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
@@ -55,7 +55,7 @@ if is_celery(sys.argv):
             if not os.environ.get("FLOWER_ADDRESS"):
                 os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
             if "--help" not in sys.argv:
-                with make_redis(get_settings().redis_dsn, get_settings()) as client:
+                with guarded_redis(get_settings().redis_dsn, get_settings()) as client:
                     check_redis(client, get_settings())
                 from opencue_sched.page.handlers import add_to_flower
 

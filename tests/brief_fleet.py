@@ -8,7 +8,7 @@ from pathlib import Path
 
 import redis
 
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.embedded.fleet import Fleet
 

@@ -15,7 +15,8 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
-# The name that every engine of ours has (clients/postgres.py), the older ones' too: they book while a fleet is upgraded.
+# The name that every engine of ours has (clients/postgres.py), the older ones' too: they book while a fleet is
+# upgraded.
 _STRANGER = "NOT NEW.b_local AND current_setting('application_name') NOT LIKE 'opencue-sched%'"
 
 

@@ -25,7 +25,7 @@ from benchmarks.chaos.load import Cap, Load
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
@@ -71,7 +71,7 @@ class Faults:
         self._slow_until = 0.0
         self._in_vain = False
         self._closing = threading.Event()
-        self._client = make_redis(site.settings.redis_dsn, site.settings)
+        self._client = guarded_redis(site.settings.redis_dsn, site.settings)
         self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips")
         # kind -> (share, how). Losing a store takes the fleet several seconds each time, so it is rarer.
         self._kinds: dict[str, tuple[float, Callable[[], str | None]]] = {

@@ -23,7 +23,7 @@ from benchmarks.decisions.scenario import MEMORY_GB_A_CORE, Scenario, Work
 from benchmarks.frame_ends import FrameEnds, RunningProc
 from benchmarks.proc_times import Reading, parent_of, read
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.names import beat_keys

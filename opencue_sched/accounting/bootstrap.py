@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
 from opencue_sched.clients.lua_scripts import call_script, call_scripts, chunks

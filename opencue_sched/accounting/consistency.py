@@ -17,7 +17,7 @@ from typing import cast
 import structlog
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Record, amounts
 from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, id_calls
 from opencue_sched.clients.lua_scripts import call_script, chunks

@@ -20,8 +20,8 @@ from sqlalchemy import Engine, Row
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
-from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts
 from opencue_sched.accounting.ledger import (
     Cause,

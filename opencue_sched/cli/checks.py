@@ -11,7 +11,7 @@ import redis
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
 from opencue_sched.coordination.postings import SkippedCluster
@@ -48,7 +48,7 @@ def doctor_command() -> Done:
     if something must be put right; warnings alone exit 0.
     """
     settings = get_settings()
-    with database() as engine, make_redis(settings.redis_dsn, settings) as client:
+    with database() as engine, guarded_redis(settings.redis_dsn, settings) as client:
         report = diagnose(engine, client, settings)
     return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
 

@@ -88,9 +88,9 @@ def patiently(engine: Engine, read: Callable[[Connection], T]) -> T:
 @contextmanager
 def redis_store() -> Iterator[redis.Redis]:
     """A client of a Redis that answers and does not evict. Raises StoreUnusable saying what to set."""
-    from opencue_sched.accounting.connection import make_redis
+    from opencue_sched.accounting.epoch import guarded_redis
 
-    with make_redis(get_settings().redis_dsn, get_settings()) as client:
+    with guarded_redis(get_settings().redis_dsn, get_settings()) as client:
         check_redis(client, get_settings())
         yield client
 

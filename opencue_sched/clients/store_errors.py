@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import StrEnum, auto
 
-from redis.exceptions import DataError, RedisError, ResponseError
+from redis.exceptions import DataError, MasterDownError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from sqlalchemy.exc import (
     DBAPIError,
     DisconnectionError,
@@ -16,20 +16,15 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
-from opencue_sched.accounting.connection import takes_no_write
-
 _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
 _LOCK_NOT_AVAILABLE = "55P03"
 _QUERY_CANCELED = "57014"
 _RAISED = "P0001"
-
 _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 """SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
-
 _HOST_TEXT = "unable to allocate additional"
 """In every refusal of OpenCue's host trigger."""
-
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 """SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""
 _COMPLETION_UNKNOWN = "40003"
@@ -112,3 +107,17 @@ def is_trouble(error: Exception) -> bool:
     if _sqlstate(error):
         return classify(error) not in (Failure.ROWS, Failure.HOST)
     return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+_NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
+_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redis", "OOM command not allowed")
+
+
+def takes_no_write(error: ResponseError) -> bool:
+    """Whether Redis answers, but takes no write: a replica, one that lost its master or its replicas, one
+    that is held up by a script, a full disk, full memory.
+
+    Up to Redis 6.2 an error inside a script is told by its text only; from 7 on, and in Valkey, it has a class of its
+    own, and redis-py cuts the word from its text.
+    """
+    return isinstance(error, _NO_WRITE_ERRORS) or any(word in str(error) for word in _NO_WRITE_WORDS)

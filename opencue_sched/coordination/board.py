@@ -24,20 +24,6 @@ from opencue_sched.domain.cluster import Fence
 log = structlog.get_logger(__name__)
 
 
-_OLDEST_REDIS = (6, 2)
-
-
-def why_unfit(client: redis.Redis) -> str:
-    """Why this Redis may not keep counters, claims and messages: it is too old, or would lose them without a sound.
-    Empty where it may. Raises RedisError."""
-    version = str(client.info("server").get("redis_version", "0.0"))
-    policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS:
-        return f"is {version}; 6.2 or newer (or Valkey) is needed"
-    unsafe = f"may evict keys (maxmemory-policy {policy}); set maxmemory-policy to noeviction"
-    return "" if policy == "noeviction" else unsafe
-
-
 class JobPriority(StrEnum):
     """How urgent a job is."""
 
@@ -62,12 +48,10 @@ class JobPriority(StrEnum):
 
 NEVER = math.inf
 """A claim that does not end by itself."""
-
 ERROR_CHARACTERS = 4000
 PAGE = 100
 RESEND_SECONDS = 0.8
 """So long after it was sent, a message that no claim answered counts as lost."""
-
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]

@@ -25,6 +25,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 
+from opencue_sched.clients.redis_client import why_unfit
 from opencue_sched.coordination.board import (
     BoardScripts,
     End,
@@ -34,7 +35,6 @@ from opencue_sched.coordination.board import (
     Notifier,
     field_map,
     life_ms,
-    why_unfit,
 )
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE

@@ -20,7 +20,7 @@ import grpc
 import structlog
 from opencue_proto import cue_pb2, report_pb2, report_pb2_grpc
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
@@ -289,7 +289,7 @@ def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     engine = make_engine(settings, application_name="opencue-sched-report")
-    client = make_redis(settings.redis_dsn, settings)
+    client = guarded_redis(settings.redis_dsn, settings)
     try:
         with RqdChannels(settings.rqd) as channels:
             ledger = Ledger(client, owner=settings.instance)

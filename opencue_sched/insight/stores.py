@@ -31,7 +31,7 @@ def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> Non
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
     """Raises StoreUnusable for a Redis that is too old, or may evict keys, and RedisError."""
-    from opencue_sched.coordination.board import why_unfit  # what reads PostgreSQL alone starts without redis-py
+    from opencue_sched.clients.redis_client import why_unfit
 
     if unfit := why_unfit(client):
         raise StoreUnusable(f"Redis at {_without_password(settings.redis_dsn)} {unfit}")
@@ -39,11 +39,11 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 def check_for_beat(settings: Settings) -> None:
     """Both stores, of which a beat has no connection yet, as check_stores does."""
-    from opencue_sched.accounting.connection import make_redis
+    from opencue_sched.accounting.epoch import guarded_redis
 
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
     try:
-        with make_redis(settings.redis_dsn, settings) as client:
+        with guarded_redis(settings.redis_dsn, settings) as client:
             check_stores(engine, client, settings)
     finally:
         engine.dispose()

@@ -21,7 +21,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from tornado.web import RedirectHandler, authenticated, url
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, counted
 from opencue_sched.errors import SchedulerError
@@ -60,7 +60,7 @@ class FarmReader:
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
-        self._redis = make_redis(settings.redis_dsn, settings)
+        self._redis = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-page", pool_size=1)
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:

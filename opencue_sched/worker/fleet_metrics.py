@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Row
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask, make_engine, reading
 from opencue_sched.clock import boot_clock
@@ -207,7 +207,7 @@ class FleetCensus:
         self._leads = leads
         self._namespace = settings.coordination.namespace
         self._group = worker_group(settings.scheduler.facility, settings.coordination.group)
-        self._client = make_redis(settings.redis_dsn, settings)
+        self._client = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
         self._verdicts = VerdictLog(self._client, self._namespace)
         self._postings = cluster_postings(self._client, settings)

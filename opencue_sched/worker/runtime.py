@@ -19,7 +19,7 @@ from sqlalchemy import event
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
-from opencue_sched.accounting.connection import look_at_store, make_redis
+from opencue_sched.accounting.epoch import guarded_redis, look_at_store
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
@@ -91,7 +91,7 @@ class Runtime:
         self.app = app
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
         event.listen(self.engine, "before_cursor_execute", lambda *_: metrics.sql_statements.inc())
-        self.client = make_redis(settings.redis_dsn, settings)
+        self.client = guarded_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
         self.changes = HostChanges(self.client, namespace)
         self.channels = RqdChannels(settings.rqd)

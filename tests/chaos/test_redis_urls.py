@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import text
 
 from benchmarks.warm_start import WarmFleet
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.embedded.processes import free_port
@@ -56,7 +56,7 @@ def empty_fleet(url, server, database_url, engine, directory, monkeypatch):
     environment = {**urls, **QUICK, **ages}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    client = make_redis(url, Settings())
+    client = guarded_redis(url, Settings())
     eventually(lambda: run_id(client), what="a Redis that answers")
     open_counters(client)
     with brief_fleet(environment, directory, fleet_type=WarmFleet) as fleet:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
-from opencue_sched.accounting.connection import Epoch, make_redis
+from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch import cluster_pass, launch
@@ -79,7 +79,7 @@ class Store:
 @pytest.fixture
 def store(redis_client: redis.Redis, settings_url: str) -> Iterator[Store]:
     """An open store with generous caps for VERTICES."""
-    client = make_redis(settings_url, Settings())
+    client = guarded_redis(settings_url, Settings())
     try:
         opened = Store(client)
         opened.open()

@@ -16,8 +16,8 @@ from opencue_sched.accounting import bootstrap, consistency, keys, reconcile
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
-from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import read_snapshot, recompute

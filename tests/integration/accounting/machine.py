@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import recompute

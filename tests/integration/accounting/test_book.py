@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.consistency import check_consistency, drift
+from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, id_calls
 from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.errors import NotReady
@@ -308,7 +308,7 @@ class TestReadiness:
         self, store: Store, settings_url: str
     ) -> None:
         store.client.set(keys.EPOCH, Epoch.new("0" * 40).text)
-        newcomer = make_redis(settings_url, Settings())
+        newcomer = guarded_redis(settings_url, Settings())
         try:
             newcomer.ping()
         finally:
@@ -317,7 +317,7 @@ class TestReadiness:
             store.ledger.book([booking(1)])
 
     def test_a_redis_that_does_not_answer_is_not_ready(self) -> None:
-        client = make_redis("redis://127.0.0.1:1/0", Settings())
+        client = guarded_redis("redis://127.0.0.1:1/0", Settings())
         try:
             with pytest.raises(NotReady):
                 Ledger(client, owner="test").book([booking(1)])

@@ -20,7 +20,7 @@ from opencue_sched.accounting.bootstrap import (
     store_state,
 )
 from opencue_sched.accounting.caps import imported_shows, make_ledger
-from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
+from opencue_sched.accounting.epoch import Epoch, guarded_redis, look_at_store
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, epoch_set_call
 from opencue_sched.clients.lua_scripts import call_scripts
@@ -145,7 +145,7 @@ def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None
 
 def test_an_epoch_of_another_type_closes_the_store_and_is_written_over(world: World, settings_url: str) -> None:
     world.run(1)
-    client, newcomer = world.store.client, make_redis(settings_url, Settings())
+    client, newcomer = world.store.client, guarded_redis(settings_url, Settings())
     world.ledger.epoch()
     client.delete(keys.EPOCH)
     client.rpush(keys.EPOCH, "somebody", "else")
@@ -167,7 +167,7 @@ def test_exactly_one_of_many_fills_and_the_others_wait(emptied: World, settings_
     failures: list[BaseException] = []
 
     def start() -> None:
-        client = make_redis(settings_url, Settings())
+        client = guarded_redis(settings_url, Settings())
         try:
             ledger = make_ledger(emptied.engine, client, owner="worker")
             reports.append(ensure_bootstrapped(emptied.engine, ledger, wait_age=0.4))
@@ -332,7 +332,7 @@ def own_redis() -> Iterator[EmbeddedRedis]:
 
 
 def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engine, own_redis: EmbeddedRedis) -> None:
-    client = make_redis(own_redis.url, Settings())
+    client = guarded_redis(own_redis.url, Settings())
     try:
         world = World.make(engine, Store(client))
         ensure_bootstrapped(engine, world.ledger, wait_age=0)
@@ -349,7 +349,7 @@ def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engin
 
 
 def test_a_redis_that_evicts_is_refused_at_a_workers_start_with_its_cure(own_redis: EmbeddedRedis) -> None:
-    with contextlib.closing(make_redis(own_redis.url, Settings())) as client:
+    with contextlib.closing(guarded_redis(own_redis.url, Settings())) as client:
         check_redis(client, Settings())
         for policy in ("allkeys-lru", "volatile-ttl"):
             client.config_set("maxmemory-policy", policy)

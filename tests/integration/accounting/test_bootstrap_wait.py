@@ -10,7 +10,7 @@ import pytest
 from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import LEASE_SECONDS, ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.errors import NotReady
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 from tests.integration.accounting.world import World

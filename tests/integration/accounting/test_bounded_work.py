@@ -13,8 +13,8 @@ import redis
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import ledger as scripts
-from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL, Change
 from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.settings import Settings
@@ -40,7 +40,7 @@ class Booker:
 
     def __init__(self, world: World, url: str, seed: int) -> None:
         self.world, self.random = world, random.Random(seed)
-        self.client = make_redis(url, Settings())
+        self.client = guarded_redis(url, Settings())
         self.ledger = make_ledger(world.engine, self.client, owner=f"booker{seed}")
         self.accepted = 0
 
@@ -177,7 +177,7 @@ def test_limits_hold_between_concurrent_bookers(world: World, settings_url: str)
     accepted: list[str] = []
 
     def book() -> None:
-        client = make_redis(settings_url, Settings())
+        client = guarded_redis(settings_url, Settings())
         ledger = make_ledger(world.engine, client, owner="x")
         for _ in range(10):
             accepted.extend(ledger.book([Booking(str(uuid.uuid4()), vertices, 1)]).accepted)

@@ -14,11 +14,12 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from opencue_sched.accounting import connection, keys
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import Epoch, make_redis
+from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.clients import redis_client
 from opencue_sched.embedded.processes import GuardedProcess
 from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
@@ -41,18 +42,18 @@ from tests.tls import tls_instead_of
 )
 def test_a_url_that_makes_no_sense_names_the_setting(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"accounting\.redis_url"):
-        make_redis(url, Settings())
+        guarded_redis(url, Settings())
 
 
 def test_tls_and_credentials_come_by_url() -> None:
-    client = make_redis("rediss://user:secret@redis.internal:6390/3", Settings())
+    client = guarded_redis("rediss://user:secret@redis.internal:6390/3", Settings())
     options = client.connection_pool.connection_kwargs
     assert (options["username"], options["password"], options["db"], options["port"]) == ("user", "secret", 3, 6390)
     assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 
 def test_sentinel_urls_name_every_sentinel_and_the_database() -> None:
-    client = make_redis("sentinel://:secret@a:1,b/service?db=4&ssl=true", Settings())
+    client = guarded_redis("sentinel://:secret@a:1,b/service?db=4&ssl=true", Settings())
     pool = client.connection_pool
     sentinels = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
     assert [(s["host"], s["port"]) for s in sentinels] == [("a", 1), ("b", 26379)]
@@ -68,7 +69,7 @@ def test_a_unix_socket_is_connected_to_and_its_loss_is_an_error_of_redis(tmp_pat
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "redis.sock"
         options = ["--port", "0", "--unixsocket", path, "--save", ""]
-        client = make_redis(f"unix://{path}?db=1", Settings())
+        client = guarded_redis(f"unix://{path}?db=1", Settings())
         with GuardedProcess([bundled_redis(), *options], log=tmp_path / "redis.log") as server:
             eventually(path.exists, what="the socket")
             client.set("key", "value")
@@ -80,9 +81,9 @@ def test_a_unix_socket_is_connected_to_and_its_loss_is_an_error_of_redis(tmp_pat
 
 
 def test_a_redis_that_hangs_is_given_up_within_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REDIS_SECONDS", 0.2)
+    monkeypatch.setattr(redis_client, "REDIS_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = make_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Settings())
+        client = guarded_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Settings())
         started = time.monotonic()
         try:
             with pytest.raises(NotReady):
@@ -96,7 +97,7 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
     with EmbeddedRedis() as replica:
         master = urlsplit(settings_url)
         plain = redis.Redis.from_url(replica.url, decode_responses=True)
-        client = make_redis(replica.url, Settings())
+        client = guarded_redis(replica.url, Settings())
         try:
             plain.set(keys.EPOCH, Epoch.new("0" * 40).text)
             plain.config_set("masterauth", master.password or "")
@@ -130,7 +131,7 @@ def test_a_connection_leaves_a_server_that_has_become_a_replica(
         )
         plain = redis.Redis.from_url(old.url, decode_responses=True)
         plain.config_set("requirepass", new.password or "")
-        client = make_redis(f"redis://:{new.password or ''}@master:1/0", Settings())
+        client = guarded_redis(f"redis://:{new.password or ''}@master:1/0", Settings())
         try:
             ledger = Store(client).ledger
             Store(client).open()
@@ -164,8 +165,8 @@ def test_after_a_failover_nobody_books_on_the_replicas_copy(
     engine: object, sentinel: WatchedPair, tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = sentinel.first
-    monkeypatch.setattr(connection, "REDIS_SECONDS", 1.0)
-    client = make_redis(sentinel.url + tls, Settings())
+    monkeypatch.setattr(redis_client, "REDIS_SECONDS", 1.0)
+    client = guarded_redis(sentinel.url + tls, Settings())
 
     def answers() -> bool:
         try:

@@ -14,8 +14,8 @@ from opencue_sched.accounting import consistency as consistency_module
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.caps import reseed_limits
-from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
+from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
 from opencue_sched.accounting.reconcile import may_still_commit, read_snapshot, recompute

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 
 
 class LossyProxy:
@@ -86,5 +86,5 @@ def proxied(proxy, redis_server, redis_client, settings) -> Iterator[redis.Redis
     """The client of a worker or a beat, by way of the proxy."""
     parts = urlsplit(redis_server.url)
     url = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl()
-    with closing(make_redis(url, settings)) as client:
+    with closing(guarded_redis(url, settings)) as client:
         yield client

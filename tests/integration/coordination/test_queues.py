@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 import celeryconfig
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination import queues
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
@@ -405,7 +405,7 @@ NO_TEXT = [b"\xff\xfe", b"[" * 100_000, b"null", b'{"headers": {"sent_at": []}}'
 def client(redis_server, redis_client):
     """As a worker's own: what anybody may have written comes to that."""
     settings = Settings(redis_url=redis_server.url)
-    with closing(make_redis(settings.redis_dsn, settings)) as made:
+    with closing(guarded_redis(settings.redis_dsn, settings)) as made:
         yield made
 
 

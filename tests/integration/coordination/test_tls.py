@@ -7,7 +7,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.coordination.transport import Transport
 from opencue_sched.embedded.services import EmbeddedRedis
@@ -27,7 +27,7 @@ def broker(url: str) -> Connection:
 
 
 def test_a_server_whose_authority_is_named_is_talked_to(front):
-    client = make_redis(front.trusting_url, Settings())
+    client = guarded_redis(front.trusting_url, Settings())
     assert client.ping()
     client.close()
     with broker(front.trusting_url) as connection, connection.SimpleQueue("queue") as queue:
@@ -41,7 +41,7 @@ def test_a_server_whose_authority_is_named_is_talked_to(front):
 def test_a_server_that_cannot_be_verified_is_not(front, url):
     """Left to itself, kombu verifies nothing for a ``rediss://``."""
     given = front.url if url == "url" else front.trusting_url.replace("127.0.0.1", "localhost")
-    client = make_redis(given, Settings())
+    client = guarded_redis(given, Settings())
     with pytest.raises(RedisConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
         client.ping()
     client.close()

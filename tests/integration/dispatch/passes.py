@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import Engine, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import Epoch, make_redis
+from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch import launch
 from opencue_sched.dispatch.commit import commit_plan
@@ -87,7 +87,7 @@ class Booked:
 
 @pytest.fixture
 def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[Booked]:
-    client = make_redis(settings.redis_dsn, settings)
+    client = guarded_redis(settings.redis_dsn, settings)
     ledger = make_ledger(engine, client, owner="test")
     info: Any = client.info("server")
     client.set(keys.EPOCH, Epoch.new(info["run_id"]).text)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
@@ -109,7 +109,7 @@ def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest
     release = settings.release.model_copy(update={"port": 0, "lost_completion_grace": 0.3})
     settings = settings.model_copy(update={"release": release})
     with contextlib.ExitStack() as stack:
-        client = make_redis(settings.redis_dsn, settings)
+        client = guarded_redis(settings.redis_dsn, settings)
         stack.callback(client.close)
         ledger = make_ledger(engine, client, owner="test")
         ensure_bootstrapped(engine, ledger, wait_age=0.1)

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.insight.audit import Report, Severity, run_audit
@@ -44,7 +44,7 @@ class Load:
     rounds: int = 0
 
     def book_and_release(self, frames: list[str], url: str, done: threading.Event, failed: list[BaseException]) -> None:
-        client = make_redis(url, Settings())
+        client = guarded_redis(url, Settings())
         ledger = make_ledger(self.world.engine, client, owner="booker")
         try:
             while not done.is_set():

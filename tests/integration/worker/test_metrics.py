@@ -20,7 +20,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch, look_at_store
+from opencue_sched.accounting.epoch import Epoch, look_at_store
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination import names

@@ -11,7 +11,7 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings

@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
 
-from opencue_sched.accounting.connection import takes_no_write
 from opencue_sched.accounting.ledger import answering
+from opencue_sched.clients.store_errors import takes_no_write
 from opencue_sched.errors import NotReady
 
 IN_SCRIPT_62 = "Error running script (call to f_0a9f): @user_script:1: @user_script: 1: "

@@ -1,0 +1,90 @@
+"""The Redis client of a process: time-outs, pool, TLS and auth by URL, Sentinel, and whether a Redis will do.
+
+What a URL may say is in domain/redis_url.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.connection import AbstractConnection, Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, ResponseError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from opencue_sched.domain.redis_url import UNDECODABLE, read_redis_url
+from opencue_sched.settings import Settings
+
+REDIS_SECONDS = 5.0
+"""Connect and read time-out of a try: two and a pause are over before a leader's lease of 15 s is."""
+_RETRIES = 1
+
+
+def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]) -> redis.Redis:
+    """A thread-safe client with ``decode_responses``, each of whose new connections is set up by ``guard``. Raises
+    InvalidInput.
+
+    Every call ends within REDIS_SECONDS a try, and is tried twice: the scripts are idempotent, so a
+    pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use, and anew to
+    wherever the URL leads when their server has become a replica. Idle ones get no health check: redis-py would make it
+    from within ``guard``, without end on a Redis that hangs.
+    """
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "encoding_errors": UNDECODABLE,
+        "socket_timeout": REDIS_SECONDS,
+        "socket_connect_timeout": REDIS_SECONDS,
+        "socket_keepalive": True,
+        "max_connections": settings.accounting.redis_pool_size,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES),
+        "redis_connect_func": guard,
+    }
+    named = read_redis_url(url)
+    if named.scheme == "sentinel":
+        asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
+        sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        return cast("redis.Redis", sentinel.master_for(named.service, **options, **named.master))  # type: ignore[no-untyped-call]
+    if named.scheme == "unix":
+        del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
+    pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
+    pool.connection_class = leaving_replicas(pool.connection_class)
+    return redis.Redis.from_pool(pool)
+
+
+def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Connections that end when their server turns out to be a replica, as those of a Sentinel's master do.
+
+    Behind a name or an address that moves, the server that takes writes is at the end of a new connection only.
+    """
+
+    class LeavingReplicas(kind):  # type: ignore[valid-type, misc]
+        guarded = False
+
+        def read_response(self, *args: Any, **how: Any) -> Any:
+            try:
+                return super().read_response(*args, **how)
+            except ResponseError as error:
+                if not self.guarded or not (isinstance(error, ReadOnlyError) or "READONLY" in str(error)):
+                    raise
+                self.disconnect()
+                raise RedisConnectionError("READONLY: this Redis has become a replica") from error
+
+    return LeavingReplicas
+
+
+_OLDEST_REDIS = (6, 2)
+
+
+def why_unfit(client: redis.Redis) -> str:
+    """Why this Redis may not keep counters, claims and messages: it is too old, or would lose them without a sound.
+    Empty where it may. Raises RedisError."""
+    version = str(client.info("server").get("redis_version", "0.0"))
+    policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS:
+        return f"is {version}; 6.2 or newer (or Valkey) is needed"
+    unsafe = f"may evict keys (maxmemory-policy {policy}); set maxmemory-policy to noeviction"
+    return "" if policy == "noeviction" else unsafe
