@@ -20,7 +20,7 @@ from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, book_call
 from opencue_sched.clients.lua_scripts import load_script
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 
 BATCH = 200
 _SLICE = 1000

@@ -16,9 +16,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from benchmarks.farm_load import HOSTS_1553, MEMORY_GB_PER_CORE, MINUTES, PARTS, Work, workload
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, PlannedProc, Snapshot, ThreadMode
-from opencue_sched.domain.farm import Work as ClusterWork
+from opencue_sched.domain.caps import Caps, Headroom
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.hosts import Host
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.plans import PlannedProc, Snapshot
+from opencue_sched.domain.plans import Work as ClusterWork
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Policy, plan_pass, policy_for
 from opencue_sched.settings import HostCacheSettings, Queue

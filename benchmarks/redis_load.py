@@ -16,7 +16,7 @@ import redis
 from benchmarks.script_clock import scripts_timed
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 
 _PLAN = 50
 _SPAWN = get_context("spawn")

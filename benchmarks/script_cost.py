@@ -21,7 +21,7 @@ from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking, unpack
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 
 PROCS, FRAMES_A_JOB = 2000, 100
 _FIELDS_OF_CAPS = 6

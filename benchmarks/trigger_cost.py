@@ -18,8 +18,10 @@ from benchmarks.figures import Spread
 from benchmarks.recompute_cost import seed_farm
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.gather import gather
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
 from opencue_sched.farm.completion import Releaser

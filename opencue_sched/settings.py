@@ -37,7 +37,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER
+from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 

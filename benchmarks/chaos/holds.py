@@ -10,7 +10,7 @@ import random
 
 from sqlalchemy import Connection, text
 
-from opencue_sched.domain.farm import Hold
+from opencue_sched.domain.hosts import Hold
 from opencue_sched.store.promises import grant_holds
 
 # Longer than any frame of these runs; the duty ends most of them sooner, because their layers are not wide.

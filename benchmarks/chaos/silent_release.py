@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from opencue_sched.domain.farm import ExitStatus
+from opencue_sched.domain.states import ExitStatus
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, restore_hosts
 

@@ -29,7 +29,7 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.names import beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.domain.farm import ExitStatus
+from opencue_sched.domain.states import ExitStatus
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet

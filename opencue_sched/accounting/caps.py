@@ -18,7 +18,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering, id_calls
 from opencue_sched.clients.postgres import repeatable_read
-from opencue_sched.domain.farm import cap_cores
+from opencue_sched.domain.units import cap_cores
 from opencue_sched.store import accounting as store
 
 CapRow = tuple[str, tuple[str, ...]]

@@ -27,9 +27,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
-from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts, chunks
+from opencue_sched.clients.lua_scripts import Fence, ScriptCall, call_scripts, chunks
 from opencue_sched.clients.store_errors import takes_no_write
-from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
 
 log = structlog.get_logger(__name__)

@@ -36,7 +36,8 @@ from opencue_sched.accounting.ledger import (
 from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.clock import boot_clock, boot_id
-from opencue_sched.domain.farm import Vertices, booked_cores
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.units import booked_cores
 from opencue_sched.store import accounting as store
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store,
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
-from opencue_sched.domain.farm import duration_text
+from opencue_sched.domain.units import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over

@@ -19,7 +19,7 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_
 from opencue_sched.coordination.queues import Router, await_reply, open_job
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings, as_seconds, get_settings

@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import current_user, redis_store
 from opencue_sched.cli.output import working
-from opencue_sched.domain.farm import FrameState, HardwareState, counted
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.states import FrameState, HardwareState
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import list_procs

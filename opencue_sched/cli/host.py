@@ -22,8 +22,10 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.cluster import ClusterKind
-from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode, counted, memory_text
+from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
+from opencue_sched.domain.units import memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs

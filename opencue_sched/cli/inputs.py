@@ -22,16 +22,9 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from opencue_sched.cli import COMMANDS
 from opencue_sched.cli.output import Done
 from opencue_sched.clients.postgres import ask, make_engine
-from opencue_sched.domain.farm import (
-    CENTICORES_PER_CORE,
-    INT_MAX,
-    NAME,
-    NAME_CHARACTERS,
-    UNLIMITED,
-    centicores_of,
-    near,
-)
-from opencue_sched.domain.frames import FrameRange
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.names import NAME, NAME_CHARACTERS, near
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, centicores_of
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import get_settings

@@ -37,9 +37,12 @@ from opencue_sched.cli.output import (
     working,
 )
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.cluster import join_tags
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, FrameState, JobState, counted, memory_text
-from opencue_sched.domain.frames import FrameRange, log_path
+from opencue_sched.domain.clusters import join_tags
+from opencue_sched.domain.frame_command import log_path
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs

@@ -17,8 +17,10 @@ from sqlalchemy import Connection, Engine
 
 from opencue_sched.cli.inputs import JOB, choose, farm, layer_ids, patiently
 from opencue_sched.cli.output import Done, asked_for_json, live
-from opencue_sched.domain.farm import FrameState, JobState, counted, duration_text, exit_meaning
-from opencue_sched.domain.frames import log_path
+from opencue_sched.domain.frame_command import log_path
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.states import FrameState, JobState, exit_meaning
+from opencue_sched.domain.units import duration_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs

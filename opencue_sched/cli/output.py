@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.cells import cell_len
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

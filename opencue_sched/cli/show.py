@@ -24,7 +24,8 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, in_cores, working
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, counted, near
+from opencue_sched.domain.names import counted, near
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows, submit

@@ -10,7 +10,7 @@ import click
 from opencue_sched.cli.inputs import TOP, current_user, farm
 from opencue_sched.cli.job_follow import wait_for
 from opencue_sched.cli.output import Done, asked_for_json, working
-from opencue_sched.domain.farm import counted
+from opencue_sched.domain.names import counted
 from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.insight.explain import unserved

@@ -28,8 +28,9 @@ from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
 from opencue_sched.cli.inputs import TOP, redis_store
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, asked_for_json, cap_text, live
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import counted, duration_text
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.units import duration_text
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
 from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, farm_view

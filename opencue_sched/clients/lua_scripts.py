@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
-from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import FencedOff
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
@@ -120,3 +119,14 @@ def _pipelined(client: redis.Redis, calls: Sequence[ScriptCall], reads: Sequence
         for read in reads:
             pipe.execute_command(*read)  # type: ignore[no-untyped-call]
         return list(pipe.execute(raise_on_error=False))
+
+
+# What a periodic task acts under.
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence of the leader that sent a periodic task, and the Redis key under which the newest one is recorded."""
+
+    key: str
+    number: int

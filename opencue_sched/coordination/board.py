@@ -17,9 +17,8 @@ import redis
 import structlog
 
 from opencue_sched.background import PeriodicThread
-from opencue_sched.clients.lua_scripts import ScriptCall, call_script, call_scripts, chunks
+from opencue_sched.clients.lua_scripts import Fence, ScriptCall, call_script, call_scripts, chunks
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
-from opencue_sched.domain.cluster import Fence
 
 log = structlog.get_logger(__name__)
 

@@ -20,11 +20,12 @@ import redis
 import structlog
 
 from opencue_sched.background import PeriodicThread
-from opencue_sched.clients.lua_scripts import chunks
+from opencue_sched.clients.lua_scripts import Fence, chunks
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, resend_ms
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Division, Fence, shards
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.shards import Division, shards
 
 log = structlog.get_logger(__name__)
 

@@ -37,7 +37,7 @@ from opencue_sched.coordination.names import (
     reply_queue,
 )
 from opencue_sched.coordination.presence import BEAT_TYPE, Members, WorkerState, list_members
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import SchedulerError
 

@@ -44,15 +44,17 @@ from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, HostFeed, g
 from opencue_sched.dispatch.launch import Refusals, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.domain.cluster import Cluster, Verdict
-from opencue_sched.domain.farm import PlannedProc, Snapshot
-from opencue_sched.domain.frames import Demand
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.frame_command import Environments
+from opencue_sched.domain.frame_needs import Demand
+from opencue_sched.domain.plans import PlannedProc, Snapshot
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, plan_pass, policy_for
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
-from opencue_sched.store.booking import Environments, fetch_environments
+from opencue_sched.store.booking import fetch_environments
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 

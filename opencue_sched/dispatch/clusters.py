@@ -22,18 +22,11 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import ask, reading
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
-from opencue_sched.domain.cluster import (
-    Cluster,
-    ClusterKind,
-    Division,
-    Fence,
-    divide,
-    normalise_tag,
-    shard_of,
-    shards,
-)
+from opencue_sched.domain.clusters import Cluster, ClusterKind, normalise_tag
+from opencue_sched.domain.shards import Division, divide, shard_of, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts, tags_of_hosts

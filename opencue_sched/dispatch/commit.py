@@ -26,7 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.clients.store_errors import Failure, classify, describe, in_doubt, waited_too_long
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, PlannedProc, cap_cores, enforced
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.units import CENTICORES_PER_CORE, cap_cores, enforced
 from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
-from opencue_sched.domain.farm import Host, Reservation, ThreadMode
-from opencue_sched.domain.frames import Search, least_cores
+from opencue_sched.domain.frame_needs import Search, least_cores
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import SkippedLayers
 

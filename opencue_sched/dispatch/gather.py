@@ -26,25 +26,16 @@ from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask, reading
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
-from opencue_sched.domain.cluster import Cluster, Division, LayerVerdict, Verdict, buckets, normalise_tags, shards
-from opencue_sched.domain.farm import (
-    CENTICORES_PER_CORE,
-    INT_MAX,
-    MOST_KB,
-    Caps,
-    Frame,
-    Headroom,
-    Host,
-    Job,
-    Layer,
-    Reservation,
-    Snapshot,
-    Work,
-    cap_cores,
-    cores_left,
-    enforced,
-)
-from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, Demand, Search, check_frame_range
+from opencue_sched.domain.caps import Caps, Headroom, cores_left
+from opencue_sched.domain.clusters import Cluster, normalise_tags
+from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
+from opencue_sched.domain.frame_range import check_frame_range
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.plans import Snapshot, Work
+from opencue_sched.domain.shards import Division, buckets, shards
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB, cap_cores, enforced
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES

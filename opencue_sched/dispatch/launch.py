@@ -41,11 +41,11 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import failure_reason
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, describe, kill_and_confirm, look
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, PlannedProc
-from opencue_sched.domain.frames import command_line, environment, memory_limit
+from opencue_sched.domain.frame_command import Environments, command_line, environment, memory_limit
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
 from opencue_sched.settings import Settings
-from opencue_sched.store.booking import Environments
 from opencue_sched.store.procs import read_runs
 from opencue_sched.store.release import undo_bookings
 

@@ -18,9 +18,11 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.gather import CoresInUse, search_of, subscriptions
-from opencue_sched.domain.cluster import Verdict, normalise_tag
-from opencue_sched.domain.farm import Hold, Host, cores_left
-from opencue_sched.domain.frames import Demand
+from opencue_sched.domain.caps import cores_left
+from opencue_sched.domain.clusters import normalise_tag
+from opencue_sched.domain.frame_needs import Demand
+from opencue_sched.domain.hosts import Hold, Host
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame

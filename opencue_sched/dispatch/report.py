@@ -25,8 +25,9 @@ from sqlalchemy import Connection, Row
 from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
-from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tag
-from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.clusters import Cluster, normalise_tag
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import BookingError
 from opencue_sched.placement.planner import Plan
 from opencue_sched.settings import Settings

@@ -8,7 +8,7 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 
-from opencue_sched.domain.frames import FrameRange
+from opencue_sched.domain.frame_range import FrameRange
 
 
 class DependType(StrEnum):

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from opencue_proto import host_pb2, report_pb2, rqd_pb2
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 KILL_STATUS, KILL_SIGNAL = 1, 9
 _COMMAND = re.compile(r"\bsimulate\b(.*)$", re.DOTALL)

@@ -24,18 +24,14 @@ from pydantic import (
     model_validator,
 )
 
-from opencue_sched.domain import farm
-from opencue_sched.domain.cluster import join_tags
+from opencue_sched.domain import names, units
+from opencue_sched.domain.clusters import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
-from opencue_sched.domain.farm import (
-    CENTICORES_PER_CORE,
-    INT_MAX,
-    MEMORY_FLOOR_KB,
-    UNLIMITED,
-    booked_cores,
-    near,
-)
-from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKENS, FrameRange, unknown_tokens
+from opencue_sched.domain.frame_command import RESERVED_VARIABLES, TOKENS, unknown_tokens
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
+from opencue_sched.domain.names import near
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, booked_cores
 from opencue_sched.text_file import InvalidFile
 
 MAX_LAYERS = 2000
@@ -65,8 +61,8 @@ def _text(value: Any) -> Any:
 
 
 def _name(value: str) -> str:
-    if not farm.NAME.match(value):
-        raise ValueError(f"{value!r} may contain only {farm.NAME_CHARACTERS}")
+    if not names.NAME.match(value):
+        raise ValueError(f"{value!r} may contain only {names.NAME_CHARACTERS}")
     return value
 
 
@@ -99,7 +95,7 @@ def _centicores(value: Any) -> int:
     """Cores, as a number that may have a fraction, in centicores."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number of cores")
-    return farm.centicores_of(value)
+    return units.centicores_of(value)
 
 
 def _core_cap(centicores: int) -> int:
@@ -238,9 +234,9 @@ class LayerSpec(_Keys):
     cores: _Centicores = CENTICORES_PER_CORE
     max_cores: Annotated[_Centicores, Field(ge=0)] = 0
     threadable: bool = True
-    memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=farm.MOST_KB)] = 4 * 1024**2
+    memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=units.MOST_KB)] = 4 * 1024**2
     gpus: _Count = 0
-    gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=farm.MOST_KB)] = 0
+    gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=units.MOST_KB)] = 0
     tags: _Tags = ["general"]
     services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE, _stored(",".join, 128)] = ["default"]
     limits: Annotated[list[_Limit], _WORDS, _ONCE] = []
@@ -279,7 +275,7 @@ class JobSpec(_Keys):
     uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
     priority: _Int = 1
     facility: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
-    folder: Annotated[str, Field(max_length=farm.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
+    folder: Annotated[str, Field(max_length=names.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
     dept: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
     os: Annotated[str, Field(max_length=12), _AS_TEXT, _NAME] | None = None
     paused: bool = False

@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
-from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.farm.completion import Releaser, follow, with_counters
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.store import depends, hosts, jobs, procs, release

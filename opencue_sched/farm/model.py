@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.settings import Release
 from opencue_sched.store.procs import Run
 from opencue_sched.store.release import FrameStop

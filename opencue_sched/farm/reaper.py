@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
-from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
+from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.farm.reports import SETTLED_SECONDS

@@ -15,8 +15,9 @@ from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
 from opencue_sched.dispatch.rqd import RqdKiller
-from opencue_sched.domain.cluster import ClusterKind
-from opencue_sched.domain.farm import KB_PER_GIB, HardwareState, JobState, LockState
+from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.states import HardwareState, JobState, LockState
+from opencue_sched.domain.units import KB_PER_GIB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import overdue, short_name

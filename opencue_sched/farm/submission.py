@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection, Engine, Row
 
-from opencue_sched.domain.cluster import join_tags
+from opencue_sched.domain.clusters import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, FrameState, JobState, frame_name, near
-from opencue_sched.domain.frames import FrameRange
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.names import frame_name, near
+from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec, depends_of
 from opencue_sched.farm.model import satisfying_states

@@ -20,7 +20,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
 from opencue_sched.accounting.keys import EntryState, Record, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.domain.farm import booked_cores
+from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import procs

@@ -18,8 +18,8 @@ from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.clients.postgres import OURS
 from opencue_sched.coordination.names import QueueType
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import HardwareState
+from opencue_sched.domain.states import HardwareState
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed

@@ -21,22 +21,14 @@ from sqlalchemy import Connection, Row
 from opencue_sched.coordination.names import cluster_board
 from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
-from opencue_sched.domain.cluster import LayerVerdict, Verdict, normalise_tags
+from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.depends import DependType
-from opencue_sched.domain.farm import (
-    CENTICORES_PER_CORE,
-    HardwareState,
-    Host,
-    JobState,
-    LockState,
-    Reservation,
-    ThreadMode,
-    counted,
-    duration_text,
-    near,
-    os_names,
-)
-from opencue_sched.domain.frames import Search, least_cores
+from opencue_sched.domain.frame_needs import Search, least_cores
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.names import counted, near, os_names
+from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
+from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures

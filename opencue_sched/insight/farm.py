@@ -24,8 +24,10 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
-from opencue_sched.domain.cluster import Verdict, normalise_tags
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, JobState, duration_text
+from opencue_sched.domain.clusters import normalise_tags
+from opencue_sched.domain.states import JobState
+from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from sqlalchemy import Connection
 
-from opencue_sched.domain.farm import FrameState, exit_meaning, signal_words
-from opencue_sched.domain.frames import log_path
+from opencue_sched.domain.frame_command import log_path
+from opencue_sched.domain.states import FrameState, exit_meaning, signal_words
 from opencue_sched.store import jobs
 
 BLOCK_BYTES = 65_536

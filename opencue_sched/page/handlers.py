@@ -23,7 +23,8 @@ from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import ask, make_engine
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, counted
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over, unavailable
 from opencue_sched.insight.farm import farm_view

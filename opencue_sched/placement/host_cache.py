@@ -14,8 +14,9 @@ from itertools import groupby, islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from opencue_sched.domain.cluster import ALL_BUCKETS, Cluster, bucket_of
-from opencue_sched.domain.farm import Host, Reservation
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
@@ -23,7 +24,7 @@ Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it is asked under the lock, and of hosts that are not chosen."""
 FetchHosts = Callable[[str, Sequence[str], Collection[int]], Sequence[Host]]
 """``fetch(facility_id, tags, buckets)``: the hosts of the facility with any of the tags that can be booked, of these
-buckets (domain/cluster.py), in one query."""
+buckets (domain/clusters.py), in one query."""
 
 HOLD_SECONDS = 12.0
 REREAD_SECONDS = 10.0

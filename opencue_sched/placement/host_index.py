@@ -7,7 +7,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from opencue_sched.domain.farm import Host, Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.settings import HostBookingStrategy
 
 Rank = tuple[int, int, int, str]

@@ -19,21 +19,15 @@ from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from operator import attrgetter
 
-from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import (
-    Frame,
-    Host,
-    Job,
-    Layer,
-    PlannedProc,
-    Reservation,
-    Snapshot,
-    Vertices,
-    cores_left,
-    counted,
-    memory_text,
-)
-from opencue_sched.domain.frames import Demand, Dimension, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.caps import Vertices, cores_left
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.frame_needs import Demand, Dimension, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.plans import PlannedProc, Snapshot
+from opencue_sched.domain.units import memory_text
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
 from opencue_sched.placement.policies.admissions import gpu_guard, layer_share

@@ -8,19 +8,21 @@ in key order. Every row is written once per statement: PostgreSQL silently skips
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc
+from opencue_sched.domain.frame_command import Environments
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
-
 _SET_TIMEOUTS = text(
     """
     SELECT set_config('statement_timeout', :statement_ms, true), set_config('lock_timeout', :lock_ms, true),
@@ -112,7 +114,6 @@ _CAPS = text(
     ) caps
     """
 )
-
 _COUNTERS_OF_LAYERS = (
     "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:layers AS varchar[])) "
     "ORDER BY pk_layer FOR NO KEY UPDATE"
@@ -129,7 +130,6 @@ _LOCK_FREE_STATS = text(
     """  # noqa: S608 - only our own constants
 )
 _BACK = text("ROLLBACK TO SAVEPOINT opencue_sched_unwritten")
-
 _INSERT_PROCS = text(
     """
     SAVEPOINT opencue_sched_unwritten;
@@ -147,7 +147,6 @@ _INSERT_PROCS = text(
     RETURNING pk_proc
     """
 )
-
 _RUNNING = """
     UPDATE frame f
     SET str_state = 'RUNNING', str_host = planned.host_name, int_cores = planned.cores,
@@ -162,7 +161,6 @@ _RUNNING = """
     RETURNING f.pk_frame, f.int_version
     """
 _START_FRAMES = text("; ".join((_COUNTERS_OF_LAYERS, _COUNTERS_OF_JOBS, _RUNNING)))
-
 _TAKE_FROM_HOSTS = text(
     """
     UPDATE host h
@@ -320,10 +318,6 @@ _ENVIRONMENTS = text(
      ORDER BY id
     """
 )
-
-
-Environments = Mapping[str, Mapping[str, str]]
-"""The variables of jobs and of layers, by the id of either."""
 
 
 def fetch_environments(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> Environments:

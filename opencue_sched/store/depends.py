@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.domain.states import FrameState
 from opencue_sched.store import frame_memory
 from opencue_sched.store.procs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of

@@ -15,8 +15,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.cluster import ALL_BUCKETS, ClusterKind
-from opencue_sched.domain.farm import INT_MAX, MOST_KB, HardwareState, Host, ThreadMode, os_names
+from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.hosts import Host
+from opencue_sched.domain.names import os_names
+from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.domain.states import HardwareState, ThreadMode
+from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
@@ -62,7 +66,7 @@ def fetch_groups(
     buckets: Collection[int] = ALL_BUCKETS,
 ) -> list[Host]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/cluster.py). One statement."""
+    seconds and in one of these buckets (domain/clusters.py). One statement."""
     wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
     return _hosts(connection.execute(_OF_TAGS, parameters))

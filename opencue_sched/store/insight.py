@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 # Of the jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(

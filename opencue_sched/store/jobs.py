@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import NoResultFound
 
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.domain.states import FrameState
 from opencue_sched.store.pending import USED
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import INSERT_LAYER_LIMITS

@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import INT_MAX
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 
@@ -36,7 +36,7 @@ USED = """CAST(COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS bigint) AS
 _LAYER_TAGS = "coalesce(string_to_array(replace(l.str_tags, ' ', ''), '|'), CAST(ARRAY[] AS text[]))"
 # xmin is another after every UPDATE of a row, whoever makes it.
 _VERSION = "CAST(l.xmin AS text)"
-# All that domain.frames.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
+# All that domain.frame_needs.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
 _KIND = """CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                          l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
 # Neither list is correlated, so PostgreSQL hashes it once.
@@ -69,7 +69,7 @@ MAY_BE_BOOKED = f"""{SWITCHED_ON}
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""  # noqa: S608
 SOME_WORK = f"""EXISTS (SELECT FROM job j JOIN show s USING (pk_show) JOIN layer_stat ls USING (pk_job)
                    WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED})"""
-# domain.frames.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
+# domain.frame_needs.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
 LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import Hold
+from opencue_sched.domain.hosts import Hold
 from opencue_sched.store.pending import SOME_WORK
 
 _LOCK_KEY = 0x6F63732D686F6C64

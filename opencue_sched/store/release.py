@@ -9,7 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import INT_MAX, MEMORY_FLOOR_KB, ExitStatus, FrameState, PlannedProc
+from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.states import ExitStatus, FrameState
+from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 

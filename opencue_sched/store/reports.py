@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import ThreadMode
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store import frame_memory
 from opencue_sched.store.shows import insert_row
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, column, delete, or_, select, table, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from opencue_sched.domain.farm import FOLDER_NAME_WIDTH
+from opencue_sched.domain.names import FOLDER_NAME_WIDTH
 from opencue_sched.store.pending import USED
 
 _SHOWS = text(

@@ -28,8 +28,8 @@ from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census
 from opencue_sched.dispatch.report import VerdictLog, count_waiting_frames
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import CENTICORES_PER_CORE
+from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings

@@ -30,7 +30,8 @@ from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.clock import boot_clock
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import ClusterKind, Verdict
+from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)

@@ -29,6 +29,7 @@ from opencue_sched.accounting.show_handover import (
     refresh_handed_back,
 )
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
@@ -50,7 +51,6 @@ from opencue_sched.dispatch.gather import GpuWaits, HostChanges, HostFeed
 from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
-from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import drain_history, reap, recover_depends

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine
 
 from opencue_sched.clients.lua_scripts import load_script
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings

@@ -38,7 +38,8 @@ from opencue_sched.coordination.postings import (
 )
 from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs

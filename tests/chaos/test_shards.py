@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.domain.cluster import HOSTS_PER_SHARD, shard_of
+from opencue_sched.domain.shards import HOSTS_PER_SHARD, shard_of
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec, ShowIds
 from tests.polling import eventually

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch import gather
 from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.domain.farm import Host, Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
 from opencue_sched.cli import cli
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics, metrics
 from tests.promql import (

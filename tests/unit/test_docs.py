@@ -13,7 +13,7 @@ import click
 import pytest
 
 from opencue_sched.cli import cli
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from tests import metrics_table
 from tests.setting_fields import setting_fields

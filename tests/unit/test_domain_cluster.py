@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Headroom, Host, Reservation, ThreadMode
+from opencue_sched.domain.caps import Headroom
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,

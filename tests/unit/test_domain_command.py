@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
-from opencue_sched.domain.frames import (
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.frame_command import (
     RESERVED_VARIABLES,
     TOKENS,
     command_line,
@@ -15,6 +15,10 @@ from opencue_sched.domain.frames import (
     memory_limit,
     unknown_tokens,
 )
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.errors import InvalidInput
 
 COMMAND = "render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#"

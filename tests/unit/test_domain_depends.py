@@ -12,7 +12,7 @@ from opencue_sched.domain.depends import (
     frame_pairs,
     waiting_circle,
 )
-from opencue_sched.domain.frames import FrameRange
+from opencue_sched.domain.frame_range import FrameRange
 
 LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, DependType.PREVIOUS_FRAME
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, FrameState
+from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY, FrameState
 from opencue_sched.farm.model import (
     NO_RETRY_RUN_TIME_SECONDS,
     CompletedFrame,

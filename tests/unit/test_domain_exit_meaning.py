@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.domain.farm import ExitStatus, exit_meaning
-from opencue_sched.domain.frames import log_path
+from opencue_sched.domain.frame_command import log_path
+from opencue_sched.domain.states import ExitStatus, exit_meaning
 from opencue_sched.insight.frame_logs import harmless
 
 

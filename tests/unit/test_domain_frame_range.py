@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.depends import ChunkedRange
-from opencue_sched.domain.farm import frame_name, os_names
-from opencue_sched.domain.frames import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
+from opencue_sched.domain.frame_range import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
+from opencue_sched.domain.names import frame_name, os_names
 from opencue_sched.errors import InvalidInput
 
 

@@ -11,15 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from opencue_sched.dispatch.gather import subscriptions
-from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode, cap_cores, enforced
-from opencue_sched.domain.frames import (
-    Dimension,
-    Rules,
-    fewest_cores,
-    minimum_cores,
-    reserve,
-    smallest_need,
-)
+from opencue_sched.domain.frame_needs import Dimension, Rules, fewest_cores, minimum_cores, reserve, smallest_need
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Layer
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.units import cap_cores, enforced
 
 GIB = 1024 * 1024  # in KB
 RULES = Rules(memory_stranded_threshold_kb=2 * GIB)

@@ -8,15 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import (
-    ALL_BUCKETS,
-    HOSTS_PER_SHARD,
-    bucket_of,
-    buckets,
-    divide,
-    shard_of,
-    shards,
-)
+from opencue_sched.domain.shards import ALL_BUCKETS, HOSTS_PER_SHARD, bucket_of, buckets, divide, shard_of, shards
 
 names = st.sets(st.from_regex(r"[a-z][a-z0-9_.-]{0,8}", fullmatch=True), min_size=2, max_size=8)
 host_ids = st.one_of(st.uuids().map(str), st.text("0123456789abcdef-", min_size=1, max_size=36))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import join_tags, normalise_tag, normalise_tags
+from opencue_sched.domain.clusters import join_tags, normalise_tag, normalise_tags
 
 tag_names = st.text(alphabet="abcXYZ019_.-", min_size=1, max_size=12)
 

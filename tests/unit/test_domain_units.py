@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, UNLIMITED, booked_cores, cap_cores, idle_cores
+from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED, booked_cores, cap_cores, idle_cores
 
 amounts = st.integers(0, 10**9)
 

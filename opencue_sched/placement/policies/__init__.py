@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, Reservation
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.verdicts import Verdict
 
 
 class Refusal(NamedTuple):

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, Reservation, memory_text
-from opencue_sched.domain.frames import Demand
+from opencue_sched.domain.frame_needs import Demand
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.units import memory_text
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Admission, Refusal
 
 

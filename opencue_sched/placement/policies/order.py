@@ -23,7 +23,9 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, Caps, Host, Reservation
+from opencue_sched.domain.caps import Caps
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 
 class Use(NamedTuple):

@@ -17,9 +17,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, Hold, Host, Job, Layer, Reservation, duration_text
-from opencue_sched.domain.frames import Demand
+from opencue_sched.domain.frame_needs import Demand
+from opencue_sched.domain.hosts import Hold, Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Admission, Refusal
 
 MOST_LAYERS = 8

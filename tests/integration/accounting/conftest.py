@@ -17,7 +17,7 @@ from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch import cluster_pass, launch
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.settings import Settings
 from tests.in_turn import InTurn
 

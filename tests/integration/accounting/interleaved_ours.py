@@ -28,8 +28,9 @@ from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import PlannedProc, Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings

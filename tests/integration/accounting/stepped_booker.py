@@ -14,7 +14,8 @@ from opencue_sched.accounting.keys import Booking, VertexCaps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import in_doubt
 from opencue_sched.dispatch.commit import by_vertex, fit_caps
-from opencue_sched.domain.farm import PlannedProc, Reservation
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.store.booking import read_caps
 from tests.integration.accounting.stepped_farm import INSERT_PROC, SteppedFarm
 from tests.integration.accounting.stepping import Actor, Clock, boundary, current

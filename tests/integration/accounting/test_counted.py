@@ -13,7 +13,7 @@ from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps,
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
 from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, follow_handed_back, hand_over
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput

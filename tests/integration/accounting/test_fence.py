@@ -16,9 +16,8 @@ from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Change, Ledger
 from opencue_sched.accounting.reconcile import recompute
-from opencue_sched.clients.lua_scripts import ScriptCall
+from opencue_sched.clients.lua_scripts import Fence, ScriptCall
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import FencedOff
 from tests.integration.accounting.conftest import Store, booking
 from tests.integration.accounting.world import AGE, World

@@ -13,7 +13,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, drift
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from tests.forced import force
 from tests.integration.accounting.conftest import Store
 

@@ -12,7 +12,7 @@ from opencue_sched.cli import ctl
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Actor, Presence
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 
 from .conftest import Cli
 

@@ -17,7 +17,8 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.report import VerdictLog
-from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict, Verdict
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.explain import explain_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.frames import TOKENS, FrameRange
+from opencue_sched.domain.frame_command import TOKENS
+from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec
 from opencue_sched.text_file import read_yaml
 from tests.farm import Farm

@@ -13,7 +13,7 @@ from opencue_sched.coordination import postings as postings_module
 from opencue_sched.coordination.board import RESEND_SECONDS
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import LOOK_SECONDS, SHORT_SECONDS, Claim, ClusterPostings, DueThread, Enqueued
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
 from tests.polling import eventually
 from tests.redis_log import RedisLog

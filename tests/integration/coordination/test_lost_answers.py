@@ -11,7 +11,7 @@ from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobFailure, JobState, NotFound
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClusterPostings
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 

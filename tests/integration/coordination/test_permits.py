@@ -11,7 +11,7 @@ from opencue_sched.coordination.board import JOBS_PER_CALL, SECONDS_PER_FRAME, B
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobState
 from opencue_sched.coordination.names import BoardKeys, permit_board
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.redis_log import RedisLog
 
 KEYS = permit_board("cue")

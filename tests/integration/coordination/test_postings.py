@@ -17,7 +17,7 @@ from opencue_sched.coordination.postings import (
 )
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.queues import Router
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
 from tests.polling import eventually
 

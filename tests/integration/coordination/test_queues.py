@@ -36,7 +36,7 @@ from opencue_sched.coordination.queues import (
     guard_transports,
     queue_census,
 )
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.worker.task import Messenger

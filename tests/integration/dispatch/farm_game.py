@@ -22,7 +22,7 @@ from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS, PassRun
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.farm.model import CompletedFrame

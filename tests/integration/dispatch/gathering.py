@@ -10,8 +10,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.dispatch.gather import GatheredCluster, gather
-from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict
-from opencue_sched.domain.farm import Caps, Snapshot
+from opencue_sched.domain.caps import Caps
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.plans import Snapshot
+from opencue_sched.domain.verdicts import LayerVerdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SkippedLayers

@@ -10,7 +10,10 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.dispatch.commit import CommitResult, commit_plan
-from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id

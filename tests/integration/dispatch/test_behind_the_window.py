@@ -15,7 +15,8 @@ from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import Dispatcher, next_state
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.placement.planner import policy_for

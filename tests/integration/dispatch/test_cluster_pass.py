@@ -21,8 +21,8 @@ from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassEnd
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings

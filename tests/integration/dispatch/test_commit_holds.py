@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Hold, PlannedProc, Reservation
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.hosts import Hold, Reservation
+from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import HostHeld
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities, with_work
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import InvalidInput

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.domain.farm import Layer
+from opencue_sched.domain.jobs import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings

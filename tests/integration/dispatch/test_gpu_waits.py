@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.gather import READ_SECONDS, GpuWaits
-from opencue_sched.domain.frames import Demand
+from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.store.schema import check_schema

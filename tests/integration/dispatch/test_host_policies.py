@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobIds, LayerSpec
 from opencue_sched.settings import Rqd, Settings

@@ -18,7 +18,7 @@ from opencue_sched.accounting.caps import note_imported
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
 from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost, SimulatedRefusal

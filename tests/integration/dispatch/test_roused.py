@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings

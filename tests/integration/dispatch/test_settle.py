@@ -22,8 +22,11 @@ from opencue_sched.dispatch import launch
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.launch import SettleReport, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.rqd import RqdChannels, RunningFrameRef, Whereabouts, look
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Host, PlannedProc, Reservation, ThreadMode, Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.simulated_host import Answer

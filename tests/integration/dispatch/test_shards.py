@@ -14,8 +14,9 @@ from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
-from opencue_sched.domain import cluster
-from opencue_sched.domain.cluster import Cluster, Division, shard_of
+from opencue_sched.domain import shards
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.shards import Division, shard_of
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
@@ -231,7 +232,7 @@ def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
     assert division() == ()
     instances |= {"two"}
     assert division() == (), "24 hosts are too few"
-    monkeypatch.setattr(cluster, "HOSTS_PER_SHARD", 8)
+    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
     instances |= {"three"}
     assert division() == THREE
     with fleet.here.counted() as count:
@@ -240,7 +241,7 @@ def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
 
 
 def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "HOSTS_PER_SHARD", 8)
+    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
     away = False
 
     def instances() -> set[str]:

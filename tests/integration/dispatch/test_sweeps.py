@@ -9,9 +9,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Connection, Engine, event, text
 
+from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.dispatch import clusters
 from opencue_sched.dispatch.clusters import Sweeper, SweepReport
-from opencue_sched.domain.cluster import Cluster, Fence
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff

@@ -9,7 +9,7 @@ import redis
 
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_ERROR, RecordedVerdict, VerdictLog
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 
 
 class Clock:

@@ -11,7 +11,8 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting.caps import note_imported
 from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.dispatch import clusters
-from opencue_sched.domain.cluster import Cluster, Verdict
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.domain.states import FrameState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release

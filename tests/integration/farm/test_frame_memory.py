@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.domain.states import FrameState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import RunVerdict
 from tests.farm import LayerSpec

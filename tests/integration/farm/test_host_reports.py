@@ -9,7 +9,7 @@ from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.rqd import Fate
-from opencue_sched.domain.farm import HardwareState
+from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm import reports as reports_module
 from opencue_sched.farm.completion import Releaser

@@ -20,7 +20,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.farm.completion import Releaser

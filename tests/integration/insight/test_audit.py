@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.cli import cli
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit

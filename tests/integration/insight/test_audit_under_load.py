@@ -15,7 +15,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
 from tests.forced import force

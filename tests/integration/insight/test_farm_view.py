@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.report import VerdictLog
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.farm import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs

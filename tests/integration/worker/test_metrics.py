@@ -30,8 +30,8 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassReport, VerdictLog
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port

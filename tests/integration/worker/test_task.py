@@ -21,7 +21,7 @@ from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings

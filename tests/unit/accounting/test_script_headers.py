@@ -10,7 +10,7 @@ from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.clients.lua_scripts import ScriptCall, load_script, lua_directory
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 
 BOOKING = Booking("p", Vertices("s", "a", "f", "j", "l", "d", ("n", "m")), 4, 1)
 

@@ -18,7 +18,7 @@ from opencue_sched.accounting.consistency import (
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts, read_caps, unpack, unpack_entry
 from opencue_sched.accounting.reconcile import counters, is_too_old
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.caps import Vertices
 from opencue_sched.errors import InvalidInput
 
 VERTICES = Vertices("s", "a", "f", "j", "l", "d", ("n2", "n1"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from opencue_sched.dispatch.report import waiting_by_verdict
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 
 ALLOC = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 MANUAL = Cluster("fac", "show", ClusterKind.MANUAL, ("fast", "slow"))

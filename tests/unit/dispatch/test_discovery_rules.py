@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.dispatch.clusters import build_clusters
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.settings import Queue
 
 QUEUE = Queue(manual_tags_chunk_size=2, hostname_tags_chunk_size=3)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from opencue_sched.dispatch.cooldown import HostNews, LayerCooldowns
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, Reservation, ThreadMode
-from opencue_sched.domain.frames import Search
+from opencue_sched.domain.frame_needs import Search
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import SkippedLayers
 

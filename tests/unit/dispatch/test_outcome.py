@@ -6,8 +6,10 @@ import pytest
 
 from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.dispatch.report import after_booking
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import FrameLost
 from tests.unit.placement.values import make_host, make_job, make_layer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.farm import ExitStatus, FrameState, JobState
+from opencue_sched.domain.states import ExitStatus, FrameState, JobState
 from opencue_sched.farm.model import CompletedFrame, LostRun, RunVerdict, ending_of
 from opencue_sched.store.procs import Run
 

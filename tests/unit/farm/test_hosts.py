@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
-from opencue_sched.domain.farm import HardwareState
+from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.model import short_name
 from opencue_sched.farm.reports import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.domain.farm import FrameState, JobState
+from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.farm.model import overdue
 from opencue_sched.farm.reports import SETTLED_SECONDS, unowned, usage
 from opencue_sched.store.procs import Run

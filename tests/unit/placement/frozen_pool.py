@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opencue_sched.domain.farm import Host
+from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostCacheSettings
 

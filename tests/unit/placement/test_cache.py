@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import bucket_of, buckets, shard_of
-from opencue_sched.domain.farm import Hold, Host
+from opencue_sched.domain.hosts import Hold, Host
+from opencue_sched.domain.shards import bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from opencue_sched.domain.farm import Host
+from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host
+from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.unit.placement.values import make_host, make_need, take

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host, Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.unit.placement.values import make_host, make_need

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
-from opencue_sched.domain.frames import Demand, Search, smallest_need
+from opencue_sched.domain.frame_needs import Demand, Search, smallest_need
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Layer
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share
 from opencue_sched.placement.policies.order import convex
 from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take

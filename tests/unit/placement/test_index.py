@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host, Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.values import GIB, make_host, make_need

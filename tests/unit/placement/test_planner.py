@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
-from opencue_sched.domain.frames import Rules
+from opencue_sched.domain.caps import Caps, Headroom
+from opencue_sched.domain.frame_needs import Rules
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.plans import Snapshot, Work
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass, policy_for
 from opencue_sched.placement.policies import Refusal

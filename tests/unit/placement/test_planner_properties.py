@@ -11,9 +11,13 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
-from opencue_sched.domain.frames import MEM_RESERVED_MIN_KB, Rules, reserve, smallest_need
+from opencue_sched.domain.caps import Caps, Headroom
+from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Rules, reserve, smallest_need
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.plans import Snapshot
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.planner import Plan, Policy
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.frozen_pool import FrozenPool

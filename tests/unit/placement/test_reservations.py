@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Hold, Host, Reservation
-from opencue_sched.domain.frames import Demand, Search, smallest_need
+from opencue_sched.domain.frame_needs import Demand, Search, smallest_need
+from opencue_sched.domain.hosts import Hold, Host, Reservation
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame
 from tests.unit.placement.frozen_pool import FrozenPool

@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
-from opencue_sched.domain.frames import Rules
+from opencue_sched.domain.caps import Caps, Headroom
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.frame_needs import Rules
+from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.plans import Snapshot, Work
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, Policy, plan_pass
 from opencue_sched.settings import Queue

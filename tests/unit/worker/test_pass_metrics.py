@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.placement.planner import Plan
 from opencue_sched.worker.metrics import record_pass, record_recompute
 

@@ -1,0 +1,50 @@
+"""What a booking counts under, the caps there, and the headroom they leave."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Vertices:
+    """What one booking counts under: its subscription (show, allocation), folder, job, layer, department and limits."""
+
+    show_id: str
+    alloc_id: str
+    folder_id: str
+    job_id: str
+    layer_id: str
+    dept_id: str
+    limit_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """A cap and what is booked under it, in whole cores or units. ``cap`` None is unlimited; ``name`` is for people."""
+
+    cap: float | None
+    booked: int
+    name: str = ""
+
+    @property
+    def left(self) -> float:
+        """How much more may be booked; infinity without a cap, never negative."""
+        return float("inf") if self.cap is None else max(0.0, self.cap - self.booked)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Cores and GPUs of one vertex."""
+
+    cores: Headroom
+    gpus: Headroom
+
+
+def cores_left(subscribed: Mapping[tuple[str, str], Caps]) -> defaultdict[str, dict[str, float]]:
+    """The cores that subscriptions have left, by show and then by allocation id; of any other show none."""
+    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (show_id, alloc_id), caps in subscribed.items():
+        left[show_id][alloc_id] = caps.cores.left
+    return left

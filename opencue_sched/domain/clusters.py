@@ -1,0 +1,63 @@
+"""Clusters, the unit of dispatch work (distributed scheduler reference, "Cluster System")."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ClusterKind(StrEnum):
+    """The kind of a cluster's tags; the members' names are Cuebot's words for it (``host_tag.str_tag_type``)."""
+
+    ALLOC = "alloc"
+    MANUAL = "manual"
+    HOSTNAME = "hostname"
+    HARDWARE = "hardware"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cluster:
+    """A show's work in one facility under one or more host tags. ``tags`` are normalised and sorted.
+
+    ``shard`` names the hosts that a pass over it may use: those of one instance; "" means all.
+    """
+
+    facility_id: str
+    show_id: str
+    kind: ClusterKind
+    tags: tuple[str, ...]
+    alloc_id: str | None = None
+    shard: str = ""
+
+    @property
+    def key(self) -> str:
+        """A short stable name, safe in a queue message, a Redis key and a metric: ``kind-<16 hex digits>``, and
+        ``@shard`` after that where there is one."""
+        text = "\x1f".join((self.facility_id, self.show_id, self.kind.value, self.alloc_id or "", *self.tags))
+        name = f"{self.kind.value}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{name}@{self.shard}" if self.shard else name
+
+
+# Tags: how layers name the hosts they may run on.
+#
+# Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue's queries compare them with
+# every space removed and split on the bar (so a name with spaces inside collapses: ``my tag`` is
+# ``mytag``). Host tags come one a row of ``host_tag``.
+
+
+def normalise_tag(tag: str) -> str:
+    """One tag as the queries compare it: without spaces, wherever they are."""
+    return tag.replace(" ", "")
+
+
+def normalise_tags(text: str | None) -> frozenset[str]:
+    """``layer.str_tags`` in any spelling of the separator, as a set. Empty and NULL give the empty set."""
+    return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
+
+
+def join_tags(tags: Iterable[str]) -> str:
+    """Tags for ``layer.str_tags``, as Cuebot joins them: its own host queries use the column as a regular expression
+    that skips the spaces around the bar."""
+    return " | ".join(tags)

@@ -1,0 +1,108 @@
+"""Hosts as a dispatch pass sees them, the amounts a frame takes of one, and the hold on one for a wide frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.units import CENTICORES_PER_CORE, idle_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one frame takes from one host, or needs of one, or what is idle on it. Whole cores; memory in KB."""
+
+    cores: int
+    memory_kb: int
+    gpus: int = 0
+    gpu_memory_kb: int = 0
+
+    def covers(self, other: Reservation) -> bool:
+        """Whether this is at least ``other`` in everything."""
+        return (
+            self.cores >= other.cores
+            and self.memory_kb >= other.memory_kb
+            and self.gpus >= other.gpus
+            and self.gpu_memory_kb >= other.gpu_memory_kb
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A host that drains for a frame of ``layer_id``, which needs this much of it. Cores, KB.
+
+    ``until`` and ``free_at`` (when so much is expected idle; None: nobody knows) are epoch seconds of the database.
+    ``owner`` names the layer for people.
+    """
+
+    layer_id: str
+    job_id: str
+    cores: int
+    memory_kb: int
+    gpus: int
+    until: float
+    free_at: float | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host with what it has idle.
+
+    ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
+    reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
+    ``running`` counts the frames on it by layer id, ``recent`` are layers that ran on it last, the latest first.
+    """
+
+    id: str
+    name: str
+    facility_id: str
+    alloc_id: str
+    tags: frozenset[str]
+    os_names: tuple[str, ...]
+    thread_mode: ThreadMode
+    total_centicores: int
+    idle_centicores: int
+    total_memory_kb: int
+    idle_memory_kb: int
+    total_gpus: int = 0
+    idle_gpus: int = 0
+    total_gpu_memory_kb: int = 0
+    idle_gpu_memory_kb: int = 0
+    running: Mapping[str, int] = field(default_factory=dict, hash=False)
+    recent: tuple[str, ...] = ()
+    hold: Hold | None = None
+
+    @property
+    def idle_cores(self) -> int:
+        """Whole cores that can be booked."""
+        return idle_cores(self.idle_centicores)
+
+    @property
+    def total_cores(self) -> int:
+        return idle_cores(self.total_centicores)
+
+    def idle(self) -> Host:
+        """The same host with nothing on it."""
+        return replace(
+            self,
+            idle_centicores=self.total_centicores,
+            idle_memory_kb=self.total_memory_kb,
+            idle_gpus=self.total_gpus,
+            idle_gpu_memory_kb=self.total_gpu_memory_kb,
+        )
+
+    def less(self, taken: Reservation, layer_id: str = "") -> Host:
+        """The same host after ``taken`` has been booked on it, for a frame of the layer if one is named."""
+        running = self.running
+        if layer_id:
+            running = {**running, layer_id: running.get(layer_id, 0) + 1}
+        return replace(
+            self,
+            running=running,
+            idle_centicores=self.idle_centicores - taken.cores * CENTICORES_PER_CORE,
+            idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
+            idle_gpus=self.idle_gpus - taken.gpus,
+            idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,
+        )

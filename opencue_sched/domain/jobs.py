@@ -1,0 +1,76 @@
+"""Jobs, layers and frames as a dispatch pass sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FRAMES_TO_RAISE_A_LAYER = 3
+"""So many frames of a layer needed more memory before the layer asks for more."""
+MEMORY_FLOOR_KB = 262_144
+"""The least memory a layer asks for, and the margin the optimizer leaves above the most that was used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
+
+    ``waited_seconds``: from when it last became eligible to run until it was gathered, by the database's clock; None
+    where the database has no such time. ``memory_kb``: what it asks for by itself, where that may be more than its
+    layer does.
+    """
+
+    id: str
+    name: str
+    number: int
+    version: int | None
+    waited_seconds: float | None = None
+    memory_kb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with waiting frames, in dispatch order, at most the pass's limit of them.
+
+    ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
+    meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
+    ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
+    ``run_seconds`` is the mean run time of its frames that succeeded; None while none has.
+    """
+
+    id: str
+    name: str
+    command: str
+    frame_range: str
+    chunk_size: int
+    cores_min_centicores: int
+    cores_max_centicores: int
+    memory_min_kb: int
+    gpus_min: int
+    gpu_memory_min_kb: int
+    tags: frozenset[str]
+    services: tuple[str, ...]
+    threadable: bool
+    waiting_frames: int
+    frames: tuple[Frame, ...]
+    limit_ids: tuple[str, ...] = ()
+    kind: str = ""
+    run_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pending job with its bookable layers in dispatch order."""
+
+    id: str
+    name: str
+    show_id: str
+    show_name: str
+    folder_id: str
+    dept_id: str
+    shot: str
+    user: str
+    uid: int | None
+    log_dir: str
+    os_name: str | None
+    loki_url: str | None
+    layers: tuple[Layer, ...]

@@ -1,0 +1,33 @@
+"""Names of folders, jobs, layers, frames and operating systems, and how they are written for people."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+FOLDER_NAME_WIDTH = 36
+NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
+"""A name that ends up in paths and commands."""
+NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
+
+
+def counted(number: float | None, noun: str, plural: str | None = None) -> str:
+    """``1 frame``, ``2 frames``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """``; did you mean x?`` for a mistyped word, or nothing."""
+    close = difflib.get_close_matches(word[:64], list(words), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def frame_name(number: int, layer_name: str) -> str:
+    """The name of a frame: ``0012-render``, and ``-012-render`` for frame -12 (Java's and Python's ``%04d`` agree)."""
+    return f"{number:04d}-{layer_name}"
+
+
+def os_names(text: str | None) -> tuple[str, ...]:
+    """``host_stat.str_os`` as the list Cuebot reads it as: separated by commas, spaces around them ignored."""
+    return tuple(name for name in (part.strip() for part in (text or "").split(",")) if name)

@@ -1,0 +1,67 @@
+"""Shards: which instance plans which hosts, so that no two plan the same ones.
+
+Every host is in one of 256 buckets, by its id alone, and every bucket belongs to one of the instances among which the
+hosts are divided (*the division*), by rendezvous hashing: everybody who knows the division comes to the same answer,
+and when an instance comes or goes only its own hosts move. A shard is called after its instance. In a farm that is
+not divided the one shard is called "": all hosts, for any worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+BUCKETS = 256
+ALL_BUCKETS = frozenset(range(BUCKETS))
+HOSTS_PER_SHARD = 64
+"""A farm is divided among so many instances that each has at least so many hosts, and only among two or more. Where a
+shard has few hosts, work waits for a large host of its own while that of the next shard idles, and each shard costs
+passes of its own; one pass plans hundreds of hosts in milliseconds, so a small farm gains nothing from a second
+planner."""
+Division = tuple[str, ...]
+"""The instances among which the hosts are divided, by name; () when they are not divided."""
+
+
+def divide(instances: Collection[str], hosts: int) -> Division:
+    """The division of so many hosts among live instances: the first by name, one for each HOSTS_PER_SHARD."""
+    among = tuple(sorted(instances)[: hosts // HOSTS_PER_SHARD])
+    return among if len(among) > 1 else ()
+
+
+def bucket_of(host_id: str) -> int:
+    """The bucket of a host: the first byte of the MD5 of its id, which PostgreSQL computes as well (store/hosts.py)."""
+    return hashlib.md5(host_id.encode(), usedforsecurity=False).digest()[0]
+
+
+def shard_of(host_id: str, division: Division) -> str:
+    """The shard that a host belongs to."""
+    return _owners(division)[bucket_of(host_id)] if division else ""
+
+
+def shards(division: Division) -> Division:
+    """The names of all shards."""
+    return division or ("",)
+
+
+@lru_cache(maxsize=64)
+def buckets(shard: str, division: Division) -> frozenset[int]:
+    """The buckets of a shard. Of a shard that is not in the division, those it would have if it were: its instance has
+    just come or gone, and whoever works for it now must neither miss its hosts nor take all."""
+    if not shard:
+        return ALL_BUCKETS
+    owners = _owners(division if shard in division else tuple(sorted({*division, shard})))
+    return frozenset(bucket for bucket, owner in enumerate(owners) if owner == shard)
+
+
+def rendezvous(key: str, instances: Sequence[str]) -> str | None:
+    """The instance that everybody picks for ``key``; None without instances."""
+    return max(
+        instances, key=lambda it: hashlib.blake2b(f"{it}\x1f{key}".encode(), digest_size=8).digest(), default=None
+    )
+
+
+@lru_cache(maxsize=64)
+def _owners(division: Division) -> Division:
+    """The owner of each bucket."""
+    return tuple(rendezvous(str(bucket), division) or "" for bucket in range(BUCKETS))
