@@ -24,7 +24,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec

@@ -18,7 +18,7 @@ from benchmarks.recovery_site import BURST, WAIT_SECONDS, Recovery, Site, attemp
 from benchmarks.takeover import fillers_killed, takeover
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, store_state
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, ImportedShows, hand_back, hand_over
 
 _STREAM_FRAMES = 600

@@ -25,7 +25,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import entries_of
+from opencue_sched.accounting.recompute import entries_of
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec, ShowIds

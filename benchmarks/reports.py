@@ -26,7 +26,7 @@ from benchmarks.proc_times import Reading, read
 from benchmarks.workbench import Workbench, workbench
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port

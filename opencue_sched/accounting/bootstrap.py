@@ -22,10 +22,11 @@ import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.age_marks import DEFAULT_AGE_SECONDS
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
-from opencue_sched.accounting.reconcile import DEFAULT_AGE_SECONDS, additions, entries_of, may_still_commit, recompute
+from opencue_sched.accounting.recompute import additions, entries_of, may_still_commit, recompute
 from opencue_sched.clients.lua_scripts import call_script, call_scripts, chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.errors import InvalidInput, NotReady

@@ -43,7 +43,7 @@ from sqlalchemy.exc import DataError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
 from opencue_sched.accounting.ledger import Cause, Ledger, answering
-from opencue_sched.accounting.reconcile import RecomputeReport, recompute, renew_entries
+from opencue_sched.accounting.recompute import RecomputeReport, recompute, renew_entries
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows

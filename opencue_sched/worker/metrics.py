@@ -26,7 +26,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from opencue_sched.accounting.reconcile import RecomputeReport
+from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.clock import boot_clock
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.epoch import guarded_redis, look_at_store
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     ImportedShows,

@@ -12,15 +12,16 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.accounting import bootstrap, consistency, keys, reconcile
+from opencue_sched.accounting import bootstrap, consistency, keys
 from opencue_sched.accounting import caps as caps_module
+from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import read_snapshot, recompute
+from opencue_sched.accounting.recompute import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.dispatch import cluster_pass
@@ -235,8 +236,8 @@ def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
     monkeypatch.setattr(bootstrap, "time", clock)
     monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
-    monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
-    monkeypatch.setattr(reconcile, "fresh_additions", _marked(reconcile.fresh_additions, before=JUDGED))
+    monkeypatch.setattr(recompute_module, "read_snapshot", _marked(recompute_module.read_snapshot, after=SNAPSHOT))
+    monkeypatch.setattr(recompute_module, "fresh_additions", _marked(recompute_module.fresh_additions, before=JUDGED))
     monkeypatch.setattr(consistency, "correct", _marked(consistency.correct, before=CORRECTION))
     monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
 

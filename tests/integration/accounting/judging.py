@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from opencue_sched.accounting.reconcile import read_snapshot
+from opencue_sched.accounting.recompute import read_snapshot
 from tests.integration.accounting.stepped_booker import Attempt, Booker
 from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_disk import SteppedDisk

@@ -23,7 +23,7 @@ from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
 from tests.integration.accounting.judging import Judged
@@ -32,12 +32,7 @@ from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booke
 from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
-from tests.integration.accounting.stepped_store import (
-    check_counters,
-    grow_older,
-    look,
-    pass_quarantines,
-)
+from tests.integration.accounting.stepped_store import check_counters, grow_older, look, pass_quarantines
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
 AGE, TICK = 40.0, 60

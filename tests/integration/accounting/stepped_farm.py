@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
-from opencue_sched.accounting.reconcile import entries_of
+from opencue_sched.accounting.recompute import entries_of
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds

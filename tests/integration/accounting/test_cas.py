@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.accounting import keys
-from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting import foreign_decrements, keys, recompute
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
@@ -33,14 +32,14 @@ def foreign(world: World) -> int:
 
 def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something always moves between the snapshot and the swap."""
-    original = reconcile_module.check_consistency
+    original = recompute.check_consistency
 
     def busy(*args: object, **how: object) -> object:
         check = original(*args, **how)  # type: ignore[arg-type]
         world.store.client.incr(keys.SEQ)
         return check
 
-    monkeypatch.setattr(reconcile_module, "check_consistency", busy)
+    monkeypatch.setattr(recompute, "check_consistency", busy)
 
 
 def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(
@@ -145,10 +144,10 @@ def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(
     never_quiet(dual, monkeypatch)
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
-    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 3600)
+    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 3600)
     dual.recompute()
     assert dual.job_cores() == 2
-    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 0)
+    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
@@ -163,7 +162,7 @@ def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
     never_quiet(dual, monkeypatch)
     dual.recompute()
     publish(dual, booked)
-    monkeypatch.setattr(reconcile_module, "PUBLISH_GRACE_SECONDS", 0)
+    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 

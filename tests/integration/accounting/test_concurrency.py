@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.settings import Settings
 from tests.integration.accounting.world import AGE, World, returned
 
@@ -138,7 +138,7 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(
     world.recompute()
     world.delete(one)
     world.run(1)
-    original = reconcile_module.check_consistency
+    original = recompute_module.check_consistency
     inner: list[object] = []
 
     def interrupted(*args: object, **how: object) -> object:
@@ -148,7 +148,7 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(
             inner.append(recompute(world.engine, world.ledger, age_seconds=AGE, write_tables=False))
         return check
 
-    monkeypatch.setattr(reconcile_module, "check_consistency", interrupted)
+    monkeypatch.setattr(recompute_module, "check_consistency", interrupted)
     passes = returned(monkeypatch, "reconcile")
     outer = world.recompute()
     assert len(passes[-1].passed_over) == 2

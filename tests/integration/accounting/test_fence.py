@@ -15,7 +15,7 @@ from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Change, Ledger
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.errors import FencedOff

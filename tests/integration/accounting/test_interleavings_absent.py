@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opencue_sched.accounting import reconcile
+from opencue_sched.accounting import differences
 from opencue_sched.accounting.keys import Record
 from opencue_sched.accounting.ledger import Cause, Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
@@ -28,7 +28,7 @@ def _absent_is_gone(record: Record, actual: str | None, mark_seq: int, too_old: 
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])
 def ruled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(reconcile, "_judge", _absent_is_gone)
+        monkeypatch.setattr(differences, "_judge", _absent_is_gone)
     return bool(request.param)
 
 

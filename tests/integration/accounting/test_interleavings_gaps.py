@@ -12,7 +12,7 @@ import pytest
 
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting import recompute as recompute_module
 from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,
@@ -222,7 +222,7 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)
     if naive:
-        monkeypatch.setattr(reconcile_module, "_lend_before_retiring", lambda *_: None)
+        monkeypatch.setattr(recompute_module, "_lend_before_retiring", lambda *_: None)
         monkeypatch.setattr(caps_module, "imported_shows", lambda _: side.managed_shows())
     flip = side.flip(shared.show, managed=managed)
     lent = [flip.boundary for _ in iter(flip.step, False) if shared.taken_again(load=load)]

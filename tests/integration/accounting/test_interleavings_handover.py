@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import show_handover
 from opencue_sched.accounting.caps import imported_shows
-from opencue_sched.accounting.reconcile import read_snapshot
+from opencue_sched.accounting.recompute import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence
 from tests.integration.accounting.stepping import Actor

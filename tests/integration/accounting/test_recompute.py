@@ -12,13 +12,13 @@ from sqlalchemy import event, text
 
 from opencue_sched.accounting import consistency as consistency_module
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
-from opencue_sched.accounting.reconcile import may_still_commit, read_snapshot, recompute
+from opencue_sched.accounting.recompute import may_still_commit, read_snapshot, recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
@@ -113,7 +113,7 @@ def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
 ) -> None:
     """A COMMIT takes as long as it takes, however old the booking is: on a slow disk, without its standby."""
     if not asks:
-        monkeypatch.setattr(reconcile_module, "may_still_commit", lambda *_: False)
+        monkeypatch.setattr(recompute_module, "may_still_commit", lambda *_: False)
     with world.stalled_commit() as (booked, finish):
         assert not may_still_commit(world.engine, AGE), "it does not hang yet: every farm commits all the time"
         world.ledger.book([booked])
@@ -152,7 +152,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
     world: World, asked: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot lacks its proc, and whoever asks only then finds no COMMIT that hangs."""
-    monkeypatch.setattr(reconcile_module, "may_still_commit", asked)
+    monkeypatch.setattr(recompute_module, "may_still_commit", asked)
     with world.stalled_commit() as (booked, finish):
         world.ledger.book([booked])
         recompute_later(world, booked)
@@ -162,7 +162,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
             finish()
             return snapshot
 
-        monkeypatch.setattr(reconcile_module, "read_snapshot", snapshot_then_commit)
+        monkeypatch.setattr(recompute_module, "read_snapshot", snapshot_then_commit)
         recompute_later(world, booked)
     assert world.job_cores() == (booked.cores if asked is may_still_commit else 0), "and it runs"
 
@@ -246,15 +246,15 @@ class TestCommutes:
 
     def between(self, monkeypatch: pytest.MonkeyPatch, point: str, action: object) -> None:
         """Run ``action``, once, right after the pass has taken its snapshot or its check."""
-        original = getattr(reconcile_module, point)
+        original = getattr(recompute_module, point)
 
         def interrupted(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            monkeypatch.setattr(reconcile_module, point, original)
+            monkeypatch.setattr(recompute_module, point, original)
             action()  # type: ignore[operator]
             return result
 
-        monkeypatch.setattr(reconcile_module, point, interrupted)
+        monkeypatch.setattr(recompute_module, point, interrupted)
 
     def test_a_booking_committed_and_settled_after_the_snapshot_stays(
         self, world: World, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.accounting import bootstrap, reconcile
+from opencue_sched.accounting import age_marks, bootstrap, differences, foreign_decrements, recompute
 from opencue_sched.clients import lua_scripts
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
@@ -59,22 +59,22 @@ MUTANTS = {
         GHOST,
     ),
     "no in-flight carry": Mutant(
-        reconcile._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
+        differences._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
     ),
     "age judged by the clock at apply time": Mutant(
-        reconcile.reconcile,
+        recompute.reconcile,
         "is_too_old(it, seen, mark.seconds,",
         "is_too_old(it, seen_an_age_ago(ledger.client, mark, clock(), age_seconds), ledger.mark().seconds,",
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
-        reconcile._judge,
+        differences._judge,
         "record.changed_seq <= mark_seq",
         "True",
         plots.booked_during_a_recompute,
     ),
     "anything absent is removed": Mutant(
-        reconcile._judge,
+        differences._judge,
         "if not (settled_before_mark or (in_flight and too_old)):",
         "if False:",
         plots.booked_during_a_recompute,
@@ -105,7 +105,7 @@ MUTANTS = {
         bootstrap._Filler.fill, "self._wait()", "pass", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
-        reconcile.is_too_old, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
+        age_marks.is_too_old, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
     ),
     "unknown COMMIT rolled back": Mutant(
         Booker.work,
@@ -117,7 +117,7 @@ MUTANTS = {
         SteppedFarm.end_transactions, "end_sessions(self._at_once, pids)", "pass", plots.stopped_before_its_commit
     ),
     "COMMIT that hangs and is not asked for": Mutant(
-        reconcile.reconcile, "frozenset[str]() if stalled else old", "old", plots.commit_that_hangs
+        recompute.reconcile, "frozenset[str]() if stalled else old", "old", plots.commit_that_hangs
     ),
     "bootstrap that does not wait for a COMMIT that hangs": Mutant(
         bootstrap._Filler._wait,
@@ -126,7 +126,7 @@ MUTANTS = {
         plots.lost_while_a_commit_hangs,
     ),
     "booking that never grows too old": Mutant(
-        reconcile.is_too_old,
+        age_marks.is_too_old,
         "mark_seconds - record.booked_at >= age_seconds",
         "False",
         plots.in_flight_during_a_recompute,
@@ -145,7 +145,7 @@ MUTANTS = {
         plots.filler_that_dies,
     ),
     "in flight that the swap does not carry": Mutant(
-        reconcile.Pass.entries_now,
+        differences.Pass.entries_now,
         "for proc_id, record in self.check.records.items()}",
         "for proc_id, record in self.check.records.items() if record.state == 'C'}",
         plots.in_flight_during_a_recompute,
@@ -153,7 +153,7 @@ MUTANTS = {
         "dual",
     ),
     "swap that leaves out what another consistency check reads": Mutant(
-        reconcile._stored,
+        foreign_decrements._stored,
         "check is not None and check.complete",
         "check is not None",
         plots.ended_while_another_takes_stock,

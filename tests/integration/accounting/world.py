@@ -12,17 +12,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, unpack_entry
-from opencue_sched.accounting.reconcile import (
-    RecomputeReport,
-    entries_of,
-    may_still_commit,
-    read_snapshot,
-    recompute,
-)
+from opencue_sched.accounting.recompute import RecomputeReport, entries_of, may_still_commit, read_snapshot, recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting import procs
@@ -134,11 +128,11 @@ class World:
 def returned(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
     """What ``name`` of the reconcile module answers from now on, call by call."""
     answers: list[Any] = []
-    original = getattr(reconcile_module, name)
+    original = getattr(recompute_module, name)
 
     def recording(*args: Any, **how: Any) -> Any:
         answers.append(original(*args, **how))
         return answers[-1]
 
-    monkeypatch.setattr(reconcile_module, name, recording)
+    monkeypatch.setattr(recompute_module, name, recording)
     return answers

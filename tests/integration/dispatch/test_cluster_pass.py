@@ -15,7 +15,7 @@ from sqlalchemy import event, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from opencue_sched.accounting.differences import find_differences
 from opencue_sched.accounting.keys import EntryState, Record
 from opencue_sched.accounting.ledger import Cause, Change
-from opencue_sched.accounting.reconcile import additions, find_differences
+from opencue_sched.accounting.recompute import additions
 
 MARK = 100
 ENTRY = "4|0|show|alloc|folder|job|layer|dept|"

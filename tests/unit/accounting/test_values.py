@@ -9,15 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.consistency import (
-    ConsistencyCheck,
-    EntryChange,
-    drift,
-    entry_at,
-)
+from opencue_sched.accounting.age_marks import is_too_old
+from opencue_sched.accounting.consistency import ConsistencyCheck, EntryChange, drift, entry_at
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.foreign_decrements import counters
 from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts, read_caps, unpack, unpack_entry
-from opencue_sched.accounting.reconcile import counters, is_too_old
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.errors import InvalidInput
 

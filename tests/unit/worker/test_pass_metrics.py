@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from prometheus_client import REGISTRY
 
-from opencue_sched.accounting.reconcile import RecomputeReport
+from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.placement.planner import Plan

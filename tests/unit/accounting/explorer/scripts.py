@@ -50,7 +50,7 @@ class Scripts:
         """The entry has a new sequence number: first_seen, and differences found for the old one, do not hold."""
         return slot._replace(seen=0, views=tuple(map(_outdated, slot.views)))
 
-    # A recompute (opencue_sched/accounting/reconcile.py)
+    # A recompute (opencue_sched/accounting/recompute.py)
 
     def too_old(self, slot: Slot) -> bool:
         """In flight for an age by Redis TIME, and seen an age ago by the boot clock."""

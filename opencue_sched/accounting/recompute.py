@@ -10,93 +10,30 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import redis
 import structlog
 from sqlalchemy import Engine, Row
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.age_marks import DEFAULT_AGE_SECONDS, is_too_old, seen_an_age_ago
 from opencue_sched.accounting.caps import load_caps
-from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, vertex_keys
-from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, amounts
-from opencue_sched.accounting.ledger import (
-    Cause,
-    Change,
-    Ledger,
-    Mark,
-    Phase,
-    answering,
-    id_calls,
-    reseed_cas_calls,
-)
+from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency
+from opencue_sched.accounting.differences import Pass, find_differences
+from opencue_sched.accounting.foreign_decrements import reseed_booked
+from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, amounts
+from opencue_sched.accounting.ledger import Cause, Change, Ledger, answering
 from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
-from opencue_sched.clock import boot_clock, boot_id
+from opencue_sched.clock import boot_clock
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.store import accounting as store
 
 log = structlog.get_logger(__name__)
-DEFAULT_AGE_SECONDS = 40.0
-PUBLISH_GRACE_SECONDS = 30.0
-"""So long after an entry was dropped, another program's decrement for it may still come."""
 _IDS_PER_STATEMENT = 5000
-_KEYS_PER_ROUND_TRIP = 2000
-
-# What to change so that the ledger says what the proc table says: pure decisions.
-#
-# Three readings are compared, taken in this order: the mark (a sequence number), a snapshot of the proc table, the
-# ledger. Everything that happens meanwhile shows as a sequence number above the mark, or as an entry that changed
-# before it could be touched, and is left for the next pass.
-
-
-def find_differences(
-    mark_seq: int,
-    snapshot: Mapping[str, str],
-    ledger: Iterable[Record],
-    *,
-    too_old: Collection[str],
-    managed: Collection[str],
-    only: Collection[str] | None = None,
-) -> tuple[list[Change], list[str]]:
-    """Compare ``snapshot`` (proc id to entry, of ``managed`` shows) with the ledger, of all shows or ``only`` some.
-
-    Returns changes that can be applied at once, and procs without an entry, which are to be read again first.
-
-    ``too_old`` are in-flight ids that no commit can belong to any more, as judged *at the mark*. An entry is judged by
-    what it was at the mark: judging it by its state when the change is applied loses a live booking.
-    """
-    changes: list[Change] = []
-    known: set[str] = set()
-    for record in ledger:
-        known.add(record.proc_id)
-        if only is not None and record.show_id not in only:
-            continue
-        change = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old)
-        if change is not None:
-            retired = change.entry is None and record.show_id not in managed
-            changes.append(replace(change, cause=Cause.RETIRED) if retired else change)
-    return changes, [proc_id for proc_id in snapshot if proc_id not in known]
-
-
-def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> Change | None:
-    in_flight = record.state is EntryState.IN_FLIGHT
-    before_mark = record.changed_seq <= mark_seq
-    settled_before_mark = not in_flight and before_mark
-    seen = partial(Change, record.proc_id, record.changed_seq)
-    if actual is None:
-        if not (settled_before_mark or (in_flight and too_old)):
-            return None
-        return seen(None, cause=Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE)
-    state = EntryState.CONFIRMED if too_old else record.state
-    if actual != record.entry:
-        # An entry that changed since the mark may have been moved by a newer snapshot.
-        return seen(actual, state, Cause.MOVED) if before_mark else None
-    return seen(actual, state, Cause.LATE_SETTLE) if in_flight and too_old else None
 
 
 # The proc table as ledger entries, at one moment.
@@ -147,60 +84,6 @@ def additions(entries: Mapping[str, str]) -> list[Change]:
     return [Change(proc_id, None, entry, cause=Cause.MISSING) for proc_id, entry in entries.items()]
 
 
-# Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
-#
-# Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
-# committed would be thrown away. So an entry must also stand unchanged since a mark that is an age old by the boot
-# clock of this machine. The marks are kept in Redis, for each boot of each machine, so that any process of the machine
-# can go on where another stopped; without them a judgement is only postponed.
-
-_KEPT_SECONDS = 24 * 3600
-
-
-def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:
-    """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
-    key = keys.MARKS_PREFIX + boot_id()
-    with answering(), client.pipeline(transaction=False) as pipe:
-        pipe.zadd(key, {f"{mark.seq:016}": marked_at}, nx=True)  # so that those of one moment are in order too
-        pipe.zrevrangebyscore(key, marked_at - age_seconds, "-inf", start=0, num=1)
-        pipe.zremrangebyscore(key, "-inf", marked_at - _KEPT_SECONDS)
-        pipe.expire(key, _KEPT_SECONDS)
-        newest = pipe.execute()[1]
-    return int(newest[0]) if newest else -1
-
-
-def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds: float) -> bool:
-    """Both clocks say that an age has passed in flight: Redis TIME since the booking, the boot clock since the mark of
-    ``seen_seq``, at which the entry was what it is."""
-    in_flight = record.state is EntryState.IN_FLIGHT
-    return in_flight and mark_seconds - record.booked_at >= age_seconds and record.changed_seq <= seen_seq
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one pass read, found and applied. ``procs`` of the ``managed`` shows are in the proc table."""
-
-    mark: Mark
-    managed: frozenset[str]
-    procs: int
-    check: ConsistencyCheck
-    changes: Sequence[Change]
-    passed_over: Sequence[str]
-    seqs: Sequence[int]
-
-    def entries_now(self) -> dict[str, str]:
-        """The ledger after the changes, provided that nobody else changed it meanwhile."""
-        entries = {proc_id: record.entry for proc_id, record in self.check.records.items()}
-        for change in self.changes:
-            if change.proc_id in self.passed_over:
-                continue
-            if change.entry is None:
-                entries.pop(change.proc_id, None)
-            else:
-                entries[change.proc_id] = change.entry
-        return entries
-
-
 def reconcile(
     engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, clock: Callable[[], float]
 ) -> Pass:
@@ -245,60 +128,6 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
     limits = {key for entry in retired for key, _, _ in amounts(entry) if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
         load_caps(engine, ledger, sorted(limits))
-
-
-# The reference's reseed contract, for a store into which another program publishes plain decrements (see "Another
-# program's decrements" in docs/accounting.md): a pass ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``,
-# in which counters become what the ledger says, if nothing moved. Where something always does, it ends with the foreign
-# deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
-
-
-def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
-    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass."""
-    epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
-    _dissolve(ledger, epoch, "before", _stored(ledger))
-    for _ in range(1 + max_retries):
-        done = one_pass()
-        if swap_counters(ledger, done):
-            return done
-    _dissolve(ledger, done.mark.epoch, "after", _stored(ledger, done.check))
-    return done
-
-
-def swap_counters(ledger: Ledger, done: Pass) -> bool:
-    """Write every counter as the ledger says, if only this pass moved anything since its mark."""
-    own = [*done.check.seqs, *done.seqs]
-    expected = done.mark.seq + len(own)
-    if own != list(range(done.mark.seq + 1, expected + 1)):
-        return False  # the numbers of our calls do not follow the mark without a gap: somebody else moved something
-    values = counters(done.entries_now().values(), _stored(ledger, done.check))
-    for part in chunks(values, _KEYS_PER_ROUND_TRIP):
-        answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
-        if any(int(answer[0]) != 1 for answer in answers):
-            return False
-    return True
-
-
-def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Cores and GPUs of each vertex, from the entries; 0 for every stored key without any. Limits are left out."""
-    sums = dict.fromkeys(stored, (0, 0))
-    for entry in entries:
-        for key, cores, gpus in amounts(entry):
-            if not key.startswith(keys.LIMIT_PREFIX):
-                before = sums.get(key, (0, 0))
-                sums[key] = before[0] + cores, before[1] + gpus
-    return [(key, cores, gpus) for key, (cores, gpus) in sums.items()]
-
-
-def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
-    """Every vertex but the limits that has a counter, also where another consistency check was under way."""
-    vertices = check.readings if check is not None and check.complete else vertex_keys(ledger)
-    return [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
-
-
-def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, vertices: Sequence[str]) -> None:
-    for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        ledger.call_under(id_calls("foreign", part, epoch.text, phase, PUBLISH_GRACE_SECONDS))
 
 
 # One pass over everything.

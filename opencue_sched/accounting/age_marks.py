@@ -1,0 +1,38 @@
+"""Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
+
+Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
+committed would be thrown away. So an entry must also stand unchanged since a mark that is an age old by the boot
+clock of this machine. The marks are kept in Redis, for each boot of each machine, so that any process of the machine
+can go on where another stopped; without them a judgement is only postponed.
+"""
+
+from __future__ import annotations
+
+import redis
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.ledger import Mark, answering
+from opencue_sched.clock import boot_id
+
+DEFAULT_AGE_SECONDS = 40.0
+_KEPT_SECONDS = 24 * 3600
+
+
+def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:
+    """Keep the mark; returns the number of the newest one that was an age old at ``marked_at``, -1 for none."""
+    key = keys.MARKS_PREFIX + boot_id()
+    with answering(), client.pipeline(transaction=False) as pipe:
+        pipe.zadd(key, {f"{mark.seq:016}": marked_at}, nx=True)  # so that those of one moment are in order too
+        pipe.zrevrangebyscore(key, marked_at - age_seconds, "-inf", start=0, num=1)
+        pipe.zremrangebyscore(key, "-inf", marked_at - _KEPT_SECONDS)
+        pipe.expire(key, _KEPT_SECONDS)
+        newest = pipe.execute()[1]
+    return int(newest[0]) if newest else -1
+
+
+def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds: float) -> bool:
+    """Both clocks say that an age has passed in flight: Redis TIME since the booking, the boot clock since the mark of
+    ``seen_seq``, at which the entry was what it is."""
+    in_flight = record.state is EntryState.IN_FLIGHT
+    return in_flight and mark_seconds - record.booked_at >= age_seconds and record.changed_seq <= seen_seq

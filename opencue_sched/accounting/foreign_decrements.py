@@ -1,0 +1,69 @@
+"""The reference's reseed contract, for a store into which another program publishes plain decrements (see "Another
+program's decrements" in docs/accounting.md): a pass ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``,
+in which counters become what the ledger says, if nothing moved. Where something always does, it ends with the foreign
+deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.consistency import ConsistencyCheck, vertex_keys
+from opencue_sched.accounting.differences import Pass
+from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.keys import amounts
+from opencue_sched.accounting.ledger import Ledger, Phase, id_calls, reseed_cas_calls
+from opencue_sched.clients.lua_scripts import chunks
+
+PUBLISH_GRACE_SECONDS = 30.0
+"""So long after an entry was dropped, another program's decrement for it may still come."""
+_KEYS_PER_ROUND_TRIP = 2000
+
+
+def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
+    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass."""
+    epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
+    _dissolve(ledger, epoch, "before", _stored(ledger))
+    for _ in range(1 + max_retries):
+        done = one_pass()
+        if swap_counters(ledger, done):
+            return done
+    _dissolve(ledger, done.mark.epoch, "after", _stored(ledger, done.check))
+    return done
+
+
+def swap_counters(ledger: Ledger, done: Pass) -> bool:
+    """Write every counter as the ledger says, if only this pass moved anything since its mark."""
+    own = [*done.check.seqs, *done.seqs]
+    expected = done.mark.seq + len(own)
+    if own != list(range(done.mark.seq + 1, expected + 1)):
+        return False  # the numbers of our calls do not follow the mark without a gap: somebody else moved something
+    values = counters(done.entries_now().values(), _stored(ledger, done.check))
+    for part in chunks(values, _KEYS_PER_ROUND_TRIP):
+        answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
+        if any(int(answer[0]) != 1 for answer in answers):
+            return False
+    return True
+
+
+def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Cores and GPUs of each vertex, from the entries; 0 for every stored key without any. Limits are left out."""
+    sums = dict.fromkeys(stored, (0, 0))
+    for entry in entries:
+        for key, cores, gpus in amounts(entry):
+            if not key.startswith(keys.LIMIT_PREFIX):
+                before = sums.get(key, (0, 0))
+                sums[key] = before[0] + cores, before[1] + gpus
+    return [(key, cores, gpus) for key, (cores, gpus) in sums.items()]
+
+
+def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
+    """Every vertex but the limits that has a counter, also where another consistency check was under way."""
+    vertices = check.readings if check is not None and check.complete else vertex_keys(ledger)
+    return [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
+
+
+def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, vertices: Sequence[str]) -> None:
+    for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
+        ledger.call_under(id_calls("foreign", part, epoch.text, phase, PUBLISH_GRACE_SECONDS))
