@@ -11,7 +11,7 @@ two minutes here, more than any task takes; whoever looks does so every 5 s. A s
 twice at once. With one message prefetched per thread, a killed worker takes few with it, and the board does not wait
 for them.
 
-Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/queues.py.
+Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/routing.py.
 Fleets scoped to a facility are groups of their own and leave the shared type queues alone. What beats send goes to the
 queue of all groups: any worker may do it, and a beat need not know which groups have one.
 """
@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
-from opencue_sched.coordination import names
-from opencue_sched.coordination.names import (
+from opencue_sched.coordination import keys
+from opencue_sched.coordination.keys import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
     QueueType,
@@ -29,13 +29,13 @@ from opencue_sched.coordination.names import (
     consumed_queues,
     worker_group,
 )
-from opencue_sched.coordination.queues import broker_settings, guard_transports
+from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.settings import get_settings
 
 _settings = get_settings()
 _ns = _settings.coordination.namespace
 _facility = _settings.scheduler.facility
-_exchange = names.work_exchange(_ns)
+_exchange = keys.work_exchange(_ns)
 _group = worker_group(_facility, _settings.coordination.group)
 _broker = broker_settings(_settings.redis_dsn)
 guard_transports()
@@ -49,7 +49,7 @@ broker_connection_max_retries = None
 broker_channel_error_retry = True
 broker_transport_options = {
     **_broker.options,
-    "queue_order_strategy": "opencue_sched.coordination.queues:AgedOrder",
+    "queue_order_strategy": "opencue_sched.coordination.routing:AgedOrder",
     "priority_steps": list(QUEUE_PRIORITIES),
     "sep": PRIORITY_SEPARATOR,
     "visibility_timeout": 120,
@@ -80,7 +80,7 @@ worker_send_task_events = True
 worker_hijack_root_logger = False
 worker_cancel_long_running_tasks_on_connection_loss = False
 worker_enable_remote_control = True
-control_exchange = names.control_exchange(_ns, _facility)
+control_exchange = keys.control_exchange(_ns, _facility)
 task_acks_late = False
 task_default_priority = 1
 beat_scheduler = "opencue_sched.beat:LeaderScheduler"

@@ -25,7 +25,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
 from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start_beat, until
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import LEASE_SECONDS, StoreState, store_state
-from opencue_sched.coordination.names import LeaderKeys, beat_keys, cluster_board
+from opencue_sched.coordination.keys import LeaderKeys, beat_keys, cluster_board
 from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.insight.farm import leader_view

@@ -26,8 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clock import boot_clock
+from opencue_sched.coordination.keys import beat_keys, worker_group
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
-from opencue_sched.coordination.names import beat_keys, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Presence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.stores import describe_failure

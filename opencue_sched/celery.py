@@ -25,7 +25,7 @@ from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
-from opencue_sched.coordination.queues import broker_settings
+from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.insight.stores import check_for_beat, check_redis, failure_lines
 from opencue_sched.settings import get_settings

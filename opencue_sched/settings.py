@@ -30,12 +30,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.domain.redis_url import read_redis_url
@@ -114,7 +109,7 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 _NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 Name = Annotated[str, Field(pattern=_NAME)]
-"""Part of a queue's name; the grammar is that of coordination/names.py."""
+"""Part of a queue's name; the grammar is that of coordination/keys.py."""
 FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
 """As its row has it; in lower case it is a group's name."""
 HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]

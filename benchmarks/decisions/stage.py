@@ -26,9 +26,9 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.names import beat_keys
+from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.keys import beat_keys
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.states import ExitStatus
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds

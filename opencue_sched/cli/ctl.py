@@ -13,15 +13,15 @@ import redis
 from opencue_sched.cli.inputs import TOP, Commands, database, redis_store, with_names
 from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, age_text, working
 from opencue_sched.coordination.board import Listing, Update
-from opencue_sched.coordination.names import QueueType, worker_group
-from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
+from opencue_sched.coordination.keys import QueueType, worker_group
+from opencue_sched.coordination.postings import ClusterPostings, cluster_postings, decode_cluster
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queues import Router, await_reply, open_job
+from opencue_sched.coordination.replies import await_reply, open_job
+from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
-from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings, as_seconds, get_settings
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.task import Messenger

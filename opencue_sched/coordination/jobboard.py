@@ -26,17 +26,9 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 
 from opencue_sched.clients.redis_client import why_unfit
-from opencue_sched.coordination.board import (
-    BoardScripts,
-    End,
-    EventReader,
-    JobPriority,
-    Listing,
-    Notifier,
-    field_map,
-    life_ms,
-)
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.board import BoardScripts, End, JobPriority, Listing, field_map, life_ms
+from opencue_sched.coordination.board_events import EventReader, Notifier
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.errors import SchedulerError
 

@@ -30,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.lua_scripts import call_script
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
 # A tick is the number of whole intervals since the epoch, by Redis TIME, so every beat gives the same name to the same

@@ -23,9 +23,10 @@ from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence, chunks
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, resend_ms
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys, cluster_board
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.shards import Division, shards
+from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -434,3 +435,11 @@ class DueThread(PeriodicThread):
         for enqueued in with_messages(due):
             self._send(enqueued)
         return min(LOOK_SECONDS, claim_ends + AFTER_THE_END_SECONDS)
+
+
+# Clusters that no pass looks at.
+
+
+def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:
+    """The postings of the clusters of one's own facility scope."""
+    return ClusterPostings(client, cluster_board(settings.coordination.namespace, settings.scheduler.facility))

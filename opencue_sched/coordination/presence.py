@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched import __version__
 from opencue_sched.clients.lua_scripts import call_script
-from opencue_sched.coordination.names import presence_index, presence_key
+from opencue_sched.coordination.keys import presence_index, presence_key
 from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)

@@ -15,26 +15,30 @@ connection, the plain transport speaks to a connection that is closed for good, 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 import structlog
 from kombu.exceptions import KombuError
+from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 from prometheus_client import Counter
 from redis.exceptions import DataError
 
 from opencue_sched.clients.lua_scripts import call_script
-from opencue_sched.coordination.names import waiting_ticks
+from opencue_sched.coordination.keys import waiting_ticks
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
-
 messages_unreadable = Counter("scheduler_messages_unreadable_total", "Messages dropped because they cannot be read.")
 _logged: set[tuple[str, str]] = set()
 MISSHAPEN = (Empty, KombuError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
@@ -146,7 +150,7 @@ class Channel(_Guarded, kombu_redis.Channel):
 
 
 class Transport(kombu_redis.Transport):
-    """kombu's Redis transport with guarded channels; see queues.guard_transports."""
+    """kombu's Redis transport with guarded channels; see guard_transports."""
 
     Channel = Channel
 
@@ -159,3 +163,75 @@ class SentinelTransport(kombu_redis.SentinelTransport):
     """The same by way of Sentinels."""
 
     Channel = SentinelChannel
+
+
+QUEUE_AGE_SECONDS = 5.0
+
+
+class AgedOrder:
+    """The order in which a worker asks its queues (``queue_order_strategy``): as declared - instance, group, type - but
+    a queue that has been passed over for QUEUE_AGE_SECONDS is asked first once.
+
+    So the message at the end of any queue waits no longer than that for each message before it, however busy the more
+    specific queues are. Kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which
+    gave one.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+
+    def update(self, it: Iterable[str]) -> None:
+        """These are the queues now, in their order."""
+        now = self._clock()
+        self._asked = {name: self._asked.get(name, now) for name in it}
+
+    def consume(self, n: int) -> list[str]:
+        """The first ``n`` queues, in the order to ask them."""
+        order, now = list(self._asked)[:n], self._clock()
+        longest = min(order, key=self._asked.__getitem__, default="")
+        if order and now - self._asked[longest] >= QUEUE_AGE_SECONDS:
+            order.remove(longest)
+            order.insert(0, longest)
+        self._asked.update(dict.fromkeys(order[:1], now))
+        return order
+
+    def rotate(self, last_used: str) -> str:
+        """``last_used`` gave a message."""
+        if last_used in self._asked:
+            self._asked[last_used] = self._clock()
+        return last_used
+
+
+# The broker as Celery wants it named, from the one Redis URL of the settings.
+
+
+def guard_transports() -> None:
+    """Have kombu use our transports for Redis in this process. The URL keeps its scheme, which Flower looks at."""
+    ours = "opencue_sched.coordination.transport:{}".format
+    TRANSPORT_ALIASES.update(redis=ours("Transport"), rediss=ours("Transport"), sentinel=ours("SentinelTransport"))
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """``url`` may contain a password: never log it. ``use_ssl`` is Celery's ``broker_use_ssl``, None without TLS."""
+
+    url: str = field(repr=False)
+    options: dict[str, object] = field(default_factory=dict, repr=False)
+    use_ssl: dict[str, str | bool] | None = None
+
+
+def broker_settings(url: str) -> BrokerSettings:
+    """Celery's broker settings for the URLs of domain/redis_url.py. Raises InvalidInput.
+
+    TLS is given apart from the URL: kombu verifies no certificate for a ``rediss://`` that says nothing of it.
+    """
+    named = read_redis_url(url)
+    if named.scheme == "unix":
+        return BrokerSettings(url.replace("unix://", "redis+socket://", 1))
+    if named.scheme != "sentinel":
+        return BrokerSettings(url.partition("?")[0], use_ssl=named.tls)
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.master['db']}" for host, port in named.nodes]
+    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": named.asking}
+    return BrokerSettings(";".join(urls), options, named.tls)

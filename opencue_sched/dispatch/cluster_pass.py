@@ -29,7 +29,8 @@ from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import ask
 from opencue_sched.clients.store_errors import describe, failure_reason, is_trouble
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.board import End, LayerPermits
+from opencue_sched.coordination.board import End
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
@@ -40,7 +41,8 @@ from opencue_sched.dispatch.cooldown import (
     LayerCooldowns,
     cooldown_seconds,
 )
-from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, HostFeed, gather
+from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, gather
+from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.launch import Refusals, booking_of, launch_all, launch_requests, settle
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
 from opencue_sched.dispatch.rqd import RqdChannels

@@ -1,7 +1,6 @@
-"""Gather: everything the planner may know about hosts and about the work of the clusters of a pass.
+"""Gather: everything the planner may know about the work of the clusters of a pass.
 
-The hosts of a process are kept current: groups from PostgreSQL, changes from the change log in Redis. Limits,
-subscriptions, jobs, layers with frames take four statements whatever the numbers of them and of clusters, and a fifth
+Limits, subscriptions, jobs, layers with frames take four statements whatever the numbers of them and of clusters, and a fifth
 when of some cluster no job can be booked. Rows that make no sense cost their job its place in this pass and nothing
 else.
 """
@@ -14,34 +13,26 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import redis
-import structlog
-from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting.keys import check_ids
-from opencue_sched.background import PeriodicThread
-from opencue_sched.clients.postgres import ask, reading
-from opencue_sched.coordination import names
-from opencue_sched.dispatch.cooldown import HostNews
+from opencue_sched.clients.postgres import reading
 from opencue_sched.domain.caps import Caps, Headroom, cores_left
 from opencue_sched.domain.clusters import Cluster, normalise_tags
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
 from opencue_sched.domain.frame_range import check_frame_range
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import Snapshot, Work
-from opencue_sched.domain.shards import Division, buckets, shards
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB, cap_cores, enforced
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import InvalidInput
-from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.order import seed_of_draw
-from opencue_sched.settings import HostCacheSettings, Settings
-from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id, log_bad_row
+from opencue_sched.settings import Settings
+from opencue_sched.store.hosts import log_bad_row
 from opencue_sched.store.pending import (
     SkippedLayers,
     fetch_limits,
@@ -52,157 +43,6 @@ from opencue_sched.store.pending import (
 )
 from opencue_sched.store.schema import SchemaFacts
 
-log = structlog.get_logger(__name__)
-
-_FIELD = "hosts"
-_START = "0-0"
-_MAX_ENTRIES_KEPT = 10_000
-_MAX_ENTRIES_READ = 1_000
-_CLEAN_UP_SECONDS = 300.0
-"""Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
-
-_Entry = tuple[str, dict[str, str]]
-
-
-class HostChanges:
-    """Reads and writes ``{namespace}:hosts:changed``, a Redis stream with the ids of hosts whose rows changed.
-
-    Who commits a booking or a release appends the hosts it touched; every worker reads what is new at its next gather
-    and reads just those hosts again. So every cache sees freed cores at once, without waiting for a host report or for
-    a group to expire. The log is a hint, never a truth: when it cannot answer, the caller reads every host. Holds no
-    state: readers keep their own cursor.
-    """
-
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._client = client
-        self._key = names.host_changes(namespace)
-
-    def publish(self, host_ids: Collection[str]) -> None:
-        """Append the ids, in one round trip. Call it after the commit that changed the hosts."""
-        if host_ids:
-            ids = " ".join(dict.fromkeys(host_ids))
-            self._client.xadd(self._key, {_FIELD: ids}, maxlen=_MAX_ENTRIES_KEPT, approximate=True)
-
-    def since(self, cursor: str | None) -> tuple[str, frozenset[str] | None]:
-        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read every host again".
-
-        None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
-        or when more than 1,000 entries are new. Read the hosts *after* this call: then nothing can fall between. One
-        round trip.
-        """
-        pipeline = self._client.pipeline(transaction=True)
-        at = cursor or _START
-        pipeline.xrange(self._key, at, at)
-        pipeline.xrange(self._key, f"({at}", "+", count=_MAX_ENTRIES_READ + 1)
-        pipeline.xrevrange(self._key, count=1)
-        answers = cast("list[list[_Entry]]", pipeline.execute())
-        named, new, last = answers
-        if not last:
-            return _START, frozenset() if cursor == _START else None
-        now = last[0][0]
-        if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
-            return now, None
-        return now, frozenset(host_id for _, fields in new for host_id in fields.get(_FIELD, "").split())
-
-
-class HostFeed:
-    """Cache and change log together. Thread-safe; the log is read by one thread at a time.
-
-    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
-    While ``rereading`` runs, they are read again in the background: a pass waits for no more than the first read of its
-    hosts.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        changes: HostChanges,
-        settings: HostCacheSettings,
-        *,
-        instance: str,
-        hold_seconds: float = HOLD_SECONDS,
-        division: Callable[[], Division] = tuple,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._engine = engine
-        self._changes = changes
-        self._settings = settings
-        self._division = division
-        self._divided: Division = ()
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._cursor: str | None = None
-        self._noted: set[str] = set()
-        self._reread: list[Host] = []
-        self._evict_at = clock() + _CLEAN_UP_SECONDS
-        self.rereading = PeriodicThread(
-            "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
-        )
-        self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
-
-    def refresh(self, cluster: Cluster) -> HostNews:
-        """Read those hosts of the cluster that are not here yet. They are news, also to clusters of other tags."""
-        division = self._division()
-        if division != self._divided:
-            self._divided = division
-            self.cache.keep_shards(shards(division))
-        of_shard = buckets(cluster.shard, division)
-        hosts = self.cache.refresh(cluster.facility_id, cluster.tags, cluster.shard, of_shard)
-        if hosts:
-            self.rereading.wake()
-        return HostNews(tuple(hosts))
-
-    def reread(self) -> float:
-        """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
-        changed, pause = self.cache.reread()
-        if changed:
-            with self._lock:
-                self._reread += changed
-        if self._clock() >= self._evict_at:
-            self._evict_at = self._clock() + _CLEAN_UP_SECONDS
-            self.cache.evict_idle_groups()
-        return pause
-
-    def note(self, host_ids: Collection[str]) -> None:
-        """These hosts changed, and every process was notified: read them again at the next refresh."""
-        reached = self.cache.reaches(host_ids)
-        with self._lock:
-            self._noted |= reached
-
-    def changed(self, host_ids: Collection[str]) -> None:
-        """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
-        try:
-            self._changes.publish(host_ids)
-        except RedisError as error:
-            log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
-
-    def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
-        return ask(self._engine, fetch_groups, facility_id, tags, self._settings.host_staleness_threshold, of_buckets)
-
-    def follow(self) -> HostNews:
-        """Read again what changed since this process looked last, in any of its shards; each change is returned once,
-        also what was found in the background."""
-        with self._lock:
-            try:
-                self._cursor, ids = self._changes.since(self._cursor)
-            except RedisError as error:
-                log.warning("host_changes_not_read", error=str(error))
-                return HostNews()
-            if ids is None:
-                self.cache.expire()
-                self.rereading.wake()
-            self._noted |= self.cache.reaches(ids or ())
-            wanted = self._noted | self.cache.invalidated_ids()
-            found, self._reread = self._reread, []
-            if wanted:
-                read_at = self.cache.instant()
-                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), self._settings.host_staleness_threshold)
-                self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
-                self._noted.clear()
-                found += hosts
-            return HostNews(tuple(found), everything=ids is None)
-
-
 _MOST = {
     "int_cores_min": INT_MAX,
     "int_mem_min": MOST_KB,
@@ -210,7 +50,6 @@ _MOST = {
     "int_gpu_mem_min": MOST_KB,
 }
 """What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""
-
 Skip = Callable[[Cluster, Mapping[str, float]], SkippedLayers]
 """``skip(cluster, headroom)``: its layers to skip when its show's subscriptions have ``headroom`` (allocation id ->
 cores)."""

@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.ledger import BookingRefused
-from opencue_sched.coordination import names
+from opencue_sched.coordination import keys
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
 from opencue_sched.domain.clusters import Cluster, normalise_tag
 from opencue_sched.domain.plans import PlannedProc
@@ -128,7 +128,7 @@ class VerdictLog:
         self._client = client
         self._namespace = namespace
         self._clock = clock
-        self._waiting_key = names.waiting_frames(namespace)
+        self._waiting_key = keys.waiting_frames(namespace)
 
     def record(self, clusters: Mapping[str, Sequence[LayerVerdict]]) -> None:
         """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
@@ -142,7 +142,7 @@ class VerdictLog:
         try:
             with self._client.pipeline(transaction=False) as pipeline:
                 for job_id, fields in by_job.items():
-                    key = names.verdicts(self._namespace, job_id)
+                    key = keys.verdicts(self._namespace, job_id)
                     pipeline.hset(key, mapping=fields)
                     pipeline.expire(key, KEPT_SECONDS)
                 pipeline.execute()
@@ -154,7 +154,7 @@ class VerdictLog:
         RedisError."""
         with self._client.pipeline(transaction=False) as pipeline:
             for job_id in job_ids:
-                pipeline.hgetall(names.verdicts(self._namespace, job_id))
+                pipeline.hgetall(keys.verdicts(self._namespace, job_id))
             found = zip(job_ids, pipeline.execute(), strict=True)
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
 

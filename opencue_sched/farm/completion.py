@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import Failure, classify, describe, is_trouble
-from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (

@@ -24,7 +24,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
-from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser

@@ -16,13 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.clients.postgres import OURS
-from opencue_sched.coordination.names import QueueType
+from opencue_sched.coordination.keys import QueueType
+from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
-from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
+from opencue_sched.insight.explain import cluster_words, listed
 from opencue_sched.insight.stores import check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures

@@ -18,8 +18,7 @@ from typing import Any
 import redis
 from sqlalchemy import Connection, Row
 
-from opencue_sched.coordination.names import cluster_board
-from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
+from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.depends import DependType
@@ -40,7 +39,6 @@ from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_folders, list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
-
 OLD_VERDICT_SECONDS = 600.0
 RECENT_VERDICT_SECONDS = 60.0
 """A job that passes have not looked at for so long has others before it."""
@@ -473,14 +471,6 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
     if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
         lines.append(_rank_words(explanation.rank))
     return lines
-
-
-# Clusters that no pass looks at.
-
-
-def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:
-    """The postings of the clusters of one's own facility scope."""
-    return ClusterPostings(client, cluster_board(settings.coordination.namespace, settings.scheduler.facility))
 
 
 def cluster_words(skipped: SkippedCluster) -> str:

@@ -19,9 +19,10 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.names import LeaderKeys, beat_keys, worker_group
+from opencue_sched.coordination.keys import LeaderKeys, beat_keys, worker_group
+from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queues import queue_census
+from opencue_sched.coordination.queue_figures import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
@@ -32,7 +33,6 @@ from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     RECENT_VERDICT_SECONDS,
     WaitReason,
-    cluster_postings,
     listed,
     switch_reasons,
     verdict_text,

@@ -17,7 +17,7 @@ from typing import Any
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 
-from opencue_sched.coordination.names import QueueType, control_exchange, type_of
+from opencue_sched.coordination.keys import QueueType, control_exchange, type_of
 from opencue_sched.coordination.presence import Actor, WorkerState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.fences import PersistentFences

@@ -22,15 +22,14 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask, make_engine, reading
 from opencue_sched.clock import boot_clock
+from opencue_sched.coordination.keys import worker_group
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import worker_group
-from opencue_sched.coordination.postings import FAILURE_KINDS
+from opencue_sched.coordination.postings import FAILURE_KINDS, cluster_postings
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.coordination.queues import queue_census
+from opencue_sched.coordination.queue_figures import queue_census
 from opencue_sched.dispatch.report import VerdictLog, count_waiting_frames
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import holds, host_groups

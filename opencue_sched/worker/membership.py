@@ -10,9 +10,11 @@ import redis
 import structlog
 
 from opencue_sched.background import PeriodicThread
-from opencue_sched.coordination.names import QueueType, type_of, worker_group
+from opencue_sched.coordination.keys import QueueType, type_of, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
-from opencue_sched.coordination.queues import Router, answer_job, drain_dead_instances
+from opencue_sched.coordination.queue_figures import drain_dead_instances
+from opencue_sched.coordination.replies import answer_job
+from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics

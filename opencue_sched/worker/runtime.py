@@ -31,9 +31,10 @@ from opencue_sched.accounting.show_handover import (
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
-from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.keys import beat_keys, cluster_board, reap_lease
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import beat_keys, cluster_board, reap_lease
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
     ClaimRefused,
@@ -43,11 +44,12 @@ from opencue_sched.coordination.postings import (
     with_messages,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
-from opencue_sched.coordination.queues import answer_job
+from opencue_sched.coordination.replies import answer_job
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.gather import GpuWaits, HostChanges, HostFeed
+from opencue_sched.dispatch.gather import GpuWaits
+from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller

@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.coordination.queues import Router
+from opencue_sched.coordination.routing import Router
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import FencedOff, InvalidInput
 from opencue_sched.store.fences import PersistentFences
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from opencue_sched.worker.runtime import Runtime
 
 log = structlog.get_logger(__name__)
+
 _log = logging.getLogger(__name__)
 
 

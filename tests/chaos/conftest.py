@@ -13,7 +13,7 @@ import redis
 from sqlalchemy import Engine, create_engine
 
 from benchmarks.warm_start import WarmFleet
-from opencue_sched.coordination.queues import guard_transports
+from opencue_sched.coordination.transport import guard_transports
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings

@@ -29,7 +29,7 @@ from opencue_sched import beat
 from opencue_sched.celery import app
 from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.coordination import transport
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.wire import SCRIPTS, commands_of
@@ -39,7 +39,7 @@ for name in (
     "celery.app.amqp",
     "celery.events",
     "celery.loaders.app",
-    "opencue_sched.coordination.queues",
+    "opencue_sched.coordination.routing",
     "opencue_sched.coordination.leader",
     "opencue_sched.worker.task",
     "psycopg2.extras",

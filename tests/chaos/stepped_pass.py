@@ -29,7 +29,7 @@ import structlog
 from redis.connection import AbstractConnection
 
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import Dispatcher

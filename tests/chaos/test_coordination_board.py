@@ -16,7 +16,7 @@ import pytest
 from benchmarks.warm_start import Started
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.jobboard import ClaimLost, JobBoard
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from tests.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]

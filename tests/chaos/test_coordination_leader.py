@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from sqlalchemy import text
 
 from opencue_sched.clock import boot_clock
+from opencue_sched.coordination.keys import LeaderKeys, QueueName, QueueType, priority_lists
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
 from opencue_sched.coordination.presence import BEAT_TYPE, list_members
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.store.fences import PersistentFences

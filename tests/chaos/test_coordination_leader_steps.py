@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from opencue_sched.coordination.keys import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.leader import tick_series
-from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
 from tests.chaos.stepped_beat import INTERVAL_SECONDS, NAMED, TASKS, namespace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,7 @@ from sqlalchemy import text
 from benchmarks import warm_start
 from opencue_sched.accounting.keys import LEDGER, unpack, unpack_entry
 from opencue_sched.coordination.board import RESEND_SECONDS
-from opencue_sched.coordination.leader import tick_series
-from opencue_sched.coordination.names import (
+from opencue_sched.coordination.keys import (
     BoardKeys,
     LeaderKeys,
     QueueName,
@@ -29,10 +28,11 @@ from opencue_sched.coordination.names import (
     presence_key,
     priority_lists,
 )
+from opencue_sched.coordination.leader import tick_series
 from opencue_sched.coordination.postings import CLAIM_SECONDS as LIFE_SECONDS
 from opencue_sched.coordination.postings import LOOK_SECONDS, Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
-from opencue_sched.coordination.queues import broker_settings
+from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.fences import PersistentFences

@@ -27,7 +27,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.coordination.jobboard import JobBoard
-from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
+from opencue_sched.coordination.keys import BoardKeys, layers_booked, permit_board
 from opencue_sched.coordination.postings import (
     ClaimRefused,
     ClaimRenewer,

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from benchmarks.warm_start import WarmFleet
 from opencue_sched.accounting.epoch import guarded_redis
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis

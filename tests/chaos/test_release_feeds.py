@@ -20,8 +20,8 @@ from kombu import Queue
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.names import QueueName
-from opencue_sched.coordination.queues import broker_settings
+from opencue_sched.coordination.keys import QueueName
+from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.insight.audit import run_audit
 from tests.brief_fleet import open_counters
 from tests.chaos.conftest import Site

@@ -8,8 +8,8 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch import gather
-from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.coordination import host_changes
+from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -167,7 +167,7 @@ class TestPublishing:
     def test_the_log_does_not_grow_without_bound(
         self, changes: HostChanges, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(gather, "_MAX_ENTRIES_KEPT", 100)
+        monkeypatch.setattr(host_changes, "_MAX_ENTRIES_KEPT", 100)
 
         for number in range(1000):
             changes.publish([f"h{number}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.names import (
+from opencue_sched.coordination.keys import (
     BoardKeys,
     QueueName,
     consumed_queues,

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched import settings as settings_module
-from opencue_sched.coordination.names import QueueName
+from opencue_sched.coordination.keys import QueueName
 from opencue_sched.errors import WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems, unknown_variables
 from tests.setting_fields import setting_fields

@@ -23,11 +23,12 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
-from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.gather import HostChanges, HostFeed
+from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind

@@ -17,7 +17,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Change, Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.errors import FencedOff
 from tests.integration.accounting.conftest import Store, booking
 from tests.integration.accounting.world import AGE, World

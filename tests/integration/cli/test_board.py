@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec, ShowIds
 

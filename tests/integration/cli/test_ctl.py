@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from opencue_sched.cli import ctl
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Actor, Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind

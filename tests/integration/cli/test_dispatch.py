@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.coordination import queues
+from opencue_sched.coordination import replies
 from opencue_sched.coordination.board import Update
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
@@ -42,7 +42,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
     def answers(**summary: object) -> None:
         def ask(_: Messenger, posting: str, *, reply: str) -> None:
             assert len(posting) == 40
-            queues.answer_job(redis_client, "cue", reply, summary)
+            replies.answer_job(redis_client, "cue", reply, summary)
 
         monkeypatch.setattr(Messenger, "to_all", ask)
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.coordination.board import End
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind

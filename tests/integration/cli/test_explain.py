@@ -14,7 +14,7 @@ import redis
 from sqlalchemy import Engine, event, text
 
 from opencue_sched.coordination.board import End
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind

@@ -8,7 +8,7 @@ import time
 
 import redis
 
-from opencue_sched.coordination.names import QueueName, beat_keys
+from opencue_sched.coordination.keys import QueueName, beat_keys
 from opencue_sched.coordination.presence import BEAT_TYPE, Presence
 
 from .conftest import Cli

@@ -20,9 +20,9 @@ import pytest
 import redis
 
 from opencue_sched.cli import cli as program
+from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli

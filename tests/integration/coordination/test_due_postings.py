@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination import postings as postings_module
 from opencue_sched.coordination.board import RESEND_SECONDS
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import LOOK_SECONDS, SHORT_SECONDS, Claim, ClusterPostings, DueThread, Enqueued
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS

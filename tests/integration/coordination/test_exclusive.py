@@ -6,8 +6,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import reap_lease
 
 from .conftest import LossyProxy
 

@@ -20,8 +20,8 @@ from structlog.testing import capture_logs
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination import postings
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually

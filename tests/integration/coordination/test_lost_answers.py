@@ -9,7 +9,7 @@ import pytest
 
 from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobFailure, JobState, NotFound
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClusterPostings
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 

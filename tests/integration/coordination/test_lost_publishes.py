@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from opencue_sched.coordination.names import PRIORITY_SEPARATOR, QUEUE_PRIORITIES, QueueName, priority_lists
-from opencue_sched.coordination.queues import broker_settings, guard_transports
+from opencue_sched.coordination.keys import PRIORITY_SEPARATOR, QUEUE_PRIORITIES, QueueName, priority_lists
+from opencue_sched.coordination.transport import broker_settings, guard_transports
 
 SWEEPS = QueueName("cue", "sweep")
 

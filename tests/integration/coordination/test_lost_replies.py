@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import RedisError
 
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.store.fences import PersistentFences
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.coordination.board import JOBS_PER_CALL, SECONDS_PER_FRAME, BoardScripts, LayerPermits
+from opencue_sched.coordination.board import BoardScripts
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobState
-from opencue_sched.coordination.names import BoardKeys, permit_board
+from opencue_sched.coordination.keys import BoardKeys, permit_board
+from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.redis_log import RedisLog
@@ -21,7 +22,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred times as long as they live elsewhere: longer than any machine stands still."""
-    monkeypatch.setattr("opencue_sched.coordination.board.SECONDS_PER_FRAME", 100 * SECONDS_PER_FRAME)
+    monkeypatch.setattr("opencue_sched.coordination.permits.SECONDS_PER_FRAME", 100 * SECONDS_PER_FRAME)
 
 
 @pytest.fixture

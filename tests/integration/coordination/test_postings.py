@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from opencue_sched.coordination.names import BoardKeys, consumed_queues
+from opencue_sched.coordination.keys import BoardKeys, consumed_queues
 from opencue_sched.coordination.postings import (
     Claim,
     ClaimEnd,
@@ -16,7 +16,7 @@ from opencue_sched.coordination.postings import (
     with_messages,
 )
 from opencue_sched.coordination.presence import Presence
-from opencue_sched.coordination.queues import Router
+from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
 from tests.polling import eventually

@@ -15,7 +15,7 @@ import pytest
 
 from opencue_sched import __version__
 from opencue_sched.coordination import presence as presences
-from opencue_sched.coordination.names import presence_key
+from opencue_sched.coordination.keys import presence_key
 from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, list_members
 
 

@@ -13,8 +13,8 @@ from celery import Celery
 
 import celeryconfig
 from opencue_sched.accounting.epoch import guarded_redis
-from opencue_sched.coordination import queues
-from opencue_sched.coordination.names import (
+from opencue_sched.coordination import replies, routing
+from opencue_sched.coordination.keys import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
     QueueName,
@@ -28,14 +28,9 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.coordination.presence import Presence, list_members
-from opencue_sched.coordination.queues import (
-    FORGET_SECONDS,
-    Router,
-    broker_settings,
-    drain_dead_instances,
-    guard_transports,
-    queue_census,
-)
+from opencue_sched.coordination.queue_figures import FORGET_SECONDS, drain_dead_instances, queue_census
+from opencue_sched.coordination.routing import Router
+from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
@@ -160,7 +155,7 @@ def test_a_message_goes_where_somebody_consumes(redis_client, consumed, first, a
 def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client, monkeypatch):
     presence = present(redis_client, "a")
     clock = Clock()
-    monkeypatch.setattr(queues, "boot_clock", clock)
+    monkeypatch.setattr(routing, "boot_clock", clock)
     router = Router(redis_client, "cue", "default")
     assert router.queue_for(CLUSTER).instance == "a"
     presence.withdraw()
@@ -235,7 +230,7 @@ def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis
 
 
 def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
-    monkeypatch.setattr("opencue_sched.coordination.queues.MOVED_PER_CALL", 1500)
+    monkeypatch.setattr("opencue_sched.coordination.queue_figures.MOVED_PER_CALL", 1500)
     present(redis_client, "a").withdraw()
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
     redis_client.lpush(source, *range(4000))
@@ -360,13 +355,13 @@ def test_a_fleet_counts_what_waits_for_it_and_not_what_waits_for_other_facilitie
 
 def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
     """Q7."""
-    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
     got: list[dict] = []
     waiter = threading.Thread(
-        target=lambda: got.append(queues.await_reply(redis_client, "cue", job, timeout_seconds=10))
+        target=lambda: got.append(replies.await_reply(redis_client, "cue", job, timeout_seconds=10))
     )
     waiter.start()
-    assert queues.answer_job(redis_client, "cue", job, {"booked": 3})
+    assert replies.answer_job(redis_client, "cue", job, {"booked": 3})
     waiter.join(10)
     assert got == [{"booked": 3}]
     hash_ = redis_client.hgetall(job_hash("cue", job))
@@ -377,24 +372,24 @@ def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
 
 
 def test_a_late_reader_finds_the_answer_in_the_hash(redis_client):
-    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
-    queues.answer_job(redis_client, "cue", job, {"booked": 3})
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    replies.answer_job(redis_client, "cue", job, {"booked": 3})
     assert 0 < redis_client.ttl(reply_queue("cue", job)) <= 3600
-    unanswered = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    unanswered = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
     assert 3600 <= redis_client.ttl(job_hash("cue", unanswered)) <= 3601
     redis_client.delete(reply_queue("cue", job))
-    assert queues.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
+    assert replies.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
 
 
 def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
-    job = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
-    assert queues.answer_job(redis_client, "cue", job, {"n": 1})
-    assert not queues.answer_job(redis_client, "cue", job, {"n": 2})
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    assert replies.answer_job(redis_client, "cue", job, {"n": 1})
+    assert not replies.answer_job(redis_client, "cue", job, {"n": 2})
     assert redis_client.llen(reply_queue("cue", job)) == 1
-    silent = queues.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
+    silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"
     with pytest.raises(SchedulerError, match="is a worker alive"):
-        queues.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
+        replies.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"
 
 

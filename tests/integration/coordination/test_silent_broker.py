@@ -19,9 +19,9 @@ from sqlalchemy import Engine
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination import transport
+from opencue_sched.coordination.keys import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
-from opencue_sched.coordination.queues import broker_settings, guard_transports
+from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.store.fences import PersistentFences
 from tests.polling import eventually
 

@@ -13,8 +13,8 @@ from celery.schedules import schedule
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
+from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 

@@ -11,13 +11,15 @@ from sqlalchemy import Engine, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.coordination.board import LayerPermits
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.keys import BoardKeys
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.gather import GpuWaits, HostChanges, HostFeed
+from opencue_sched.dispatch.gather import GpuWaits
+from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.clusters import Cluster

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
-from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

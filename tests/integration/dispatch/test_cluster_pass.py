@@ -17,8 +17,8 @@ from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
-from opencue_sched.coordination.board import LayerPermits
-from opencue_sched.coordination.names import permit_board
+from opencue_sched.coordination.keys import permit_board
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.caps import Vertices

@@ -15,12 +15,12 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, clusters, gather
 from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.clusters import pause_between_wakes
-from opencue_sched.dispatch.gather import HostFeed
+from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

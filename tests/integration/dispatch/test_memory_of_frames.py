@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.farm.completion import Releaser

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.coordination import names
+from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_ERROR, RecordedVerdict, VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 
@@ -79,16 +79,16 @@ def test_recording_takes_one_round_trip(
 
 def test_verdicts_expire_with_the_last_pass_that_looked(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
     verdicts.record({"alloc-1": [verdict("j1", "a")]})
-    assert KEPT_SECONDS - 10 <= int(redis_client.ttl(names.verdicts("cue", "j1"))) <= KEPT_SECONDS
-    redis_client.expire(names.verdicts("cue", "j1"), 100)
+    assert KEPT_SECONDS - 10 <= int(redis_client.ttl(keys.verdicts("cue", "j1"))) <= KEPT_SECONDS
+    redis_client.expire(keys.verdicts("cue", "j1"), 100)
     verdicts.record({"alloc-1": [verdict("j1", "b")]})
-    assert int(redis_client.ttl(names.verdicts("cue", "j1"))) > 100
+    assert int(redis_client.ttl(keys.verdicts("cue", "j1"))) > 100
 
 
 def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
     verdicts.record({"alloc-1": [verdict("j1", "a", detail="x" * 10_000)]})
     for number, text in enumerate(("no json", "[]", '{"verdict": "new"}', "{}")):
-        redis_client.hset(names.verdicts("cue", "j1"), f"b{number}|alloc-1", text)
+        redis_client.hset(keys.verdicts("cue", "j1"), f"b{number}|alloc-1", text)
     found = of_job(verdicts, "j1")
     assert set(found) == {"a"}
     assert len(found["a"][0].verdict.detail) == LONGEST_ERROR

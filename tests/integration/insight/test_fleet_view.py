@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import beat_keys
+from opencue_sched.coordination.keys import beat_keys
 from opencue_sched.coordination.presence import WorkerState, list_members
 from opencue_sched.insight.farm import fleet_view, leader_view
 from opencue_sched.settings import Settings

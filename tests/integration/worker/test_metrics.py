@@ -23,8 +23,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch, look_at_store
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination import names
-from opencue_sched.coordination.names import presence_index
+from opencue_sched.coordination import keys as coordination_keys
+from opencue_sched.coordination.keys import presence_index
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
@@ -214,7 +214,7 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     # when passes said that long ago, nobody has looked at them
-    for job in redis_client.scan_iter(names.verdicts("cue", "*")):
+    for job in redis_client.scan_iter(coordination_keys.verdicts("cue", "*")):
         for field, entry in redis_client.hgetall(job).items():
             redis_client.hset(job, field, json.dumps([*json.loads(entry)[:-1], time.time() - 1000]))
     census.look_at_farm()
@@ -224,7 +224,7 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
         connection.execute(text("UPDATE job SET b_paused = true"))
     census.look_at_farm()
     assert shown_waiting(census) == (0, 0)
-    assert redis_client.hkeys(names.waiting_frames("cue")) == ["facility:"]
+    assert redis_client.hkeys(coordination_keys.waiting_frames("cue")) == ["facility:"]
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
@@ -302,9 +302,11 @@ def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_mos
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="capacity") == 9
     # when an older version of the program left something
-    redis_client.hset(names.waiting_frames("cue"), "alloc-1", json.dumps({"at": time.time(), "frames": {"no_fit": 9}}))
+    redis_client.hset(
+        coordination_keys.waiting_frames("cue"), "alloc-1", json.dumps({"at": time.time(), "frames": {"no_fit": 9}})
+    )
     assert shown_waiting(census) == (9, 9)
-    assert redis_client.hkeys(names.waiting_frames("cue")) == ["facility:"]
+    assert redis_client.hkeys(coordination_keys.waiting_frames("cue")) == ["facility:"]
 
 
 def put_to_sleep(runtime: Runtime, cluster: str) -> None:

@@ -12,8 +12,8 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
+from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import reap_lease
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

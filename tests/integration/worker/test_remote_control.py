@@ -13,9 +13,9 @@ from celery.app.control import Control
 from kombu import Queue
 
 from opencue_sched.cli.ctl import addressees
-from opencue_sched.coordination.names import QueueType, consumed_queues, control_exchange
+from opencue_sched.coordination.keys import QueueType, consumed_queues, control_exchange
 from opencue_sched.coordination.presence import Presence, WorkerState, list_members
-from opencue_sched.coordination.queues import broker_settings, guard_transports
+from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.task import Workload

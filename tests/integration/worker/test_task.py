@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 import celeryconfig
 from opencue_sched.celery import app as real_app
-from opencue_sched.coordination import queues, transport
-from opencue_sched.coordination.names import job_hash, reply_queue
+from opencue_sched.coordination import replies, transport
+from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
@@ -197,7 +197,7 @@ def posting(runtime: Runtime) -> str:
 
 @pytest.fixture
 def waiter(redis_client: Redis) -> str:
-    return queues.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    return replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
 
 
 class Dropped(Exception):
@@ -215,7 +215,7 @@ def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waite
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
         assert redis_client.lpop(reply_queue("cue", waiter))
-    answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer == {"posting": posting, "ended": "failed", "error": "Dropped: no such column"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
 
@@ -226,7 +226,7 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
 
     monkeypatch.setattr(PassRunner, "run", lose_connection)
     real_app.tasks[DISPATCH](posting, reply=waiter)
-    answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer["ended"] == "query_error"
     assert "the server closed the connection" in answer["error"]
 
@@ -237,7 +237,7 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
     real_app.tasks[DISPATCH]("no posting", reply=waiter if told else "../" + waiter)
     assert unreadable_messages() - before == 1
     if told:
-        answer = queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+        answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
         assert answer["error"].startswith("InvalidInput: ")
 
@@ -256,7 +256,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     runtime.membership.workload.become(WorkerState.WORKING)
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
-    assert queues.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
+    assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
 
 
 def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
+from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import reap_lease
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection
 
-from opencue_sched.coordination.queues import broker_settings, guard_transports
-from opencue_sched.coordination.transport import SentinelTransport, Transport, unreadable
+from opencue_sched.coordination.transport import (
+    SentinelTransport,
+    Transport,
+    broker_settings,
+    guard_transports,
+    unreadable,
+)
 from opencue_sched.errors import InvalidInput
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from opencue_sched.coordination import names
+from opencue_sched.coordination import keys
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ROOT / "opencue_sched" / "coordination" / "names.py"
@@ -40,5 +40,5 @@ def test_no_key_is_written_out_in_a_script():
 
 
 def test_the_names_of_verdicts_are_built_from_the_namespace():
-    assert names.verdicts("farm", "0f3a") == "farm:verdicts:0f3a"
-    assert names.waiting_frames("farm") == "farm:waiting"
+    assert keys.verdicts("farm", "0f3a") == "farm:verdicts:0f3a"
+    assert keys.waiting_frames("farm") == "farm:waiting"

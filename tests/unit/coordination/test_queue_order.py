@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.queues import QUEUE_AGE_SECONDS, AgedOrder
+from opencue_sched.coordination.transport import QUEUE_AGE_SECONDS, AgedOrder
 
 QUEUES = ["instance", "group", "type"]
 

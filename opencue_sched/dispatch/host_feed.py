@@ -1,0 +1,125 @@
+"""The host cache of a process and the change log together: what a pass knows of hosts, and how that stays current."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy import Engine
+
+from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres import ask
+from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.dispatch.cooldown import HostNews
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.hosts import Host
+from opencue_sched.domain.shards import Division, buckets, shards
+from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
+from opencue_sched.settings import HostCacheSettings
+from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+
+log = structlog.get_logger(__name__)
+
+_CLEAN_UP_SECONDS = 300.0
+"""Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
+
+
+class HostFeed:
+    """Cache and change log together. Thread-safe; the log is read by one thread at a time.
+
+    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
+    While ``rereading`` runs, they are read again in the background: a pass waits for no more than the first read of its
+    hosts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        changes: HostChanges,
+        settings: HostCacheSettings,
+        *,
+        instance: str,
+        hold_seconds: float = HOLD_SECONDS,
+        division: Callable[[], Division] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._settings = settings
+        self._division = division
+        self._divided: Division = ()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cursor: str | None = None
+        self._noted: set[str] = set()
+        self._reread: list[Host] = []
+        self._evict_at = clock() + _CLEAN_UP_SECONDS
+        self.rereading = PeriodicThread(
+            "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
+        )
+        self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
+
+    def refresh(self, cluster: Cluster) -> HostNews:
+        """Read those hosts of the cluster that are not here yet. They are news, also to clusters of other tags."""
+        division = self._division()
+        if division != self._divided:
+            self._divided = division
+            self.cache.keep_shards(shards(division))
+        of_shard = buckets(cluster.shard, division)
+        hosts = self.cache.refresh(cluster.facility_id, cluster.tags, cluster.shard, of_shard)
+        if hosts:
+            self.rereading.wake()
+        return HostNews(tuple(hosts))
+
+    def reread(self) -> float:
+        """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
+        changed, pause = self.cache.reread()
+        if changed:
+            with self._lock:
+                self._reread += changed
+        if self._clock() >= self._evict_at:
+            self._evict_at = self._clock() + _CLEAN_UP_SECONDS
+            self.cache.evict_idle_groups()
+        return pause
+
+    def note(self, host_ids: Collection[str]) -> None:
+        """These hosts changed, and every process was notified: read them again at the next refresh."""
+        reached = self.cache.reaches(host_ids)
+        with self._lock:
+            self._noted |= reached
+
+    def changed(self, host_ids: Collection[str]) -> None:
+        """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
+        try:
+            self._changes.publish(host_ids)
+        except RedisError as error:
+            log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
+
+    def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
+        return ask(self._engine, fetch_groups, facility_id, tags, self._settings.host_staleness_threshold, of_buckets)
+
+    def follow(self) -> HostNews:
+        """Read again what changed since this process looked last, in any of its shards; each change is returned once,
+        also what was found in the background."""
+        with self._lock:
+            try:
+                self._cursor, ids = self._changes.since(self._cursor)
+            except RedisError as error:
+                log.warning("host_changes_not_read", error=str(error))
+                return HostNews()
+            if ids is None:
+                self.cache.expire()
+                self.rereading.wake()
+            self._noted |= self.cache.reaches(ids or ())
+            wanted = self._noted | self.cache.invalidated_ids()
+            found, self._reread = self._reread, []
+            if wanted:
+                read_at = self.cache.instant()
+                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), self._settings.host_staleness_threshold)
+                self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
+                self._noted.clear()
+                found += hosts
+            return HostNews(tuple(found), everything=ids is None)
