@@ -1,8 +1,8 @@
 """Gather: everything the planner may know about the work of the clusters of a pass.
 
-Limits, subscriptions, jobs, layers with frames take four statements whatever the numbers of them and of clusters, and a fifth
-when of some cluster no job can be booked. Rows that make no sense cost their job its place in this pass and nothing
-else.
+Limits, subscriptions, jobs, layers with frames take four statements whatever the numbers of them and of clusters, and a
+fifth when of some cluster no job can be booked. Rows that make no sense cost their job its place in this pass and
+nothing else.
 """
 
 from __future__ import annotations
