@@ -42,9 +42,10 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     """What ends frames, with the ledger told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
-    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
     from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl
+    from opencue_sched.rqd.channels import RqdChannels
+    from opencue_sched.rqd.kill import RqdKiller
 
     settings = get_settings()
     alive: dict[str, tuple[str, str]] = {}

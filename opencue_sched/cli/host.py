@@ -10,16 +10,7 @@ import click
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
-from opencue_sched.cli.inputs import (
-    ALLOCATION,
-    HOST,
-    JOB,
-    SHOW,
-    Commands,
-    current_user,
-    most_option,
-    new_name,
-)
+from opencue_sched.cli.inputs import ALLOCATION, HOST, JOB, SHOW, Commands, current_user, most_option, new_name
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.clusters import ClusterKind
@@ -190,7 +181,8 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
     @click.option("--now", is_flag=True, help="Not when they are idle: what runs there is killed, to run again.")
     @click.option("--yes", is_flag=True, help="Do not ask before --now.")
     def power(engine: Engine, chosen: list[NamedRow], now: bool, yes: bool) -> Done:
-        from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller, tell
+        from opencue_sched.rqd.channels import RqdChannels, tell
+        from opencue_sched.rqd.kill import RqdKiller
 
         settings = get_settings()
         failed: dict[str, str] = {}

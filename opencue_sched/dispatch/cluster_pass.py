@@ -43,9 +43,9 @@ from opencue_sched.dispatch.cooldown import (
 )
 from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, gather
 from opencue_sched.dispatch.host_feed import HostFeed
-from opencue_sched.dispatch.launch import Refusals, booking_of, launch_all, launch_requests, settle
+from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
-from opencue_sched.dispatch.rqd import RqdChannels
+from opencue_sched.dispatch.settle import booking_of, settle
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_command import Environments
 from opencue_sched.domain.frame_needs import Demand
@@ -55,6 +55,8 @@ from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, plan_pass, policy_for
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import fetch_environments
 from opencue_sched.store.pending import SkippedLayers

@@ -24,11 +24,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.store_errors import describe, is_trouble
-from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
 from opencue_sched.farm.reports import SETTLED_SECONDS
+from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why

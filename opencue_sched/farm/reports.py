@@ -14,13 +14,13 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
-from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.states import HardwareState, JobState, LockState
 from opencue_sched.domain.units import KB_PER_GIB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import overdue, short_name
+from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock, set_state, set_tags
 from opencue_sched.store.procs import Run, read_runs

@@ -25,11 +25,12 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings
 
 _log = structlog.get_logger(__name__)

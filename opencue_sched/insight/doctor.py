@@ -130,7 +130,8 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
 
 def _probed(names: list[str], settings: Settings) -> Finding:
     """Whether the RQD of each host answers."""
-    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller  # imports grpc, which `explain` does without
+    from opencue_sched.rqd.channels import RqdChannels
+    from opencue_sched.rqd.kill import RqdKiller
 
     with RqdChannels(settings.rqd) as channels, ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
         answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)

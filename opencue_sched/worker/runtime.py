@@ -52,11 +52,12 @@ from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
-from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.procs import UpkeepScope

@@ -17,12 +17,13 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc, rqd_pb2
 
-from opencue_sched.dispatch.launch import LaunchRequest, launch_all
-from opencue_sched.dispatch.rqd import Fate, RqdChannels, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.embedded import renderer
 from opencue_sched.embedded.pictures import read_png
 from opencue_sched.embedded.processes import free_port, private_directory, remove_directory
 from opencue_sched.embedded.real_rqd import RealRqd, RealRqdFarm
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
+from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from tests.polling import eventually
 

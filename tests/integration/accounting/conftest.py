@@ -16,7 +16,8 @@ from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch import cluster_pass, launch
+from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.settings import Settings
 from tests.in_turn import InTurn
@@ -120,7 +121,7 @@ def play(
     def make(player: type[Side], deadline: float = 60.0) -> Side:
         side = player(engine, client, clock, interleaved.with_deadline(settings, deadline))
         if isinstance(side, interleaved_ours.Ours):
-            monkeypatch.setattr(launch, "undo_bookings", side.compensate)
+            monkeypatch.setattr(settle_module, "undo_bookings", side.compensate)
         made.append(side)
         return side
 

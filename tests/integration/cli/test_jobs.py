@@ -12,11 +12,11 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch.launch import LaunchRequest, launch_all
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from opencue_sched.store.insight import judge
 from tests.farm import Farm, HostIds, JobIds, LayerSpec

@@ -12,9 +12,10 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.celery import app
 from opencue_sched.cli import deferred
-from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import reap
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store.insight import judge
 from tests.farm import Farm, JobIds, LayerSpec

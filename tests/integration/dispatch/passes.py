@@ -21,8 +21,8 @@ from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport, VerdictLog
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.clusters import Cluster
+from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import live_use

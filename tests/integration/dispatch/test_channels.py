@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.dispatch import rqd
-from opencue_sched.dispatch.rqd import RqdChannels, Whereabouts, look
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.rqd import channels as channels_module
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Whereabouts, look
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import request
 from tests.polling import eventually
@@ -67,7 +68,7 @@ def sockets() -> set[str]:
 
 def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a connection that may be idle for a second, to a farm of another process
-    monkeypatch.setattr(rqd, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(channels_module, "_IDLE_SECONDS", 1.0)
     farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert farm.stdout is not None
     try:

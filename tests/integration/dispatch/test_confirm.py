@@ -8,17 +8,10 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from opencue_sched.dispatch.launch import LaunchRequest, launch_all
-from opencue_sched.dispatch.rqd import (
-    Fate,
-    RqdChannels,
-    RqdKiller,
-    Whereabouts,
-    kill,
-    kill_and_confirm,
-    look,
-)
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Fate, RqdKiller, Whereabouts, kill, kill_and_confirm, look
+from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually

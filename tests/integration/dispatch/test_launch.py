@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.dispatch import launch, rqd
-from opencue_sched.dispatch.launch import LaunchOutcome, launch_all
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.rqd import channels as channels_module
+from opencue_sched.rqd import launch
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.launch import LaunchOutcome, launch_all
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually
@@ -175,7 +176,7 @@ def test_what_cannot_be_sent_in_time_is_not_sent(farm: SimulatedFarm, channels: 
 def test_one_lane_serves_hosts_one_after_the_other(
     connect: Callable[..., RqdChannels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rqd, "_CALLS_AT_ONCE", 1)
+    monkeypatch.setattr(channels_module, "_CALLS_AT_ONCE", 1)
     outcomes = launch_all(connect(), [request(f"sim000{n}") for n in (1, 2, 3)])
     assert ends(outcomes) == [(LAUNCHED, 1)] * 3
 

@@ -18,10 +18,9 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch import launch
+from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.dispatch.launch import SettleReport, booking_of, launch_all, launch_requests, settle
-from opencue_sched.dispatch.rqd import RqdChannels, RunningFrameRef, Whereabouts, look
+from opencue_sched.dispatch.settle import SettleReport, booking_of, settle
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Host, Reservation
@@ -31,6 +30,9 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, look
+from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
@@ -56,7 +58,7 @@ class Booked:
         requests, failed = launch_requests(self.committed, {}, self.settings)
         assert not failed
         outcomes = launch_all(channels, requests)
-        with patch.object(launch, "undo_bookings", undo):
+        with patch.object(settle_module, "undo_bookings", undo):
             return settle(self.engine, self.ledger, channels, self.committed, outcomes)
 
     def on(self, host_name: str) -> PlannedProc:

@@ -14,10 +14,10 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc
 
-from opencue_sched.dispatch.launch import LaunchRequest, launch_all
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import request
 from tests.polling import eventually

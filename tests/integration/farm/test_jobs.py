@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.model import RunVerdict
+from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, complete_frame, start

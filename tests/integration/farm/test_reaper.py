@@ -8,22 +8,15 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm import reaper as module
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import ReaperReport, reap
+from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store import procs
 from opencue_sched.store.procs import UpkeepScope
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import (
-    FarmView,
-    RecordedChanges,
-    RecordedLedger,
-    Running,
-    ScriptedKiller,
-    start,
-)
+from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
 
 BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
 Reap = Callable[[], ReaperReport]

@@ -19,7 +19,6 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
@@ -27,6 +26,8 @@ from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.reaper import reap
 from opencue_sched.farm.service import ReportService
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
 from tests.counted import Counted

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.dispatch.launch import Answer, classify
-from opencue_sched.dispatch.rqd import RunningFrameRef, Whereabouts, frame_seen
+from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, frame_seen
+from opencue_sched.rqd.launch import Answer, classify
 
 CODE = grpc.StatusCode
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from opencue_proto import rqd_pb2
 
-from opencue_sched.dispatch.launch import LaunchOutcome, LaunchRequest, Refusals
+from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.errors import RqdFailure
+from opencue_sched.rqd.launch import LaunchOutcome, LaunchRequest
 
 UID = "Not launching, will not run frame as uid=0"
 

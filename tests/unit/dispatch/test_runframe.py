@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from opencue_proto import rqd_pb2
 
-from opencue_sched.dispatch.launch import build_run_frame, launch_requests
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
+from opencue_sched.rqd.launch import launch_requests
+from opencue_sched.rqd.run_frame import build_run_frame
 from opencue_sched.settings import Queue, Settings
 
 FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)

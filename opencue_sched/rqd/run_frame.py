@@ -1,0 +1,54 @@
+"""The RunFrame message RQD gets for a booked proc (as Cuebot's dispatch support and the Rust dispatcher make it)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from opencue_proto import rqd_pb2
+
+from opencue_sched.domain.frame_command import Environments, command_line, environment, memory_limit
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.settings import Settings
+
+
+def build_run_frame(
+    planned: PlannedProc,
+    environments: Environments,
+    settings: Settings,
+    now: Callable[[], float] = time.time,
+) -> rqd_pb2.RunFrame:
+    """Every field RQD reads. ``num_cores`` is centicores, memory limits are KB, ``start_time`` epoch milliseconds.
+
+    ``uid`` is set only when the job has one: RQD refuses 0. ``os`` is the job's, which is the image a containerised RQD
+    runs the frame in, or else the host's first. gid, attributes, temp dir and pid are RQD's to fill in.
+    Raises InvalidInput when the layer's range or command makes no sense, ValueError or TypeError when a value does not
+    fit its field.
+    """
+    job, layer, frame, host, reservation = planned.job, planned.layer, planned.frame, planned.host, planned.reservation
+    message = rqd_pb2.RunFrame(
+        resource_id=planned.proc_id,
+        job_id=job.id,
+        job_name=job.name,
+        frame_id=frame.id,
+        frame_name=frame.name,
+        layer_id=layer.id,
+        command=command_line(planned),
+        user_name=job.user,
+        log_dir=job.log_dir,
+        show=job.show_name,
+        shot=job.shot,
+        start_time=int(now() * 1000),
+        num_cores=reservation.cores * CENTICORES_PER_CORE,
+        num_gpus=reservation.gpus,
+        ignore_nimby=False,
+        environment=environment(planned, environments.get(job.id, {}), environments.get(layer.id, {})),
+        os=job.os_name or next(iter(host.os_names), ""),
+        soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
+        hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
+        loki_url=job.loki_url or "",
+    )
+    if job.uid is not None:
+        message.uid = job.uid
+    return message
