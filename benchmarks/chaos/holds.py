@@ -11,7 +11,7 @@ import random
 from sqlalchemy import Connection, text
 
 from opencue_sched.domain.hosts import Hold
-from opencue_sched.store.promises import grant_holds
+from opencue_sched.store.reservations import grant_holds
 
 # Longer than any frame of these runs; the duty ends most of them sooner, because their layers are not wide.
 HOLD_SECONDS = 600.0

@@ -15,7 +15,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
 from opencue_sched.coordination.postings import SkippedCluster
-from opencue_sched.dispatch.report import RecordedVerdict
+from opencue_sched.dispatch.verdicts import RecordedVerdict
 from opencue_sched.domain.units import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose

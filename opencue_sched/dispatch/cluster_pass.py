@@ -1,14 +1,11 @@
-"""From a message to a pass over its cluster, and to what happens to the cluster next.
+"""One pass over the clusters of a shard, in steps: gather, permits, plan, book, commit, launch, settle, next.
 
-In this order: `Dispatcher` claims the posting and with it all that is ready of the same shard, `_Pass` goes through the
-steps of one pass over all these clusters (gather, permits, plan, book, commit, launch, settle, next), and `next_state`
-says in which state each claim ends. docs/architecture.md says where the process may die, and what holds then.
+docs/architecture.md says where the process may die, and what holds then.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,31 +18,20 @@ from types import MappingProxyType
 import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import ask
-from opencue_sched.clients.store_errors import describe, failure_reason, is_trouble
-from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.board import End
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, commit_plan, quarantine
-from opencue_sched.dispatch.cooldown import (
-    EMPTY_SLEEP_SECONDS,
-    FIRST_LOCKED_SECONDS,
-    LONGEST_LOCKED_SECONDS,
-    Cooldowns,
-    LayerCooldowns,
-    cooldown_seconds,
-)
+from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, gather
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.refusals import Refusals
-from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport, VerdictLog, after_booking
+from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.settle import booking_of, settle
+from opencue_sched.dispatch.verdicts import VerdictLog, after_booking
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_command import Environments
 from opencue_sched.domain.frame_needs import Demand
@@ -71,124 +57,9 @@ _AT_CAP = (
     Verdict.OVER_JOB_GPUS,
     Verdict.OVER_LIMIT,
 )
+SHORTEST_SLEEP_SECONDS = 0.05
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
-CONTENDED_SLEEP_SECONDS = 0.1
-"""Another pass has a layer, mostly for as long as it plans and commits a few frames."""
-SHORTEST_SLEEP_SECONDS = 0.05
-STORE_TROUBLE_SLEEP_SECONDS = 1.0
-"""All clusters of a shard wait so long after a store was in trouble, each worker then asks with one pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
-    looked at for postings that are due, after so many seconds."""
-
-    settings: Settings
-    postings: ClusterPostings
-    renewer: ClaimRenewer
-    runner: PassRunner
-    owner: str
-    send: Callable[[Enqueued], None]
-    look_in: Callable[[float], None]
-
-    def dispatch(self, posting: str, ticket: int | None = None) -> list[PassReport] | ClaimRefused:
-        """One pass over the posted cluster and whatever else of its shard is ready; the posted cluster's report comes
-        first. ClaimRefused when its posting is gone, another worker's, asleep or trashed, or when the message's
-        ``ticket`` was answered before.
-
-        Clusters whose pass fails are cooled down, for longer each time they fail again. A store in trouble says nothing
-        of the clusters.
-        """
-        if self.renewer.hangs and not self._database_answers():
-            return ClaimRefused("no_database")
-        before = boot_clock()
-        ttl_seconds = self.renewer.ttl_seconds
-        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl_seconds, ticket=ticket)
-        if isinstance(claim, ClaimRefused):
-            return claim
-        claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
-        self.renewer.keep(*claims, claimed_at=before)
-        try:
-            return self._pass(claims)
-        finally:
-            self.renewer.drop(*claims)
-
-    def _pass(self, claims: Sequence[Claim]) -> list[PassReport]:
-        """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
-        cluster, each is tried by itself, so that the others have their pass."""
-        ended = False
-
-        def end(reports: Sequence[PassReport]) -> None:
-            nonlocal ended
-            ended = True
-            self._end(claims, reports)
-            self.renewer.drop(*claims)
-
-        try:
-            return self.runner.run(
-                [claim.cluster for claim in claims],
-                alive=lambda: self.renewer.alive(*claims),
-                progress=lambda: self.renewer.progress(*claims),
-                wakes={claim.cluster.key: claim.wake for claim in claims},
-                end=end,
-            )
-        except Exception as error:
-            trouble = is_trouble(error)
-            if ended and not trouble:  # what happens to the clusters is decided, and others may have them by now
-                raise
-            if not trouble and len(claims) > 1:
-                log.warning("pass_tried_by_cluster", clusters=len(claims), error=describe(error))
-                return [report for claim in claims for report in self._pass([claim])]
-            reason = failure_reason(error)
-            reports = [PassReport(it.cluster, ended=PassEnd.QUERY_ERROR, error=reason) for it in claims]
-            if not trouble:
-                self._fail(claims[0], reason)
-                return reports
-            log.error("pass_failed_in_a_store", cluster=claims[0].cluster.key, error=reason)
-            if not ended:
-                self._end(claims, reports)
-            return reports
-
-    def _database_answers(self) -> bool:
-        """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
-        message is sent again to others."""
-        try:
-            return ask(self.runner.engine, lambda it: bool(it.exec_driver_sql("SELECT true").scalar_one()))
-        except SQLAlchemyError as error:
-            log.warning("database_away", error=str(error))
-            return False
-
-    def _end(self, claims: Sequence[Claim], reports: Sequence[PassReport]) -> None:
-        """End the claims as ``next_state`` says of their reports. One message for all: its claim takes the others of
-        the shard along."""
-        saturated = self.settings.queue.cluster_saturated_sleep
-        endings = [ClaimEnd(claim, *next_state(it, saturated)) for claim, it in zip(claims, reports, strict=True)]
-        try:
-            tickets = self.postings.end_many(endings)
-        except RedisError as error:
-            log.warning("claim_left_to_expire", clusters=len(claims), cluster=claims[0].cluster.key, error=str(error))
-            return
-        for ending, ticket in zip(endings, tickets, strict=True):
-            if ticket:
-                self.send(Enqueued(ending.claim.cluster, ending.claim.uuid, ticket))
-                break
-        sleeps = [it.delay_seconds for it, ticket in zip(endings, tickets, strict=True) if not ticket]
-        # What a store in trouble put off would be back all at once.
-        if sleeps and not any(it.how == "put_off" for it in endings):
-            self.look_in(min(sleeps))
-
-    def _fail(self, claim: Claim, reason: str) -> None:
-        key, seen = claim.cluster.key, traceback.format_exc()
-        log.error("pass_crashed", cluster=key, error=seen)
-        try:
-            seconds = cooldown_seconds(self.postings.failures(claim) + 1)
-            reason = reason[:LONGEST_ERROR]
-            self.postings.end(claim, "fail", delay_seconds=seconds, reason=reason, error=seen)
-            log.warning("cluster_cooled_down", cluster=key, seconds=seconds, reason=reason)
-        except RedisError as problem:
-            log.warning("claim_left_to_expire", cluster=key, error=str(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -639,23 +510,3 @@ class _Pass:
             # No event tells when a host may be tried again.
             if back_in is not None and report.ended is not PassEnd.NO_JOBS:
                 report.look_again = max(SHORTEST_SLEEP_SECONDS, back_in)
-
-
-def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float]:
-    """The state of a cluster after a pass that did not fail, and its length in seconds. Nothing else decides it.
-
-    ``again``: posted at once. ``sleep``: posted when its time is over. ``idle``: posted when a sweep or an event finds
-    work. ``put_off``: a store was in trouble, which says nothing of the cluster.
-    """
-    if report.frames_booked or report.go_on:
-        return "again", 0.0
-    if report.ended in (PassEnd.NOT_READY, PassEnd.QUERY_ERROR):
-        return "put_off", STORE_TROUBLE_SLEEP_SECONDS
-    if report.ended is PassEnd.NO_JOBS:
-        return "idle", EMPTY_SLEEP_SECONDS
-    soon = [] if report.look_again is None else [report.look_again]
-    state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
-    permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
-    if permit_held or report.losses.keys() - {HostLocked.reason}:
-        soon.append(CONTENDED_SLEEP_SECONDS)
-    return state, min([saturated_seconds, *soon])

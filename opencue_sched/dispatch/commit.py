@@ -43,7 +43,7 @@ from opencue_sched.placement.policies.reservations import against_hold
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.promises import hold_of
+from opencue_sched.store.reservations import hold_of
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)

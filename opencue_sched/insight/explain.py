@@ -19,7 +19,7 @@ import redis
 from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
-from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
+from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import Search, least_cores

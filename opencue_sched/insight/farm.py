@@ -24,7 +24,7 @@ from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queue_figures import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
-from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog, most_telling
+from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text

@@ -18,7 +18,7 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import SWITCHED_ON
-from opencue_sched.store.promises import HELD, HOLD_COLUMNS
+from opencue_sched.store.reservations import HELD, HOLD_COLUMNS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 FIRST_MEMORY_USED_KB = 262_144
@@ -52,7 +52,7 @@ _LOCK_FRAMES = f"""
 """  # noqa: S608 - only our own constant
 
 # Two statements in one message: the second sees the holds that were granted before the first had its locks, and nobody
-# grants another while these are held (store/promises.py).
+# grants another while these are held (store/reservations.py).
 _LOCK_THESE = """
     SELECT set_config('opencue_sched.locked_hosts', CAST(coalesce(array_agg(locked.pk_host), '{{}}') AS text), true)
     FROM (

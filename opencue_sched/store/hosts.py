@@ -22,7 +22,7 @@ from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.promises import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
+from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
 
 _COLUMNS = f"""

@@ -27,7 +27,8 @@ from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.postings import FAILURE_KINDS, cluster_postings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queue_figures import queue_census
-from opencue_sched.dispatch.report import VerdictLog, count_waiting_frames
+from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.dispatch.waiting_frames import count_waiting_frames
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses

@@ -28,8 +28,8 @@ from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.clock import boot_clock
-from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError

@@ -45,13 +45,16 @@ from opencue_sched.coordination.postings import (
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
 from opencue_sched.coordination.replies import answer_job
-from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
-from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.clusters import FarmDivision, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
-from opencue_sched.dispatch.promises import keep_promises
-from opencue_sched.dispatch.report import PassEnd, VerdictLog
+from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.dispatch.reservations import keep_promises
+from opencue_sched.dispatch.sweep import Sweeper, SweepReport
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.reaper import drain_history, reap, recover_depends

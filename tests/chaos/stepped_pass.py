@@ -32,7 +32,7 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.cluster_pass import Dispatcher
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import get_settings
 from tests.chaos.wire import commands_of

@@ -36,7 +36,7 @@ from opencue_sched.coordination.postings import (
     encode_cluster,
     with_messages,
 )
-from opencue_sched.dispatch.cluster_pass import Dispatcher
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict

@@ -2,8 +2,8 @@
 
 A layer is *wide* where one of its frames needs at least half of the largest host that could ever take it, in cores,
 memory or GPUs. Its *debt* is how long it has waited with nothing placed although every cap would let it run. One that
-owes more than the block time asks for a host. The task (dispatch/promises.py) grants it as a ``Hold``; the plan here,
-and the commit under the host's lock, keep everybody else from the host but for the backfill rule.
+owes more than the block time asks for a host. The task (dispatch/reservations.py) grants it as a ``Hold``; the plan
+here, and the commit under the host's lock, keep everybody else from the host but for the backfill rule.
 
 Times are epoch seconds of the database's clock.
 """

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, text
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.explain import explain_job

@@ -13,7 +13,7 @@ import redis
 from sqlalchemy import Engine
 
 from opencue_sched.cli.top import Chosen, Read, draw, moved
-from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.insight.farm import farm_view

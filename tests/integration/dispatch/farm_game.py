@@ -19,8 +19,9 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS, PassRunner
+from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
+from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind

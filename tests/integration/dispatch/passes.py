@@ -15,12 +15,14 @@ from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
-from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
-from opencue_sched.dispatch.clusters import Sweeper
+from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
-from opencue_sched.dispatch.report import PassReport, VerdictLog
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.sweep import Sweeper
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings

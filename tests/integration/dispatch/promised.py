@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.promises import PromiseReport, keep_promises
+from opencue_sched.dispatch.reservations import PromiseReport, keep_promises
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.settings import Settings

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, event, text
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.cluster_pass import Dispatcher, next_state
 from opencue_sched.dispatch.cooldown import LayerCooldowns
+from opencue_sched.dispatch.dispatcher import Dispatcher, next_state
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict

@@ -14,7 +14,7 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import HostHeld
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking
-from opencue_sched.store import promises as store
+from opencue_sched.store import reservations as store
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import counted_statements, gathered
 from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, hosts_of, proc_of, reasons

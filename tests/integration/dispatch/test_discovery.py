@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities, with_work
+from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
+from opencue_sched.dispatch.sweep import with_work
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec

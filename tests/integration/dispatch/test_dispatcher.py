@@ -17,11 +17,11 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
-from opencue_sched.dispatch import cluster_pass, clusters, gather
-from opencue_sched.dispatch.cluster_pass import Dispatcher
-from opencue_sched.dispatch.clusters import pause_between_wakes
+from opencue_sched.dispatch import cluster_pass, gather, sweep
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.sweep import pause_between_wakes
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
@@ -493,7 +493,7 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
     # given a cluster that was roused for a freed host a moment ago
-    monkeypatch.setattr(clusters, "pause_between_wakes", lambda clusters: 30.0 * clusters)
+    monkeypatch.setattr(sweep, "pause_between_wakes", lambda clusters: 30.0 * clusters)
     assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
 
     # when the host is freed again, then the sweep asks to be told once more

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.promises import keep_promises
+from opencue_sched.dispatch.reservations import keep_promises
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies.reservations import HOLD_SECONDS, LONGEST_ELAPSED_SECONDS
 from opencue_sched.settings import Settings
-from opencue_sched.store import promises as store
+from opencue_sched.store import reservations as store
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema

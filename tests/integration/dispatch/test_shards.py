@@ -12,9 +12,10 @@ from sqlalchemy import Engine
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport
+from opencue_sched.dispatch.clusters import FarmDivision
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.host_feed import HostFeed
+from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain import shards
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.shards import Division, shard_of

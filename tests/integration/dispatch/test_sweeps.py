@@ -10,8 +10,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.clients.lua_scripts import Fence
-from opencue_sched.dispatch import clusters
-from opencue_sched.dispatch.clusters import Sweeper, SweepReport
+from opencue_sched.dispatch import sweep
+from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -108,13 +108,13 @@ def test_the_clusters_are_read_at_their_interval_and_at_once_for_a_show_nobody_k
 ) -> None:
     plant(engine)
     loads: list[float] = []
-    load = clusters.load_clusters
+    load = sweep.load_clusters
 
     def loading(connection: Connection, settings: Settings) -> frozenset[Cluster]:
         loads.append(time.monotonic())
         return load(connection, settings)
 
-    monkeypatch.setattr(clusters, "load_clusters", loading)
+    monkeypatch.setattr(sweep, "load_clusters", loading)
     queue = here.settings.queue.model_copy(update={"cluster_reload_interval": 0.8, "active_scan_interval": 0.3})
     sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.sweeper._postings)
 
@@ -142,7 +142,7 @@ def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(
         raise RedisConnectionError("gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(clusters, "load_clusters", fail)
+        broken.setattr(sweep, "load_clusters", fail)
         with pytest.raises(RedisConnectionError):
             here.sweeper.sweep()
     assert len(here.sweeper.sweep().send) == 1
@@ -190,7 +190,7 @@ def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_seco
     here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])
     here.sweeper.sweep(wake_hosts=["nobody"])
     assert asked() == 3
-    monkeypatch.setattr(clusters, "_SCAN_BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr(sweep, "_SCAN_BELIEVED_SECONDS", 0.0)
     here.sweeper.sweep(wake_hosts=[host])
     assert asked() == 4
 
@@ -213,7 +213,7 @@ def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, en
 
 def test_a_nap_ends_by_itself(here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a farm with nothing to do, and work nobody tells of
-    monkeypatch.setattr(clusters, "NAP_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "NAP_SECONDS", 0.1)
     assert here.sweeper.sweep(may_nap=True).send == ()
     plant(engine)
     here.sweeper.reload()

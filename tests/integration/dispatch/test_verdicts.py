@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from opencue_sched.coordination import keys
-from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_ERROR, RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.report import LONGEST_ERROR
+from opencue_sched.dispatch.verdicts import KEPT_SECONDS, RecordedVerdict, VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
 from opencue_sched.coordination.postings import Enqueued
-from opencue_sched.dispatch import clusters
+from opencue_sched.dispatch import sweep
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
@@ -25,7 +25,7 @@ from .passes import Passes, passes
 
 @pytest.fixture
 def here(engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Passes]:
-    monkeypatch.setattr(clusters, "_SCAN_BELIEVED_SECONDS", 0.0)  # who is woken is what has work by now
+    monkeypatch.setattr(sweep, "_SCAN_BELIEVED_SECONDS", 0.0)  # who is woken is what has work by now
     queue = settings.queue.model_copy(update={"manual_tags_chunk_size": 1})
     with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})) as runner:
         yield runner

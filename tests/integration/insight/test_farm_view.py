@@ -9,7 +9,7 @@ import pytest
 import redis
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.dispatch.report import VerdictLog
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.farm import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings

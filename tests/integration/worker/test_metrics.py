@@ -28,8 +28,9 @@ from opencue_sched.coordination.keys import presence_index
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
-from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.report import PassReport, VerdictLog
+from opencue_sched.dispatch import dispatcher
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.embedded.farm import Farm
@@ -129,7 +130,7 @@ def app() -> Iterator[Celery]:
 @pytest.fixture
 def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """What a worker has, in this process; its counters are open."""
-    monkeypatch.setattr(cluster_pass, "EMPTY_SLEEP_SECONDS", 0.001)
+    monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),

@@ -19,7 +19,8 @@ from opencue_sched.celery import app as real_app
 from opencue_sched.coordination import replies, transport
 from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm

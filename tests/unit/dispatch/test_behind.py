@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from opencue_sched.dispatch.report import waiting_by_verdict
+from opencue_sched.dispatch.waiting_frames import waiting_by_verdict
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 
 ALLOC = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opencue_sched.accounting.ledger import BookingRefused
-from opencue_sched.dispatch.report import after_booking
+from opencue_sched.dispatch.verdicts import after_booking
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc

@@ -1,7 +1,7 @@
 """Promises over time: hosts held for wide frames (``opencue_sched_hold``) and how long layers have been blocked
 (``opencue_sched_blocked``).
 
-One transaction of the task (dispatch/promises.py) reads and writes all of it, under an advisory lock of its own. It
+One transaction of the task (dispatch/reservations.py) reads and writes all of it, under an advisory lock of its own. It
 waits for nobody: rows that others have locked are left to the next time. A hold is granted under the lock on its host's
 row, which a booking has, too, so a booking either is there before the hold or knows it.
 """

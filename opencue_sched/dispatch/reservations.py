@@ -1,6 +1,6 @@
 """The task that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
 
-One process does it every few seconds, in one transaction of PostgreSQL (store/promises.py); the rules are those of
+One process does it every few seconds, in one transaction of PostgreSQL (store/reservations.py); the rules are those of
 placement/policies/reservations.py. It is set-based and can be repeated at any time. docs/architecture.md says where the
 process may die, and what holds then.
 """
@@ -27,7 +27,7 @@ from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame
 from opencue_sched.settings import Settings
-from opencue_sched.store import promises as store
+from opencue_sched.store import reservations as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.pending import fetch_shares, fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts

@@ -1,0 +1,234 @@
+"""Which clusters have work, and the sweep that enqueues those (distributed scheduler,
+"ClusterFeed").
+
+Which of them sleep and who works on them is told by their postings, which all processes share. Any process may sweep,
+also several at once: enqueueing is idempotent. A plain sweep does not wake clusters that sleep, except those that this
+process sees with work for the first time since they had none. While every cluster sleeps the periodic sweeps scan
+PostgreSQL less often ("longer naps when all sleep") and enqueue the clusters of the last scan.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+from sqlalchemy import Engine
+
+from opencue_sched.clients.lua_scripts import Fence
+from opencue_sched.clients.postgres import ask, reading
+from opencue_sched.coordination.postings import ClusterPostings, Enqueued
+from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.shards import Division, shard_of, shards
+from opencue_sched.settings import Settings
+from opencue_sched.store.hosts import tags_of_hosts
+from opencue_sched.store.pending import WaitingTag, waiting_tags
+
+log = structlog.get_logger(__name__)
+
+NAP_SECONDS = 5.0
+"""How long a process does without an awake scan when its last one found every cluster asleep, as long as the reference
+naps then. New work, freed hosts and changed caps are notified; the scan is for what no notification tells."""
+_SCAN_BELIEVED_SECONDS = 1.0
+"""How long a sweep for freed hosts alone does with the last awake scan, if that found work for them: on a full farm it
+is made ten times a second, and new work asks for a sweep of its own."""
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
+_WOKEN_PER_SECOND = 100
+"""In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
+woken for them ten times a second at most, and where many clusters could use them less often, at least four times."""
+
+
+# The awake gate: which clusters have work at all, from one scan for the whole farm.
+#
+# Most clusters of a show are idle at any moment; asking each in turn cost upstream a query per cluster and round. One
+# scan of the waiting layers' tags answers for all of them. It must never miss a cluster in which the pending-jobs query
+# would find work, so it has fewer conditions than that query, never more.
+
+
+def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
+    """Those of ``clusters`` that have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
+    return frozenset(
+        cluster
+        for cluster in clusters
+        if any((cluster.facility_id, cluster.show_id, tag) in awake for tag in cluster.tags)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these sleep in
+    every shard that was swept."""
+
+    send: tuple[tuple[Cluster, Enqueued], ...]
+    clusters: dict[ClusterKind, int]
+    active: int
+    sleeping: int
+    scan_seconds: float | None
+    """None of a sweep that did without an awake scan, because every cluster rested."""
+    ask_again: float = 0.0
+    """Seconds after which to sweep for the same hosts again, because some cluster was woken for one a moment ago; 0:
+    no need."""
+
+    def summary(self) -> dict[str, object]:
+        """A small JSON-able answer for the task."""
+        return {"sent": len(self.send), "active": self.active, "sleeping": self.sleeping}
+
+
+class Sweeper:
+    """Sweeps of one process: it keeps the cluster set between them. Thread-safe.
+
+    Each cluster has a posting for each shard that ``division`` says there is. Every worker hears of new work and of
+    freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        postings: ClusterPostings,
+        *,
+        division: Callable[[], Division] = tuple,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._postings = postings
+        self._division = division
+        self._divided: Division = ()
+        self.at_caps: set[str] = set()
+        """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
+        limit: a run of quite other tags that ends may have made headroom. Passes change it one key at a time."""
+        self.clusters: frozenset[Cluster] = frozenset()
+        """All there are, as they were read last."""
+        self._awake: frozenset[WaitingTag] = frozenset()
+        self._read_at = self._read_for_new_show_at = float("-inf")
+        self._active: frozenset[Cluster] = frozenset()
+        self._nap_until = self._scanned_at = float("-inf")
+        self._woken_at: dict[str, float] = {}
+        self._new_show = self._withdraw_due = False
+        self._lock = threading.Lock()
+
+    def reload(self) -> None:
+        """Have the next sweep read the clusters anew, without waiting for the interval."""
+        self._read_at = float("-inf")
+
+    def sweep(
+        self,
+        *,
+        wake_shows: Collection[str] = (),
+        wake_hosts: Collection[str] = (),
+        may_nap: bool = False,
+        fence: Fence | None = None,
+    ) -> SweepReport:
+        """Enqueue every cluster with waiting work; under ``fence``, none once a later leader was elected (FencedOff).
+
+        Wakes the clusters of ``wake_shows``, and, when ``wake_hosts`` came free, those that could use one of them or
+        wait ``at_caps``; the latter only so often (see pause_between_wakes). The report says when that held a cluster
+        back: then sweep for the same hosts again. In a divided farm these are sweeps of this process's shard, and hosts
+        of others are left to them.
+        ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters sleep (NAP_SECONDS).
+        """
+        with self._lock:
+            return self._sweep(frozenset(wake_shows), wake_hosts, may_nap, fence)
+
+    def _sweep(
+        self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
+    ) -> SweepReport:
+        # 0. The shards to sweep. What is woken counts as woken now: a sweep just a pause later must find it due.
+        now = time.monotonic()
+        division = self._division()
+        divided_anew = division != self._divided
+        if divided_anew:
+            log.info("farm_divided", shards=len(division), among=list(division))
+            # All are woken once: those of a shard that grew may have hosts now.
+            self._divided, self._withdraw_due, self._active = division, True, frozenset()
+        notified = bool(wake_shows or wake_hosts)
+        mine = self._settings.instance
+        swept = shards(division) if not (notified and division) else tuple({mine}.intersection(division))
+        wake_hosts = [host_id for host_id in wake_hosts if shard_of(host_id, division) in swept]
+        if notified and not (swept and (wake_shows or wake_hosts)):
+            return self._report(())
+        # 1. The clusters: again when it is time to, and at once for a show nobody knew that has work. Such shows may
+        #    come one after the other, or have no cluster at all: for them no more often than active_scan_interval.
+        self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.clusters})
+        queue = self._settings.queue
+        wanted = self._new_show and now >= self._read_for_new_show_at + queue.active_scan_interval
+        if wanted or now >= self._read_at + queue.cluster_reload_interval:
+            self.clusters = ask(self._engine, load_clusters, self._settings)
+            self._read_at = now
+            if wanted:
+                self._read_for_new_show_at = now
+            self._new_show, self._withdraw_due = False, True
+        # 2. Which have work, and which of these could use a host or headroom that came free.
+        scanned, freed_tags = None, frozenset[str]()
+        napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
+        if not napping:
+            self._nap_until = float("-inf")
+            with reading(self._engine) as connection:
+                if wake_hosts:
+                    freed_tags = tags_of_hosts(connection, wake_hosts)
+                began = time.monotonic()
+                believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
+                awake = with_work(self._awake, self.clusters) if believed else ()
+                if all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
+                    self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
+                    self._scanned_at = began
+                    scanned = time.monotonic() - began
+        with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
+        ready = [replace(cluster, shard=shard) for cluster in with_some for shard in swept]
+        active = frozenset(ready)
+        at_caps = self.at_caps if wake_hosts else ()
+        reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
+        pause = pause_between_wakes(len(reaching))
+        due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
+        self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
+        # 3. Enqueue, those to be woken first: their messages are sent in this order.
+        wake = {c for c in active if c.show_id in wake_shows} | (active - self._active) | due
+        enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
+        # Not before: a sweep that fails here has woken no cluster, and the next one must.
+        self._active = active | {c for c in self._active if c.shard not in swept and c.shard in shards(division)}
+        self.at_caps.difference_update(cluster.key for cluster in due)
+        if not all(it.resting for it in enqueued):
+            self._nap_until = float("-inf")
+        elif not napping and len(swept) == len(shards(division)):
+            self._nap_until = time.monotonic() + NAP_SECONDS
+        # 4. Take down the postings of clusters and shards that no longer exist; of those that are claimed, one of a
+        #    cluster goes next time, and one of a shard with the end of its pass.
+        if self._withdraw_due:
+            there = {replace(c, shard=shard).key for c in self.clusters for shard in shards(division)}
+            if divided_anew:
+                self._keep_trashed()
+            gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
+            self._postings.withdraw(gone, fence=fence)
+            self._withdraw_due = False
+        return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching else 0.0)
+
+    def _keep_trashed(self) -> None:
+        """A cluster that an operator put into the trash in any shard stays there, whatever the shards are called."""
+        reasons = {it.key.partition("@")[0]: it.reason for it in self._postings.skipped() if it.until is None}
+        if reasons:
+            for key, uuid in self._postings.posted().items():
+                if reason := reasons.get(key.partition("@")[0]):
+                    self._postings.update(uuid, "trash", reason)
+
+    def _report(
+        self, enqueued: Sequence[Enqueued], *, scanned: float | None = None, ask_again: float = 0.0
+    ) -> SweepReport:
+        active = {replace(it.cluster, shard="") for it in enqueued}
+        awake = {replace(it.cluster, shard="") for it in enqueued if not it.resting}
+        return SweepReport(
+            send=tuple((it.cluster, it) for it in enqueued if it.ticket),
+            clusters=dict(Counter(cluster.kind for cluster in self.clusters)),
+            active=len(active),
+            sleeping=len(active - awake),
+            scan_seconds=scanned,
+            ask_again=ask_again,
+        )
+
+
+def pause_between_wakes(clusters: int) -> float:
+    """Seconds for which a cluster is not woken again for a freed host that so many clusters could use."""
+    return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _WOKEN_PER_SECOND))

@@ -1,0 +1,165 @@
+"""The last verdict of every layer: why its frames were, or were not, placed, for `explain` and the metrics.
+
+The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one
+for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
+job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames wait
+by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
+counted them last.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import redis
+import structlog
+
+from opencue_sched.accounting.ledger import BookingRefused
+from opencue_sched.coordination import keys
+from opencue_sched.dispatch.report import LONGEST_ERROR
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.errors import BookingError
+
+log = structlog.get_logger(__name__)
+
+KEPT_SECONDS = 24 * 3600
+SAME_PASS_SECONDS = 120.0
+"""Verdicts of several clusters on one layer are compared when they are no further apart than this."""
+_SEPARATOR = "|"
+_SCOPE = "facility:"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVerdict:
+    """A verdict, the cluster whose pass gave it, and when: epoch seconds of the recording process."""
+
+    verdict: LayerVerdict
+    cluster: str
+    at: float
+
+
+def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
+    """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
+    recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
+    return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
+
+
+class VerdictLog:
+    """Writes and reads verdicts. Holds no state; thread-safe."""
+
+    def __init__(self, client: redis.Redis, namespace: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._clock = clock
+        self._waiting_key = keys.waiting_frames(namespace)
+
+    def record(self, clusters: Mapping[str, Sequence[LayerVerdict]]) -> None:
+        """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
+        failure is logged."""
+        at = round(self._clock(), 3)
+        by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        for cluster_key, verdicts in clusters.items():
+            for it in verdicts:
+                said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_ERROR], at]
+                by_job[it.job_id][f"{it.layer_id}{_SEPARATOR}{cluster_key}"] = json.dumps(said)
+        try:
+            with self._client.pipeline(transaction=False) as pipeline:
+                for job_id, fields in by_job.items():
+                    key = keys.verdicts(self._namespace, job_id)
+                    pipeline.hset(key, mapping=fields)
+                    pipeline.expire(key, KEPT_SECONDS)
+                pipeline.execute()
+        except redis.RedisError as error:
+            log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
+
+    def of_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, tuple[RecordedVerdict, ...]]]:
+        """The verdicts of jobs, by their ids, on each of their layers, the newest first; in one round trip. Raises
+        RedisError."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hgetall(keys.verdicts(self._namespace, job_id))
+            found = zip(job_ids, pipeline.execute(), strict=True)
+            return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
+
+    def record_waiting(self, scope: str, frames: Mapping[str, int]) -> None:
+        """Keep how many frames of a facility scope wait, by verdict. Raises RedisError."""
+        self._client.hset(self._waiting_key, _SCOPE + scope, json.dumps([self._clock(), frames]))
+
+    def waiting(self, *, believed_seconds: float) -> Counter[str]:
+        """The frames that waited when they were counted last, by verdict, in all facility scopes. Deletes counts older
+        than ``believed_seconds``. Raises RedisError."""
+        found, oldest = Counter[str](), self._clock() - believed_seconds
+        for name, text in cast("Mapping[str, str]", self._client.hgetall(self._waiting_key)).items():
+            at, frames = json.loads(text) if name.startswith(_SCOPE) else (0.0, {})
+            if at < oldest:
+                self._client.hdel(self._waiting_key, name)
+            else:
+                found.update(frames)
+        return found
+
+
+def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:
+    found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
+    for name, text in fields.items():
+        layer_id, _, cluster = name.partition(_SEPARATOR)
+        try:
+            what, frames, waiting, detail, at = json.loads(text)
+            verdict = LayerVerdict(job_id, layer_id, Verdict(what), int(frames), int(waiting), str(detail))
+            found[layer_id].append(RecordedVerdict(verdict, cluster, float(at)))
+        except (ValueError, TypeError) as error:  # what another version of this program wrote
+            log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
+    return {layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()}
+
+
+# What becomes of a plan's verdicts when not all of it is booked.
+#
+# The planner says why frames wait before any store was asked. The ledger may refuse what the snapshot had headroom for,
+# because its counters are ahead or its caps are older, and the commit loses what others took in the meantime.
+
+
+def after_booking(
+    verdicts: Iterable[LayerVerdict],
+    procs: Iterable[PlannedProc],
+    refusals: Mapping[str, BookingRefused],
+    losses: Mapping[str, BookingError],
+) -> tuple[LayerVerdict, ...]:
+    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
+    gone: defaultdict[str, list[BookingRefused | BookingError]] = defaultdict(list)
+    for proc in procs:
+        if (why := refusals.get(proc.proc_id) or losses.get(proc.proc_id)) is not None:
+            gone[proc.layer.id].append(why)
+    return tuple(_judged(it, gone[it.layer_id]) for it in verdicts)
+
+
+def _judged(verdict: LayerVerdict, gone: Sequence[BookingRefused | BookingError]) -> LayerVerdict:
+    if not gone:
+        return verdict
+    refused = [it for it in gone if isinstance(it, BookingRefused)]
+    if refused:
+        said, detail = _refusal(refused[-1])
+    else:
+        said = verdict.verdict
+        reasons = ", ".join(sorted({it.reason for it in gone if isinstance(it, BookingError)}))
+        detail = f"{len(gone)} of its frames were lost before they were booked ({reasons}); tried again"
+    frames, waiting = verdict.frames - len(gone), verdict.waiting + len(gone)
+    return replace(verdict, verdict=said, frames=frames, waiting=waiting, detail=detail)
+
+
+def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
+    if refused.table == "unseeded":
+        return Verdict.FAILED, f"PostgreSQL has no row with the caps of {refused.text}"
+    if refused.table == "error":
+        spoilt = f"its counters in Redis are spoilt, and put right by the next recompute: {refused.text}"
+        return Verdict.FAILED, spoilt
+    over = f"over_{refused.table}"
+    if over not in list(Verdict):
+        return Verdict.FLOWING, "its booking was taken back before it was made; tried again"
+    of = refused.table.removesuffix("_gpus")
+    used = f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+    return Verdict(over), used
