@@ -26,8 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
-from opencue_sched.farm.model import CompletedFrame, RunVerdict
+from opencue_sched.reports.completion import MOST_TOGETHER, Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release
 
 LOOK_SECONDS = 0.1

@@ -24,8 +24,8 @@ from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import SchemaFacts, check_schema

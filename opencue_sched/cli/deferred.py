@@ -22,7 +22,7 @@ from opencue_sched.store.hosts import list_procs
 from opencue_sched.store.shows import NamedRow
 
 if TYPE_CHECKING:
-    from opencue_sched.farm.jobs import FramesChanged, JobControl
+    from opencue_sched.jobs.control import FramesChanged, JobControl
 
 REAPED_WITHIN = 40.0
 """Seconds that --force waits for: a reap takes half a minute at most."""
@@ -42,8 +42,8 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     """What ends frames, with the ledger told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
-    from opencue_sched.farm.completion import Releaser
-    from opencue_sched.farm.jobs import JobControl
+    from opencue_sched.jobs.control import JobControl
+    from opencue_sched.reports.completion import Releaser
     from opencue_sched.rqd.channels import RqdChannels
     from opencue_sched.rqd.kill import RqdKiller
 

@@ -236,7 +236,7 @@ def _depend_state(depend: jobs.Depend) -> str:
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
 def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
     """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it."""
-    from opencue_sched.farm.jobs import drop_depends
+    from opencue_sched.jobs.control import drop_depends
 
     if everything == bool(depend_ids):
         raise click.UsageError("name dependencies, or say --all")
@@ -390,8 +390,8 @@ def set_layers(
 
     Values are those of a job file, and are written as Cuebot writes them. What the farm cannot serve is noted.
     """
-    from opencue_sched.farm.job_file import layer_fields
     from opencue_sched.insight.explain import unserved
+    from opencue_sched.jobs.job_file import layer_fields
 
     given = {key: value for key, value in given.items() if value is not None}
     if not given and not add and not drop:

@@ -11,7 +11,7 @@ from opencue_sched.cli.inputs import TOP, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.service import serve
+from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import downgrade, revision_of, upgrade
 from opencue_sched.worker import metrics

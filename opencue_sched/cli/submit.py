@@ -11,9 +11,9 @@ from opencue_sched.cli.inputs import TOP, current_user, farm
 from opencue_sched.cli.job_follow import wait_for
 from opencue_sched.cli.output import Done, asked_for_json, working
 from opencue_sched.domain.names import counted
-from opencue_sched.farm.job_file import JobSpec
-from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.insight.explain import unserved
+from opencue_sched.jobs.job_file import JobSpec
+from opencue_sched.jobs.submission import Submitted, submit_job
 from opencue_sched.settings import get_settings
 from opencue_sched.store.shows import NamedRow
 from opencue_sched.text_file import InvalidFile, read_yaml

@@ -417,7 +417,7 @@ def _rank_words(rank: Mapping[str, Any]) -> str:
     return place + (draw if rank["drawn"] else "")
 
 
-# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (farm/reaper.py):
+# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (reports/reaper.py):
 # nobody else takes frames off a host that cannot be asked.
 
 

@@ -56,9 +56,9 @@ from opencue_sched.dispatch.reservations import keep_promises
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import drain_history, reap, recover_depends
 from opencue_sched.insight.stores import check_stores
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.reaper import drain_history, reap, recover_depends
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings, get_settings

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from benchmarks.frame_ends import FrameEnds, RunningProc
-from opencue_sched.farm.model import RunVerdict
+from opencue_sched.reports.run_ends import RunVerdict
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger
 from tests.polling import eventually

@@ -20,7 +20,7 @@ from opencue_sched.beat import LeaderScheduler
 from opencue_sched.celery import app
 from opencue_sched.clients.postgres import STATEMENT_SECONDS
 from opencue_sched.coordination.keys import QueueType, common_queue, consumed_queues, type_of
-from opencue_sched.farm.reaper import REAP_SECONDS
+from opencue_sched.reports.reaper import REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
 from opencue_sched.worker.runtime import REAP_LEASE_SECONDS
 

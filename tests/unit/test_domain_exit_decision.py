@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY, FrameState
-from opencue_sched.farm.model import (
+from opencue_sched.reports.run_ends import (
     NO_RETRY_RUN_TIME_SECONDS,
     CompletedFrame,
     ending_of,

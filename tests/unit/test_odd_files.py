@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched.errors import InvalidInput, WrongConfiguration
-from opencue_sched.farm.job_file import JobSpec
+from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.settings import Settings
 from opencue_sched.text_file import MOST_BYTES, InvalidFile, read_yaml
 

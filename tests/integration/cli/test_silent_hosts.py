@@ -12,8 +12,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.celery import app
 from opencue_sched.cli import deferred
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import reap
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.reaper import reap
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd

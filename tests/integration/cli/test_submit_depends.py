@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.job_file import JobSpec
-from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.farm.submission import Submitted, submit_job
+from opencue_sched.jobs.job_file import JobSpec
+from opencue_sched.jobs.submission import Submitted, submit_job
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import judge
 from opencue_sched.text_file import InvalidFile

@@ -27,7 +27,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
-from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.reports.run_ends import CompletedFrame
 from tests.integration.farm.runs import complete_frame
 
 from .passes import Passes

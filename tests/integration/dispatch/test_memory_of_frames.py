@@ -10,8 +10,8 @@ from sqlalchemy import Engine, text
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunVerdict
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release, Rqd, Settings
 
 from .passes import Passes, passes

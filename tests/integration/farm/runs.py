@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from tests.farm import Farm, HostIds, JobIds, LayerSpec

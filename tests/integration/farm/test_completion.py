@@ -9,19 +9,13 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.domain.states import FrameState
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunVerdict
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.counted import Counted
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import (
-    FarmView,
-    RecordedChanges,
-    RecordedLedger,
-    complete_frame,
-    start,
-)
+from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, complete_frame, start
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.farm.completion import Releaser, end_runs, with_counters
-from opencue_sched.farm.model import CompletedFrame, RunVerdict
+from opencue_sched.reports.completion import Releaser, end_runs, with_counters
+from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import Counters, WiderLocks
 from tests.farm import Farm, LayerSpec

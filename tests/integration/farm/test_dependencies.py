@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.farm.reaper import recover_depends
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.reaper import recover_depends
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Release
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from opencue_sched.domain.states import FrameState
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import RunVerdict
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import RunVerdict
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, Running, complete_frame, start
 

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.farm import reaper
-from opencue_sched.farm.reaper import drain_history
+from opencue_sched.reports import reaper
+from opencue_sched.reports.reaper import drain_history
 
 # Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
 _QUEUE = """

@@ -10,9 +10,9 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm import reports as reports_module
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.reports import host_reports as reports_module
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.host_reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store.hosts import set_state

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.model import RunVerdict
+from opencue_sched.jobs.control import JobControl
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import RunVerdict
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from tests.farm import LayerSpec

@@ -10,7 +10,7 @@ import opencue_proto
 import pytest
 from opencue_proto import cue_pb2, cue_pb2_grpc, job_pb2, job_pb2_grpc, show_pb2, show_pb2_grpc
 
-from opencue_sched.farm.service import ReportService
+from opencue_sched.reports.service import ReportService
 from tests.integration.farm.test_service import service
 
 __all__ = ["service"]  # the fixture

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.farm import reaper as module
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.reaper import ReaperReport, reap
+from opencue_sched.reports import reaper as module
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.reaper import ReaperReport, reap
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store import procs

@@ -22,10 +22,10 @@ from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.reaper import reap
-from opencue_sched.farm.service import ReportService
+from opencue_sched.jobs.control import JobControl
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.reaper import reap
+from opencue_sched.reports.service import ReportService
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release, Rqd, Settings

@@ -15,19 +15,12 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.service import LARGEST_REPORT_BYTES, ReportService
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.counted import Counted
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import (
-    FarmView,
-    RecordedChanges,
-    RecordedLedger,
-    Running,
-    ScriptedKiller,
-    start,
-)
+from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
 from tests.polling import eventually
 from tests.unit.farm.test_hosts import GB, render_host
 

@@ -37,9 +37,9 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.placement.planner import Plan
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics

@@ -11,9 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from opencue_sched.farm import completion
-from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports import completion
+from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
 from tests.counted import Counted
 from tests.polling import eventually
 

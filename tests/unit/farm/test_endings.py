@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.states import ExitStatus, FrameState, JobState
-from opencue_sched.farm.model import CompletedFrame, LostRun, RunVerdict, ending_of
+from opencue_sched.reports.run_ends import CompletedFrame, LostRun, RunVerdict, ending_of
 from opencue_sched.store.procs import Run
 
 PINGED = datetime(2026, 1, 1, tzinfo=UTC)

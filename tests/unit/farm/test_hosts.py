@@ -7,14 +7,14 @@ from opencue_proto import host_pb2, report_pb2
 
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.model import short_name
-from opencue_sched.farm.reports import (
+from opencue_sched.reports.host_reports import (
     bookable_memory_kb,
     check_frame,
     checked_name,
     next_hardware_state,
     read_host,
 )
+from opencue_sched.reports.run_ends import short_name
 
 GB = 1024 * 1024
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.farm import service
-from opencue_sched.farm.service import HostInbox
+from opencue_sched.reports import service
+from opencue_sched.reports.service import HostInbox
 from tests.polling import eventually
 
 Mail = tuple[str, dict[str, Any]]

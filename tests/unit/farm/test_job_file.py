@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from opencue_sched.farm.job_file import JobSpec
+from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.text_file import InvalidFile, read_yaml
 
 HEAD = "show: demo\nshot: sh010\nuser: alice\nname: cut\n"

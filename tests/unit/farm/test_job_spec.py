@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.depends import DependType
-from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec
+from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec
 from opencue_sched.text_file import InvalidFile
 
 FULL = """

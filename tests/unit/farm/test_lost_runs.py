@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.farm import completion
-from opencue_sched.farm.completion import MOST_TOGETHER, Releaser
-from opencue_sched.farm.model import LostRun, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports import completion
+from opencue_sched.reports.completion import MOST_TOGETHER, Releaser
+from opencue_sched.reports.run_ends import LostRun, RunOutcome, RunsEnded, RunVerdict
 
 EndRuns = Callable[..., RunsEnded]
 

@@ -8,8 +8,8 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.states import FrameState, JobState
-from opencue_sched.farm.model import overdue
-from opencue_sched.farm.reports import SETTLED_SECONDS, unowned, usage
+from opencue_sched.reports.host_reports import SETTLED_SECONDS, unowned, usage
+from opencue_sched.reports.run_ends import overdue
 from opencue_sched.store.procs import Run
 from tests.unit.farm.test_endings import RUN as OWNED
 

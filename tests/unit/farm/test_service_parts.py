@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.farm import completion
-from opencue_sched.farm import service as service_module
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
-from opencue_sched.farm.service import ReportService, read_completion
+from opencue_sched.reports import completion
+from opencue_sched.reports import service as service_module
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports.service import ReportService, read_completion
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Settings
 from tests.counted import Counted

@@ -24,8 +24,8 @@ from opencue_sched.domain.names import frame_name, near
 from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.job_file import Depend, JobSpec, LayerSpec, depends_of
-from opencue_sched.farm.model import satisfying_states
+from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec, depends_of
+from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit

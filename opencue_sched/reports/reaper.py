@@ -25,9 +25,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
-from opencue_sched.farm.reports import SETTLED_SECONDS
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.host_reports import SETTLED_SECONDS
+from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release

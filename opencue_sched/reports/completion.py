@@ -23,7 +23,7 @@ from opencue_sched.clients.store_errors import Failure, classify, describe, is_t
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.model import (
+from opencue_sched.reports.run_ends import (
     CompletedFrame,
     Ending,
     LostRun,

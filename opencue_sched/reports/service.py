@@ -26,9 +26,9 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.errors import InvalidInput, SchedulerError
-from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
-from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
+from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
+from opencue_sched.reports.host_reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings

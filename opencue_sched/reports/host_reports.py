@@ -18,8 +18,8 @@ from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.states import HardwareState, JobState, LockState
 from opencue_sched.domain.units import KB_PER_GIB
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import overdue, short_name
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import overdue, short_name
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock, set_state, set_tags

@@ -16,8 +16,8 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.domain.states import ExitStatus, FrameState
-from opencue_sched.farm.completion import Releaser, follow, with_counters
-from opencue_sched.farm.model import LostRun, RunVerdict, satisfying_states
+from opencue_sched.reports.completion import Releaser, follow, with_counters
+from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.store import depends, hosts, jobs, procs, release
 from opencue_sched.store.release import Counters

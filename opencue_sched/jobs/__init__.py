@@ -1,0 +1,1 @@
+"""What people ask of jobs: job files, submission, and what is done to a job afterwards."""
