@@ -49,7 +49,7 @@ broker_connection_max_retries = None
 broker_channel_error_retry = True
 broker_transport_options = {
     **_broker.options,
-    "queue_order_strategy": "opencue_sched.coordination.routing:AgedOrder",
+    "queue_order_strategy": "opencue_sched.coordination.transport:AgedOrder",
     "priority_steps": list(QUEUE_PRIORITIES),
     "sep": PRIORITY_SEPARATOR,
     "visibility_timeout": 120,
@@ -57,7 +57,7 @@ broker_transport_options = {
     "unacked_restore_throttle": 1,  # 5 would be every 25 s: kombu multiplies the two
     "unacked_mutex_expire": 30,  # one killed while it restores must not keep the others from it for kombu's 5 minutes
     "socket_timeout": 30.0,
-    "socket_connect_timeout": 5.0,  # as of our own client (accounting/epoch.py)
+    "socket_connect_timeout": 5.0,  # as of our own client (clients/redis_client.py)
     "socket_keepalive": True,
     "health_check_interval": 15,
     "global_keyprefix": "",

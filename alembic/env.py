@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from opencue_sched.errors import SchedulerError, WrongConfiguration
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.store.schema import VERSION_TABLE, explained, migration_lock, refuse_too_old
 

@@ -21,7 +21,7 @@ from opencue_sched.accounting.bootstrap import LEASE_SECONDS, StoreState, store_
 from opencue_sched.coordination.keys import LeaderKeys, beat_keys, cluster_board
 from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.insight.farm import leader_view
+from opencue_sched.insight.fleet import leader_view
 
 _WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'host'::regclass"
 

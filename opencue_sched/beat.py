@@ -30,7 +30,7 @@ from opencue_sched.coordination.keys import beat_keys, worker_group
 from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, nominal_tick, tick_series
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Presence
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics

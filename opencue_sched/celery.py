@@ -27,7 +27,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.stores import check_for_beat, check_redis, failure_lines
+from opencue_sched.insight.health import check_for_beat, check_redis, failure_lines
 from opencue_sched.settings import get_settings
 from opencue_sched.worker.control import guard_flower, is_celery, is_flower
 from opencue_sched.worker.logs import configure_logging, install_level_signals

@@ -35,7 +35,7 @@ from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpe
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Severity, run_audit
-from opencue_sched.insight.farm import leader_view
+from opencue_sched.insight.fleet import leader_view
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.schema import upgrade
 

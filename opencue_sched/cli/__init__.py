@@ -101,7 +101,7 @@ def main() -> None:
     except Exception as error:
         from pydantic import ValidationError
 
-        from opencue_sched.insight.stores import failure_lines
+        from opencue_sched.insight.health import failure_lines
 
         problems = failure_lines(error)
         if not problems:

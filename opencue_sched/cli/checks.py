@@ -20,9 +20,9 @@ from opencue_sched.domain.units import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
-from opencue_sched.insight.farm import fleet_view
+from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.frame_logs import deaths_of
-from opencue_sched.insight.stores import StoreUnusable, describe_failure
+from opencue_sched.insight.health import StoreUnusable, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import check_schema

@@ -26,7 +26,7 @@ from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.names import NAME, NAME_CHARACTERS, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, centicores_of
 from opencue_sched.errors import InvalidInput
-from opencue_sched.insight.stores import check_redis, describe_failure
+from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs, shows
 from opencue_sched.store.schema import check_schema

@@ -33,9 +33,9 @@ from opencue_sched.domain.units import duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
-from opencue_sched.insight.farm import AllocationUse, FarmView, JobUse, ShowUse, farm_view
+from opencue_sched.insight.farm_view import AllocationUse, FarmView, JobUse, ShowUse, farm_view
 from opencue_sched.insight.frame_logs import deaths_of
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings, get_settings
 
 _INTERVAL_SECONDS = 2.0

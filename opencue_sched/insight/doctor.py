@@ -24,7 +24,7 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.audit import Finding, Report, Severity
 from opencue_sched.insight.explain import cluster_words, listed
-from opencue_sched.insight.stores import check_redis, describe_failure
+from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.hosts import list_hosts

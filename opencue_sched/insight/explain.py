@@ -417,8 +417,8 @@ def _rank_words(rank: Mapping[str, Any]) -> str:
     return place + (draw if rank["drawn"] else "")
 
 
-# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules (reports/reaper.py):
-# nobody else takes frames off a host that cannot be asked.
+# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules
+# (reports/reaper.py): nobody else takes frames off a host that cannot be asked.
 
 
 def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) -> tuple[SilentHost, ...]:

@@ -27,8 +27,8 @@ from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over, unavailable
-from opencue_sched.insight.farm import farm_view
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.farm_view import farm_view
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
 

@@ -93,7 +93,7 @@ def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's
 @inspect_command()
 def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Who leads the beats, with which fence, and how long ago a tick was fired."""
-    from opencue_sched.insight.farm import fleet_view
+    from opencue_sched.insight.fleet import fleet_view
 
     mine = runtime()
     return dict(fleet_view(mine.client, mine.settings, PersistentFences(mine.engine))["leader"])

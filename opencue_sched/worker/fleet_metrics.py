@@ -31,7 +31,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.dispatch.waiting_frames import count_waiting_frames
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.insight.farm import ShowUse, believed_seconds, show_uses
+from opencue_sched.insight.farm_view import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import holds, host_groups
 from opencue_sched.store.pending import fetch_limits

@@ -56,7 +56,7 @@ from opencue_sched.dispatch.reservations import keep_promises
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.stores import check_stores
+from opencue_sched.insight.health import check_stores
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import drain_history, reap, recover_depends
 from opencue_sched.rqd.channels import RqdChannels

@@ -15,7 +15,7 @@ from sqlalchemy.exc import InternalError, OperationalError, ProgrammingError
 
 from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.clients.store_errors import is_trouble
-from opencue_sched.insight.stores import check_for_beat
+from opencue_sched.insight.health import check_for_beat
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 from tests.refusing_postgres import refusing_postgres

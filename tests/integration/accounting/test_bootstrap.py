@@ -12,13 +12,7 @@ from sqlalchemy import Engine, Row
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import bootstrap, keys
-from opencue_sched.accounting.bootstrap import (
-    Action,
-    StoreState,
-    ensure_bootstrapped,
-    server_run_id,
-    store_state,
-)
+from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import imported_shows, make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis, look_at_store
 from opencue_sched.accounting.keys import Booking
@@ -27,7 +21,7 @@ from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.insight.stores import StoreUnusable, check_redis
+from opencue_sched.insight.health import StoreUnusable, check_redis
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store
 from tests.integration.accounting.stepping import Actor, SteppedRedis

@@ -30,7 +30,7 @@ from opencue_sched.coordination.jobboard import (
     UnclaimableJob,
     fetch,
 )
-from opencue_sched.insight.stores import StoreUnusable, check_redis
+from opencue_sched.insight.health import StoreUnusable, check_redis
 from tests.polling import eventually
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.insight.farm import BOOKINGS_SECONDS, farm_view
+from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from tests.farm import Farm, HostSpec, JobIds, JobSpec, LayerSpec
@@ -66,7 +66,7 @@ def test_jobs_are_chosen_by_parts_of_names_and_bounded(
     for asked, names in (({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"])):
         found = [it["name"] for it in farm_view(engine, redis_client, settings, **asked)["jobs"]]
         assert [name.rpartition("-")[2] for name in found] == names
-    monkeypatch.setattr("opencue_sched.insight.farm.MOST_JOBS", 1)
+    monkeypatch.setattr("opencue_sched.insight.farm_view.MOST_JOBS", 1)
     view = farm_view(engine, redis_client, settings)
     assert (len(view["jobs"]), view["jobs_total"]) == (1, 2)
 

@@ -13,7 +13,7 @@ from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
 from opencue_sched.coordination.keys import beat_keys
 from opencue_sched.coordination.presence import WorkerState, list_members
-from opencue_sched.insight.farm import fleet_view, leader_view
+from opencue_sched.insight.fleet import fleet_view, leader_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.worker.membership import Membership

@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
-from opencue_sched.insight.stores import describe_failure
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 
 SETTINGS = Settings(

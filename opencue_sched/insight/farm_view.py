@@ -1,7 +1,6 @@
-"""The farm at one moment, as `opencue-sched top` and the farm page show it; and its fleet: which processes live, which
-beat leads, what each works on, and what waits.
+"""The farm at one moment, as `opencue-sched top` and the farm page show it.
 
-The farm's view costs a constant number of statements and of round trips to Redis, whatever the farm; what may grow with
+The view costs a constant number of statements and of round trips to Redis, whatever the farm; what may grow with
 it is summed by the database or bounded here. Cores, KB, seconds; things have their names, and all is as JSON has it.
 """
 
@@ -9,20 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
 import structlog
 from sqlalchemy import Connection, Engine, Row
-from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.keys import LeaderKeys, beat_keys, worker_group
-from opencue_sched.coordination.postings import cluster_postings
-from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queue_figures import queue_census
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
@@ -37,18 +29,16 @@ from opencue_sched.insight.explain import (
     switch_reasons,
     verdict_text,
 )
-from opencue_sched.insight.stores import reason_of
+from opencue_sched.insight.fleet import fleet_view, named
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store.fences import LeaderRecord, PersistentFences
+from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
-
 _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
 LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
-
 MOST_JOBS = 200
 MOST_SHOWS = 200
 BOOKINGS_SECONDS = 30.0
@@ -99,7 +89,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         **{state: sum(it[state] for it in shows) for state in ("running", "waiting", "dead")},
         "bookings_per_second": round(bookings / BOOKINGS_SECONDS, 2),
         "waiting_by_verdict": dict(log.waiting(believed_seconds=believed_seconds(settings))),
-        "allocations": [_named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
+        "allocations": [named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
         "shows": shows[:MOST_SHOWS],
         "jobs": [_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs],
         "jobs_total": jobs[0].jobs if jobs else 0,
@@ -111,10 +101,6 @@ def believed_seconds(settings: Settings) -> float:
     """How long to believe a verdict: each cluster with work has a pass at least once in the longest sleep of a
     cluster."""
     return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
-
-
-def _named(thing: Any, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(thing, name) for name in names}
 
 
 def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]:
@@ -172,7 +158,7 @@ def _off(show: Row[Any], subscriptions: Sequence[object]) -> str:
 def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:
     why = _why(row, verdicts, unreached, now)
     return {
-        **_named(row, _OF_JOB),
+        **named(row, _OF_JOB),
         "cores": row.centicores / CENTICORES_PER_CORE,
         "waiting_seconds": row.waiting_seconds,
         "waiting_text": "" if row.waiting_seconds is None else duration_text(row.waiting_seconds),
@@ -206,83 +192,3 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
 
 def _part(number: float, of: float) -> float | None:
     return round(number / of, 4) if of > 0 else None
-
-
-# The fleet.
-
-
-def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences | None = None) -> dict[str, Any]:
-    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
-
-    Workers and beats are all of this Redis and namespace; leader, queues, backlog and postings are those of the
-    settings' facility scope.
-    """
-    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
-    members = list_members(client, namespace)
-    group = worker_group(facility, settings.coordination.group)
-    queues = queue_census(client, namespace, members, group=group, facility=facility)
-    postings = cluster_postings(client, settings)
-    counts = postings.counts()
-    return {
-        "namespace": namespace,
-        "leader": leader_view(client, beat_keys(namespace, facility), members, fences),
-        "workers": _workers(members),
-        "beats": [_process(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
-        "gone": list(members.gone),
-        "queues": {
-            type_: {
-                "depth": queue.depth,
-                "oldest_seconds": round(queue.oldest_seconds, 1),
-                "queues": {name: depth for name, depth in queue.queues.items() if depth},
-            }
-            for type_, queue in queues.by_type.items()
-        },
-        "backlog_per_worker": {name: round(backlog, 2) for name, backlog in queues.backlog_per_worker.items()},
-        "postings": _named(counts, ("ready", "delayed", "claimed", "trash")),
-    }
-
-
-def leader_view(
-    client: redis.Redis, keys: LeaderKeys, members: Members, fences: PersistentFences | None = None
-) -> dict[str, Any]:
-    """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired, None where
-    ``fences`` is not given or does not answer."""
-    try:
-        record = fences.leader(keys.name) if fences else LeaderRecord()
-    except SQLAlchemyError as error:
-        log.warning("leader_record_not_read", error=reason_of(error))
-        record = LeaderRecord()
-    lease = client.get(keys.lease)
-    fence = None if lease is None else int(str(lease).rpartition("|")[2])
-    # Leaders of other roles count fences of their own: the same number says nothing.
-    beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
-    instance = beats[0].instance if beats else None
-    age = round(max(0.0, record.fired_age_seconds), 1) if record.fired else None
-    fired = "no tick fired yet" if age is None else f"last tick {duration_text(age)} ago"
-    words = f"leader: {instance or 'a beat without presence'}, fence {fence}, {fired}"
-    return {
-        "role": keys.role,
-        "words": words if fence is not None else "leader: none (is a beat alive?)",
-        "instance": instance,
-        "fence": fence,
-        "tick_age_seconds": age,
-    }
-
-
-def _workers(members: Members) -> list[dict[str, Any]]:
-    """One entry per worker instance, with all its types."""
-    instance = attrgetter("group", "instance")
-    workers = sorted((actor for actor in members.alive if actor.type != BEAT_TYPE), key=instance)
-    return [
-        _process(actor, "state", "in_flight", "capacity")
-        | {"types": [actor.type, *(other.type for other in others)], "work": sorted(actor.work)}
-        for _, (actor, *others) in groupby(workers, instance)
-    ]
-
-
-def _process(actor: Actor, *more: str) -> dict[str, Any]:
-    now = time.time()
-    return _named(actor, ("group", "instance", "node", "hostname", "pid", "version", *more)) | {
-        "up_seconds": round(max(0.0, now - actor.started_at), 1),
-        "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),
-    }
