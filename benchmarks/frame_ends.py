@@ -2,7 +2,7 @@
 
 In dry run nothing runs, so nothing ends. `FrameEnds` follows the procs that the workers book, asks how long each of
 them runs, and ends it when that time is over by the same transaction that the report service uses
-(`reports.completion.Releaser`): PostgreSQL's triggers, the release in the ledger and the change log of hosts all happen.
+(`reports.completion.Releaser`): PostgreSQL's triggers, the release in the ledger and the log of changed hosts.
 
 It also does what the host reports of a real farm do: hosts stay fresh (host_stat.ts_ping).
 

@@ -1,6 +1,6 @@
 """The Celery application that ``celery -A opencue_sched`` finds.
 
-Only wiring lives here: configuration, logs, signals, the start and stop of a worker's runtime, and the heartbeat of its
+Only wiring lives here: configuration, logs, signals, the start and stop of a worker's process, and the heartbeat of its
 presence. Celery swallows exceptions of signal handlers, so what must not fail silently (stores that do not answer, a
 schema that is too old) ends the process at once, with a message and exit status 78 (configuration error: starting again
 would not help), or 75 when a store does not answer and may yet.
@@ -13,30 +13,36 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 import structlog
 from celery import Celery, bootsteps
-from celery.signals import beat_init, import_modules, setup_logging, worker_shutting_down
+from celery.signals import beat_init, setup_logging, worker_shutting_down
 from celery.worker import state
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError, RedisError
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
-from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.health import check_for_beat, check_redis, failure_lines
+from opencue_sched.insight.health import check_for_beat, failure_lines
+from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
-from opencue_sched.worker.control import guard_flower, is_celery, is_flower
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
-from opencue_sched.worker.task import runtime
+from opencue_sched.worker.task import process_of
 
 log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
+
+
+def is_celery(argv: Sequence[str]) -> bool:
+    """Whether this is a process of the command ``celery``, also as ``python -m celery``."""
+    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:]
 
 
 def _refuse(error: Exception) -> NoReturn:
@@ -48,35 +54,18 @@ def _refuse(error: Exception) -> NoReturn:
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
 
 
-if is_celery(sys.argv):
-    try:
-        broker_settings(get_settings().redis_dsn)
-        if is_flower(sys.argv):
-            if not os.environ.get("FLOWER_ADDRESS"):
-                os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
-            if "--help" not in sys.argv:
-                with guarded_redis(get_settings().redis_dsn, get_settings()) as client:
-                    check_redis(client, get_settings())
-                from opencue_sched.page.handlers import add_to_flower
-
-                add_to_flower(get_settings())
-    except (ValidationError, SchedulerError, RedisError) as error:
-        _refuse(error)
-
 app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")
 
 
-@import_modules.connect
-def _flower_starts(**_: Any) -> None:
-    """Flower imports our tasks when it has read its options, and before it listens."""
-    if not is_flower(sys.argv):
+@app.on_configure.connect
+def _settings_are_read(**_: Any) -> None:
+    """Refuse settings in a sentence, where Celery would show a traceback. Other programs do so themselves."""
+    if not is_celery(sys.argv):
         return
-    from tornado.options import options
-
     try:
-        guard_flower(options)
-    except (InvalidInput, AttributeError) as error:
+        broker_settings(get_settings().redis_dsn)
+    except (ValidationError, SchedulerError) as error:
         _refuse(error)
 
 
@@ -88,7 +77,7 @@ def _logging(**_: Any) -> None:
         _refuse(error)
 
 
-class RuntimeStep(bootsteps.StartStopStep):
+class ProcessStep(bootsteps.StartStopStep):
     """Check the stores, fill the counters, listen to the database; give everything back at the end."""
 
     requires = ("celery.worker.components:Pool",)
@@ -99,7 +88,7 @@ class RuntimeStep(bootsteps.StartStopStep):
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
-        mine = runtime()
+        mine = process_of(parent.app)
         # At a signal to stop, take nothing new. This waits for no lock, which the interrupted code may hold.
         worker_shutting_down.connect(lambda **_: mine.membership.workload.stop(), weak=False)
         # Take what is loaded now, which stays, out of Python's searches for garbage, and search less often: a pass
@@ -117,8 +106,8 @@ class RuntimeStep(bootsteps.StartStopStep):
             raise
         install_level_signals()
 
-    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
-        if not runtime().stop():
+    def stop(self, parent: Any) -> None:
+        if not process_of(parent.app).stop():
             # Celery would wait for its threads without end. Claims and presence expire, PostgreSQL rolls back, and
             # Redis bookings without a proc are reconciled.
             logging.shutdown()
@@ -136,7 +125,7 @@ class PresenceStep(bootsteps.StartStopStep):
     _timer: Any = None
 
     def start(self, parent: Any) -> None:
-        membership = runtime().membership
+        membership = process_of(parent.app).membership
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
 
@@ -180,5 +169,6 @@ def _beat_starts(**_: Any) -> None:
         _refuse(error)
 
 
-app.steps["worker"].add(RuntimeStep)
+app.steps["worker"].add(ProcessStep)
+guard_start(_refuse)
 app.steps["consumer"].add(PresenceStep)

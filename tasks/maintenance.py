@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from opencue_sched.celery import app
-from opencue_sched.worker.task import fence_of, runtime
+from opencue_sched.coordination.keys import reap_lease
+from opencue_sched.coordination.leader import exclusive
+from opencue_sched.worker import metrics
+from opencue_sched.worker.task import fence_of, process_of
+
+REAP_LEASE_SECONDS = 60.0
+"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
 def reap() -> dict[str, object]:
-    """Put right what hosts and processes left behind (beat, every 30 seconds)."""
-    return runtime().reap()
+    """Put right what hosts and processes left behind (beat, every 30 seconds), unless another process of the fleet is
+    at it."""
+    from opencue_sched.reports import reaper
+    from opencue_sched.reports.completion import Releaser
+    from opencue_sched.rqd.kill import RqdKiller
+
+    mine = process_of(app)
+    key = reap_lease(mine.settings.coordination.namespace, mine.settings.scheduler.facility)
+    with exclusive(mine.client, key, seconds=REAP_LEASE_SECONDS) as first:
+        if not first:
+            return {"reaped": False}
+        releaser = Releaser(mine.engine, mine.settings.release, mine.ledger, mine.changes, metrics.record_event)
+        report = reaper.reap(releaser, RqdKiller(mine.channels), scope=mine.scope, stopping=mine.stopping)
+        drains = mine.facts.has_frame_history_queue and not mine.stopping()
+        events, skipped = reaper.drain_history(mine.engine) if drains else (0, 0)
+    figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
+    return {"reaped": True, "history_events": events, "history_skipped": skipped, **figures}
 
 
 @app.task(name="opencue_sched.maintenance.recover_depends", acks_late=True)
 def recover_depends() -> dict[str, object]:
     """Finish what a process that died after a completion left undone (beat, every minute)."""
-    return runtime().recover_depends()
+    from opencue_sched.reports import reaper
+
+    mine = process_of(app)
+    return {**reaper.recover_depends(mine.engine, mine.settings.release, scope=mine.scope)}
 
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)
 def keep_promises() -> dict[str, object]:
-    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 15 s at most)."""
-    return runtime().keep_promises(fence=fence_of(keep_promises))
+    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 15 s at most).
+    Raises FencedOff when a leader after that of the message was elected."""
+    from opencue_sched.dispatch import reservations
+
+    mine = process_of(app)
+    in_use, role, fence = mine.ledger.cores_in_use, mine.leader_keys.name, fence_of(keep_promises)
+    report = reservations.keep_promises(mine.engine, mine.settings, mine.facts, in_use, role=role, fence=fence)
+    # After the COMMIT: caches read the hosts again, and whoever may use them looks.
+    if report.changed:
+        mine.hosts.changed(report.changed)
+        mine.wake((), report.changed)
+    return report.summary()

@@ -24,7 +24,7 @@ from opencue_sched.domain.clusters import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.settings import Settings, as_seconds, get_settings
 from opencue_sched.worker.control import broadcast
-from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.messenger import Messenger
 
 WAIT_SECONDS = 3.0
 _CLUSTER = click.argument("cluster")

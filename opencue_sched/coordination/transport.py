@@ -3,7 +3,7 @@
 With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
 producer - is popped, raises inside the event loop and takes the worker down. Here each value is checked before kombu
 sees it: a message is only a hint, so one that cannot be read, or a broadcast, is counted, logged once by kind and
-dropped. What the envelope holds is checked in worker/task.py.
+dropped. What the envelope holds is checked in worker/consumer.py.
 
 A push whose answer was lost is made again by Celery. A periodic message is on its queue once for all that, and takes
 the place of the one before it that still waits, so that a queue holds one of each however long no worker lives. Of any

@@ -11,7 +11,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import wraps
-from pathlib import PurePath
 from typing import Any
 
 from celery.app.control import Control
@@ -19,9 +18,8 @@ from celery.worker.control import control_command, inspect_command
 
 from opencue_sched.coordination.keys import QueueType, control_exchange, type_of
 from opencue_sched.coordination.presence import Actor, WorkerState
-from opencue_sched.errors import InvalidInput
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.worker.task import runtime
+from opencue_sched.worker.task import process_of
 
 
 def _instance_command(function: Callable[..., dict[str, object]]) -> Any:
@@ -30,10 +28,10 @@ def _instance_command(function: Callable[..., dict[str, object]]) -> Any:
 
     @control_command()
     @wraps(function)
-    def run(*given: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
-        if instances and runtime().settings.instance not in instances:
+    def run(state: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
+        if instances and process_of(state.app).settings.instance not in instances:
             return {"ok": "not meant"}
-        return function(*given, **named)
+        return function(state, **named)
 
     return run
 
@@ -51,7 +49,7 @@ def _stop_consuming(state: Any, *types: QueueType) -> None:
 @_instance_command
 def pause_dispatch(state: Any) -> dict[str, object]:
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
-    runtime().membership.workload.become(WorkerState.PAUSED)
+    process_of(state.app).membership.workload.become(WorkerState.PAUSED)
     _stop_consuming(state, QueueType.DISPATCH)
     return {"ok": "paused"}
 
@@ -59,15 +57,15 @@ def pause_dispatch(state: Any) -> dict[str, object]:
 @_instance_command
 def drain(state: Any) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
-    runtime().membership.workload.become(WorkerState.DRAINING)
+    process_of(state.app).membership.workload.become(WorkerState.DRAINING)
     _stop_consuming(state, *QueueType)
-    return {"ok": "draining", "in_hand": runtime().membership.in_flight()}
+    return {"ok": "draining", "in_hand": process_of(state.app).membership.in_flight()}
 
 
 @_instance_command
 def resume_dispatch(state: Any) -> dict[str, object]:
     """Take messages again after pause_dispatch or drain."""
-    runtime().membership.workload.become(WorkerState.WORKING)
+    process_of(state.app).membership.workload.become(WorkerState.WORKING)
     queues = state.app.amqp.queues
     for name in _work_queues(state, *QueueType):
         # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
@@ -84,27 +82,27 @@ def stop_worker(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's sig
 
 
 @control_command()
-def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+def reload_clusters(state: Any) -> dict[str, object]:
     """Read the set of clusters anew with the next sweep."""
-    runtime().sweeper.reload()
+    process_of(state.app).sweeper.reload()
     return {"ok": "reloading"}
 
 
 @inspect_command()
-def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+def leader_status(state: Any) -> dict[str, object]:
     """Who leads the beats, with which fence, and how long ago a tick was fired."""
     from opencue_sched.insight.fleet import fleet_view
 
-    mine = runtime()
+    mine = process_of(state.app)
     return dict(fleet_view(mine.client, mine.settings, PersistentFences(mine.engine))["leader"])
 
 
 @inspect_command()
-def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+def accounting_audit(state: Any) -> dict[str, object]:
     """The invariants, checked against PostgreSQL and Redis."""
     from opencue_sched.insight.audit import run_audit
 
-    mine = runtime()
+    mine = process_of(state.app)
     return run_audit(mine.engine, mine.client, mine.settings).as_dict()
 
 
@@ -123,34 +121,3 @@ def broadcast(app: Any, namespace: str, command: str, meant: Sequence[Actor], *,
         limit=len(meant),
     )
     return answers or []
-
-
-# What the command line of Celery is guarded against, before anything starts.
-#
-# Flower listens on every address by default, and whoever reaches it can stop workers; here it is on loopback unless
-# told otherwise, and elsewhere has a password. It has options from the command line, from ``FLOWER_*`` variables and
-# from a file of its own, so what it has made of them all is judged.
-
-
-def is_celery(argv: Sequence[str]) -> bool:
-    """Whether this is a process of the command ``celery``, also as ``python -m celery``."""
-    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:]
-
-
-def is_flower(argv: Sequence[str]) -> bool:
-    """Whether this is the process of ``celery ... flower``."""
-    return is_celery(argv) and "flower" in argv[1:]
-
-
-def guard_flower(options: Any) -> None:
-    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password.
-
-    No address means every address. An ``auth_provider`` alone asks nobody: Flower looks at ``auth`` and ``basic_auth``.
-    """
-    asks = options.auth or any(options.basic_auth or ())
-    if asks or options.unix_socket or options.address in ("127.0.0.1", "::1", "localhost"):
-        return
-    raise InvalidInput(
-        f"Flower would listen on {options.address or 'every address'} and let everybody stop workers; "
-        "set FLOWER_BASIC_AUTH=user:password"
-    )

@@ -18,7 +18,7 @@ from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker.workload import Workload
 
 log = structlog.get_logger(__name__)
 

@@ -19,13 +19,15 @@ from celery import Celery
 from sqlalchemy import event
 
 from opencue_sched.settings import get_settings
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import maintenance
 from tests.chaos.stepped_pass import Steps
+from tests.kit.tasks import run_task
 
 
 def live(out: int, die_after: int) -> None:
     app = Celery("stepped", broker="memory://", set_as_current=False)
-    runtime = Runtime(get_settings(), app)
+    runtime = Process(get_settings(), app)
     _ = runtime.facts
     steps = Steps(out, die_after)
 
@@ -35,7 +37,7 @@ def live(out: int, die_after: int) -> None:
     event.listen(runtime.engine, "after_cursor_execute", sent)
     steps.watch_commits(runtime.engine.dialect)
     steps.watch_redis()
-    runtime.keep_promises()
+    run_task(maintenance.keep_promises, runtime)
 
 
 def forked(die_after: int) -> dict[str, Any]:

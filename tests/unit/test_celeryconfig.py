@@ -22,7 +22,7 @@ from opencue_sched.clients.postgres import STATEMENT_SECONDS
 from opencue_sched.coordination.keys import QueueType, common_queue, consumed_queues, type_of
 from opencue_sched.reports.reaper import REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
-from opencue_sched.worker.runtime import REAP_LEASE_SECONDS
+from tasks.maintenance import REAP_LEASE_SECONDS
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -151,7 +151,7 @@ import json, sys
 import opencue_sched.beat
 from opencue_sched.celery import app
 app.loader.import_default_modules()
-loaded_late = ("grpc", "opencue_sched.dispatch.cluster_pass", "opencue_sched.worker.runtime")
+loaded_late = ("grpc", "opencue_sched.dispatch.cluster_pass", "opencue_sched.worker.process")
 print(json.dumps([sorted(app.tasks), sorted(set(loaded_late) & sys.modules.keys())]))
 """
 

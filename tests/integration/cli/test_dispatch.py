@@ -15,7 +15,7 @@ from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.settings import Settings
-from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.messenger import Messenger
 from tests.farm import Farm
 
 from .conftest import Cli

@@ -34,7 +34,7 @@ from opencue_sched.coordination.transport import broker_settings, guard_transpor
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
-from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.messenger import Messenger
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")

@@ -17,7 +17,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
 from tests.polling import eventually
 
 from .passes import Passes, passes
@@ -112,7 +112,7 @@ def test_clusters_that_wait_at_a_cap_are_roused_by_a_run_that_ends_until_they_wa
 
 def test_the_sweeps_of_a_worker_rouse_what_its_own_passes_wait_for(settings: Settings, engine: Engine) -> None:
     app = Celery("caps", broker="memory://", set_as_current=False)
-    made = Runtime(settings, app)
+    made = Process(settings, app)
     try:
         assert made.dispatcher.runner.at_caps is made.sweeper.at_caps
     finally:

@@ -25,7 +25,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import refresh_tables
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
 from tests.listening import eventually_listen
 from tests.polling import eventually
 
@@ -158,7 +158,7 @@ def test_a_local_proc_that_ends_after_its_show_was_handed_back_leaves_no_cores_b
 
 
 @pytest.fixture
-def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Runtime]:
+def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Process]:
     """It listens and recomputes nothing by itself. Three procs of two cores run, which the tables do not know yet."""
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -168,7 +168,7 @@ def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Ite
             connection.execute(text(f"UPDATE {table} SET int_cores = 0"))
     app = Celery("handed-back", broker="memory://", set_as_current=False)
     short = settings.accounting.model_copy(update={"commit_deadline": 0.5})  # the ledger is filled after four of them
-    made = Runtime(settings.model_copy(update={"accounting": short}), app)
+    made = Process(settings.model_copy(update={"accounting": short}), app)
     made.bootstrap(fleet_start=True)
     made.listen()
     eventually_listen(engine)
@@ -177,7 +177,7 @@ def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Ite
     app.close()
 
 
-def test_the_tables_of_a_show_that_a_cuebot_gives_back_are_right_before_any_recompute(worker: Runtime):
+def test_the_tables_of_a_show_that_a_cuebot_gives_back_are_right_before_any_recompute(worker: Process):
     given = GivenBack(worker.engine, worker.client, "", [])
     assert given.used() == {0}
     assert worker.client.hlen(keys.LEDGER) == 3

@@ -17,25 +17,25 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import metrics
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
 
 
 @pytest.fixture
-def runtime(settings: Settings, engine: Engine) -> Iterator[Runtime]:
+def runtime(settings: Settings, engine: Engine) -> Iterator[Process]:
     """A worker's collaborators; the counters are filled, and nothing waits."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.run(farm.job().frames[:1], farm.host())
     app = Celery("idle", broker="memory://", set_as_current=False)
     short = Accounting(commit_deadline=0.025)
-    made = Runtime(settings.model_copy(update={"accounting": short}), app)
+    made = Process(settings.model_copy(update={"accounting": short}), app)
     made.bootstrap()
     yield made
     made.close()
     app.close()
 
 
-def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(runtime: Runtime, redis_client: redis.Redis):
+def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(runtime: Process, redis_client: redis.Redis):
     redis_client.flushdb()
     runtime.keep_counters()
     assert store_state(redis_client) is StoreState.OPEN
@@ -44,7 +44,7 @@ def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(runtime: Runtime
 
 
 def test_a_store_that_another_process_filled_is_shown_ready(
-    runtime: Runtime, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    runtime: Process, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker whose own attempt has failed once must not go on saying that nothing is booked."""
 
@@ -67,7 +67,7 @@ def test_a_store_that_another_process_filled_is_shown_ready(
     assert metrics.store_ready._value.get() == 1
 
 
-def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Runtime, redis_client: redis.Redis):
+def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Process, redis_client: redis.Redis):
     runtime.keep_counters()
     assert metrics.store_ready._value.get() == 1
     redis_client.set(keys.EPOCH, Epoch.new("another", state="filling").text)

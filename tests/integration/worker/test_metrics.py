@@ -44,9 +44,11 @@ from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import accounting, dispatch, maintenance
 from tests.forced import force
 from tests.integration.dispatch.gathering import counted_statements
+from tests.kit.tasks import run_task
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,7 +130,7 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.fixture
-def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """What a worker has, in this process; its counters are open."""
     monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
     changed = settings.model_copy(
@@ -138,7 +140,7 @@ def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
         }
     )
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
-    made = Runtime(changed, app)
+    made = Process(changed, app)
     # Beside a Cuebot the shows of these tests would have to wait for half a minute before they are booked.
     made.__dict__["facts"] = replace(made.facts, origin="opencue-sched")
     yield made
@@ -146,7 +148,7 @@ def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def census(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
+def census(runtime: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
     """What the leading beat has, in this process, whatever beat another test had here."""
     for figures in fleet_metrics.LEADING:
         monkeypatch.setattr(figures, "shown", lambda: True)
@@ -156,12 +158,14 @@ def census(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetC
     made._engine.dispose()
 
 
-def run_passes(runtime: Runtime) -> list[str]:
+def run_passes(runtime: Process) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
     runtime.hosts.cache.expire()
     runtime.hosts.reread()
     runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.clusters])
-    return [str(runtime.dispatch(uuid)["ended"]) for uuid in runtime.postings.posted().values()]
+    return [
+        str(run_task(dispatch.dispatch_cluster, runtime, uuid)["ended"]) for uuid in runtime.postings.posted().values()
+    ]
 
 
 def test_every_named_metric_is_exported_with_its_labels():
@@ -172,7 +176,7 @@ def test_every_named_metric_is_exported_with_its_labels():
         assert exported[name] == ((label,) if label else ()), name
 
 
-def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
+def test_a_pass_is_counted(runtime: Process, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.show("counted")
@@ -199,7 +203,7 @@ def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
 
 
 def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
-    runtime: Runtime, census: FleetCensus, engine: Engine, redis_client
+    runtime: Process, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -229,7 +233,7 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
-    runtime: Runtime, census: FleetCensus, engine: Engine
+    runtime: Process, census: FleetCensus, engine: Engine
 ):
     # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
     with engine.begin() as connection:
@@ -259,7 +263,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
 
 
 def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
-    runtime: Runtime, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    runtime: Process, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -273,7 +277,7 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
     monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
     (posting,) = runtime.postings.posted().values()
     runtime.postings.update(posting, "rest", 0)
-    assert runtime.dispatch(posting)["ended"] == "query_error"
+    assert run_task(dispatch.dispatch_cluster, runtime, posting)["ended"] == "query_error"
     assert shown_waiting(census) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
 
@@ -286,7 +290,7 @@ def shown_waiting(census: FleetCensus) -> tuple[float, float]:
 
 
 def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_most(
-    runtime: Runtime, census: FleetCensus, engine: Engine, redis_client
+    runtime: Process, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -310,12 +314,12 @@ def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_mos
     assert redis_client.hkeys(coordination_keys.waiting_frames("cue")) == ["facility:"]
 
 
-def put_to_sleep(runtime: Runtime, cluster: str) -> None:
+def put_to_sleep(runtime: Process, cluster: str) -> None:
     for posting in runtime.postings.find_all(cluster):
         runtime.postings.update(posting, "rest", 60_000)
 
 
-def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, engine: Engine):
+def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Process, engine: Engine):
     # given two clusters that a job reaches, of which one rests
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -366,7 +370,7 @@ OF_BEATS = [
 ]
 
 
-def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
+def test_every_metric_of_ours_moves(runtime: Process, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
     runtime.sweep()
@@ -419,7 +423,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     with engine.begin() as connection:
         hold_a_host(connection)
     census.look_at_farm()
-    runtime.keep_promises()
+    run_task(maintenance.keep_promises, runtime)
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper.clusters))
@@ -436,7 +440,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
                 " VALUES ('gone', 'layer', 'job', 8, 1, 0, now() + interval '1 minute')"
             )
         )
-    assert runtime.keep_promises()["ended"]
+    assert run_task(maintenance.keep_promises, runtime)["ended"]
     _fail_and_trash(runtime, cluster.key)
     census.look_at_queues()
     short = Accounting(commit_deadline=0.075)
@@ -469,7 +473,7 @@ def _forget_gauges() -> None:
             gauge.set(-1)
 
 
-def _fleet(runtime: Runtime, client: redis.Redis) -> None:
+def _fleet(runtime: Process, client: redis.Redis) -> None:
     """A worker is there, another one is gone, and messages of both wait; one nobody can read, one that is stale."""
     message = json.dumps({"headers": {"sent_at": time.time() - 30}, "body": ""})
     for instance in ("gone", runtime.settings.instance):
@@ -489,11 +493,11 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
         client.delete(key)
     runtime.membership.join("one@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=2)
     runtime.membership.heartbeat()
-    assert runtime.dispatch("0" * 40)["ended"] == "dropped"
+    assert run_task(dispatch.dispatch_cluster, runtime, "0" * 40)["ended"] == "dropped"
     note_unreadable("task", "no task of ours")
 
 
-def _fail_and_trash(runtime: Runtime, *clusters: str) -> None:
+def _fail_and_trash(runtime: Process, *clusters: str) -> None:
     """A pass over each cluster fails; the first of them somebody takes off the board."""
     for key in clusters:
         posting = runtime.postings.posted().get(key)
@@ -505,7 +509,7 @@ def _fail_and_trash(runtime: Runtime, *clusters: str) -> None:
     runtime.postings.update(str(runtime.postings.posted().get(clusters[0])), "trash", "bad hosts")
 
 
-def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pause_before_commit(runtime: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between booking and commit, somebody pauses every job."""
 
     def alive(_claim: object) -> bool:
@@ -516,7 +520,7 @@ def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(runtime.renewer, "alive", alive)
 
 
-def _completion(engine: Engine, runtime: Runtime) -> None:
+def _completion(engine: Engine, runtime: Process) -> None:
     with engine.connect() as connection:
         query = "SELECT pk_proc, pk_frame, str_name FROM proc JOIN host USING (pk_host) LIMIT 1"
         proc, frame, host = connection.execute(text(query)).one()
@@ -525,7 +529,7 @@ def _completion(engine: Engine, runtime: Runtime) -> None:
     assert grown == [1]
 
 
-def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> None:
+def _drift_and_feed(runtime: Process, engine: Engine, client: redis.Redis) -> None:
     """A lost entry, a counter somebody wrote over, a booking in flight, and a trigger that is gone."""
     with engine.begin() as connection:
         proc = connection.execute(text("SELECT pk_proc FROM proc LIMIT 1")).scalar_one()
@@ -539,23 +543,23 @@ def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> No
         healed = [
             stack.enter_context(increments("scheduler_ledger_entries_healed_total", cause=cause)) for cause in causes
         ]
-        assert int(str(runtime.recompute()["healed"])) > 0
+        assert int(str(run_task(accounting.recompute, runtime)["healed"])) > 0
     assert found == [[float(kind != "limit")] for kind in kinds]
     assert healed == [[1.0], [0.0]]
 
     def is_old() -> bool:
         """The age of a booking is told in whole seconds."""
-        runtime.recompute()
+        run_task(accounting.recompute, runtime)
         return sample("scheduler_ledger_oldest_in_flight_seconds") > 0
 
     eventually(is_old, what="a booking that has been in flight for a second")
 
 
-def _hosts_go_down(runtime: Runtime, engine: Engine) -> None:
+def _hosts_go_down(runtime: Process, engine: Engine) -> None:
     with engine.begin() as connection:
         down = "UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'"
         connection.execute(text(down))
-    assert runtime.reap()["procs_released"]
+    assert run_task(maintenance.reap, runtime)["procs_released"]
 
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
@@ -608,7 +612,7 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
     assert names(fleet_metrics.BEAT) == of_beats(leading=False)
 
 
-def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: FleetCensus, engine: Engine, redis_client):
+def test_what_waits_is_known_when_no_worker_lives(runtime: Process, census: FleetCensus, engine: Engine, redis_client):
     # given three frames that wait, a message that nobody takes, and a host that reported an hour ago and drains for two
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -781,7 +785,7 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
     assert max(due.values()) == 1
 
 
-def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, census: FleetCensus, engine: Engine):
+def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Process, census: FleetCensus, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["big"], hostname_tag=False)

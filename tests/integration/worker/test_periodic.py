@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -21,21 +22,23 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import maintenance
 from tests.integration.dispatch.promised import WideFarm
+from tests.kit.tasks import run_task
 
 
 @pytest.fixture
-def runtime(settings: Settings) -> Iterator[Runtime]:
+def runtime(settings: Settings) -> Iterator[Process]:
     app = Celery("periodic", broker="memory://", set_as_current=False)
     short = settings.accounting.model_copy(update={"commit_deadline": 0.5})  # a ledger is filled after four of them
-    made = Runtime(settings.model_copy(update={"accounting": short}), app)
+    made = Process(settings.model_copy(update={"accounting": short}), app)
     yield made
     made.close()
     app.close()
 
 
-def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) -> None:
+def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Process) -> None:
     with capture_logs() as logs:
         runtime.start("w1@here", 1, time.sleep)
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
@@ -43,7 +46,7 @@ def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) 
     assert found["has_start_after"] == runtime.facts.has_start_after
 
 
-def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, settings: Settings) -> None:
+def test_one_reap_at_a_time_in_the_fleet(runtime: Process, engine: Engine, settings: Settings) -> None:
     """Beat sends one every 30 seconds, and one may take longer."""
     # given a proc of a finished job on a host nobody hears of any more, and a reap under way in another process
     with engine.begin() as connection:
@@ -53,11 +56,11 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
         connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
     with exclusive(runtime.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
         # then another message does nothing
-        assert runtime.reap() == {"reaped": False}
+        assert run_task(maintenance.reap, runtime) == {"reaped": False}
         assert procs(engine) == 1
 
     # and the next one, when that has ended, does it
-    summary = runtime.reap()
+    summary = run_task(maintenance.reap, runtime)
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
 
@@ -70,11 +73,11 @@ def test_a_quarantine_that_is_over_is_forgotten_with_the_next(engine: Engine) ->
     assert kept == ["not over"]
 
 
-def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Runtime) -> None:
+def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Process) -> None:
     # given a database that should have a queue, and has none
     runtime.__dict__["facts"] = replace(runtime.facts, has_frame_history_queue=True)
     with capture_logs() as logs:
-        summary = runtime.reap()
+        summary = run_task(maintenance.reap, runtime)
     assert (summary["reaped"], summary["history_events"]) == (True, 0)
     assert "frame_history_not_drained" in [entry["event"] for entry in logs]
 
@@ -85,7 +88,7 @@ def procs(engine: Engine) -> int:
 
 
 def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
-    runtime: Runtime, settings: Settings
+    runtime: Process, settings: Settings
 ) -> None:
     """It counts before it books. Those that only just start are no help: all may have been started together."""
     runtime.membership.join("celery@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=1)
@@ -102,11 +105,11 @@ def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
 
 
 def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
-    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    runtime: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "runtime", lambda: runtime)
+    monkeypatch.setattr(control, "process_of", lambda _app: runtime)
     monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
-    said = json.loads(json.dumps(control.accounting_audit(None)))
+    said = json.loads(json.dumps(control.accounting_audit(SimpleNamespace(app=None))))
     assert said["failed"], "the counters were never filled"
     assert len(said["findings"]) > 1
     assert runtime.sweeper.clusters == frozenset()
@@ -121,20 +124,20 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     before = set(runtime.postings.posted())
     runtime.sweep()
     assert set(runtime.postings.posted()) == before, "the set of clusters is read now and then"
-    assert control.reload_clusters(None) == {"ok": "reloading"}
+    assert control.reload_clusters(SimpleNamespace(app=None)) == {"ok": "reloading"}
     runtime.sweep()
     assert set(runtime.postings.posted()) > before
 
 
-def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Runtime, engine: Engine, settings: Settings) -> None:
+def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Process, engine: Engine, settings: Settings) -> None:
     farm = WideFarm.made(engine, settings)
     farm.blocked(settings.queue.reservation_block_time)
     runtime.changes.publish(["another"])
     cursor, _ = runtime.changes.since(None)
-    assert runtime.keep_promises()["granted"] == 1
+    assert run_task(maintenance.keep_promises, runtime)["granted"] == 1
     assert runtime.changes.since(cursor)[1] == farm.holds().keys()
     cursor, _ = runtime.changes.since(cursor)
     farm.execute("UPDATE job SET b_paused = true WHERE pk_job = :job", job=farm.job)
-    assert runtime.keep_promises()["ended"] == 1
+    assert run_task(maintenance.keep_promises, runtime)["ended"] == 1
     assert len(runtime.changes.since(cursor)[1] or ()) == 1
-    assert runtime.keep_promises() == {"kept": True, "granted": 0, "renewed": 0, "ended": 0}
+    assert run_task(maintenance.keep_promises, runtime) == {"kept": True, "granted": 0, "renewed": 0, "ended": 0}

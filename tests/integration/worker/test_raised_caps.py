@@ -16,7 +16,9 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import dispatch
+from tests.kit.tasks import run_task
 from tests.listening import eventually_listen
 from tests.polling import eventually
 
@@ -24,7 +26,7 @@ RECENT = 20.0
 
 
 @pytest.fixture
-def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Runtime]:
+def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Process]:
     """A worker that listens. Its clusters sleep for longer than any test waits."""
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     with engine.begin() as connection:
@@ -36,7 +38,7 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
             "rqd": Rqd(dry_run_mode=True),
         }
     )
-    made = Runtime(changed, app)
+    made = Process(changed, app)
     made.listen()
     eventually_listen(engine)
     yield made
@@ -44,7 +46,7 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
     app.close()
 
 
-def known(runtime: Runtime) -> None:
+def known(runtime: Process) -> None:
     """Nobody waits until every Cuebot knows whose the shows are, as on a Cuebot's schema."""
     with runtime.engine.begin() as connection:
         note_imported(runtime.client, managed_show_versions(connection))
@@ -59,7 +61,7 @@ def known(runtime: Runtime) -> None:
         "UPDATE limit_record SET int_max_value = 8",
     ],
 )
-def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, engine: Engine, raised: str) -> None:
+def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Process, engine: Engine, raised: str) -> None:
     # given a job of which that cap lets no more than one frame run
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -80,7 +82,7 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, e
     posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
-        return runtime.dispatch(posting)["ended"]
+        return run_task(dispatch.dispatch_cluster, runtime, posting)["ended"]
 
     eventually(lambda: ended() == "booked", RECENT, "a first frame")
     eventually(lambda: ended() == "saturated", RECENT, "a cluster at its cap")
@@ -106,7 +108,7 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, e
     ],
 )
 def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
-    runtime: Runtime, engine: Engine, change: str
+    runtime: Process, engine: Engine, change: str
 ) -> None:
     # given work for which the only host has no core, or that may take none
     with engine.begin() as connection:
@@ -126,7 +128,7 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
     posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
-        return runtime.dispatch(posting)["ended"]
+        return run_task(dispatch.dispatch_cluster, runtime, posting)["ended"]
 
     eventually(lambda: ended() == "saturated", RECENT, "a cluster without a host")
     eventually(lambda: ended() == "dropped", RECENT, "a cluster at rest")

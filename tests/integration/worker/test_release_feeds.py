@@ -19,23 +19,25 @@ from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import accounting
 from tests.cuebot_publish import PUBLISH
+from tests.kit.tasks import run_task
 from tests.listening import eventually_listen
 from tests.polling import eventually
 
 RECENT = 20.0
 
-Start = Callable[..., Runtime]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
 def start(settings: Settings, engine: Engine) -> Iterator[Start]:
     """A worker's stores and listener with a release feed, its counters filled."""
-    started: list[Runtime] = []
+    started: list[Process] = []
     with ExitStack() as stack:
 
-        def made(feed: str, instance: str = "one", *, fleet_start: bool = True) -> Runtime:
+        def made(feed: str, instance: str = "one", *, fleet_start: bool = True) -> Process:
             changed = settings.model_copy(
                 update={
                     "instance": instance,
@@ -45,7 +47,7 @@ def start(settings: Settings, engine: Engine) -> Iterator[Start]:
             )
             app = Celery("feeds", broker="memory://", set_as_current=False)
             stack.callback(app.close)
-            runtime = Runtime(changed, app)
+            runtime = Process(changed, app)
             stack.callback(runtime.close)
             runtime.bootstrap(fleet_start=fleet_start)
             runtime.listen()
@@ -99,15 +101,15 @@ def without_our_triggers(engine: Engine) -> None:
         connection.execute(text("DROP TRIGGER opencue_sched_caps_update ON subscription"))
 
 
-def ids(runtime: Runtime) -> set[str]:
+def ids(runtime: Process) -> set[str]:
     return set(runtime.client.hkeys(keys.LEDGER))
 
 
-def booking(runtime: Runtime, proc_id: str) -> Booking:
+def booking(runtime: Process, proc_id: str) -> Booking:
     return next(unpack_entry(proc_id, record.entry) for record in runtime.ledger.records() if record.proc_id == proc_id)
 
 
-def burst(runtime: Runtime) -> str:
+def burst(runtime: Process) -> str:
     where = show_and_alloc(runtime.engine)
     return str(runtime.client.hget(keys.subscription(where["show"], where["alloc"]), "burst"))
 
@@ -125,13 +127,13 @@ def set_burst(engine: Engine, centicores: int) -> None:
         connection.execute(text("UPDATE subscription SET int_burst = :burst"), {"burst": centicores})
 
 
-def exact(runtime: Runtime) -> None:
+def exact(runtime: Process) -> None:
     """Counters are the sums of their entries, and the entries are the procs. (Frames and hosts were not told.)"""
     checks = {check.what: check for check in run_audit(runtime.engine, runtime.client, runtime.settings).findings}
     assert [checks[name].level for name in ("I1", "I4")] == [Severity.OK] * 2
 
 
-def _noted(worker: Runtime, heard: list[str]) -> Callable[[Sequence[str]], int]:
+def _noted(worker: Process, heard: list[str]) -> Callable[[Sequence[str]], int]:
     """Its way to release, which notes who was told of what."""
     release = worker.ledger.release
 
@@ -169,7 +171,7 @@ def test_cuebot_redis_takes_plain_decrements(engine: Engine, procs: list[str], s
     assert runtime.client.hget(job, "int_cores") == "10"
     assert ids(runtime) == set(procs), "no release by id: it would be taken off twice"
     # then a recompute brings both in line
-    runtime.recompute()
+    run_task(accounting.recompute, runtime)
     assert runtime.client.hget(job, "int_cores") == "8"
     assert ids(runtime) == set(procs[2:])
     exact(runtime)
@@ -182,7 +184,7 @@ def test_recompute_only_waits_for_the_recompute_and_is_told_of(engine: Engine, p
     eventually(lambda: burst(runtime) == "4", RECENT, "the cap, which our trigger announces all the same")
     assert ids(runtime) == set(procs)
     with capture_logs() as logs:
-        runtime.recompute()
+        run_task(accounting.recompute, runtime)
     assert ids(runtime) == set(procs[1:])
     exact(runtime)
     warns(logs)

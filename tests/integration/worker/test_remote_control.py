@@ -18,7 +18,7 @@ from opencue_sched.coordination.presence import Presence, WorkerState, list_memb
 from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker.workload import Workload
 from tests.polling import eventually
 
 NODE = "celery@here"
@@ -129,7 +129,7 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     told: list[str] = []
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
     mine = SimpleNamespace(membership=membership, settings=SimpleNamespace(instance="w1"))
-    monkeypatch.setattr(control, "runtime", lambda: mine)
+    monkeypatch.setattr(control, "process_of", lambda _app: mine)
     monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
     app.conf.task_queues = []
     heard = getattr(control, command)
@@ -150,7 +150,7 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
-    monkeypatch.setattr(control, "runtime", lambda: SimpleNamespace(membership=membership))
+    monkeypatch.setattr(control, "process_of", lambda _app: SimpleNamespace(membership=membership))
     getattr(control, how)(state)
     left = set(queues.consume_from)
     assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())

@@ -14,7 +14,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
 from tests.listening import eventually_listen
 from tests.polling import eventually
 
@@ -30,7 +30,7 @@ def test_who_lost_its_connection_wakes_every_managed_show(
         managed = managed_show_ids(connection)
     woken: list[str] = []
     app = Celery("missed", broker="memory://", set_as_current=False)
-    with closing(app), closing(Runtime(settings, app)) as worker:
+    with closing(app), closing(Process(settings, app)) as worker:
         monkeypatch.setattr(worker.waker, "note", lambda shows: woken.extend(shows))
         worker.listen()
         eventually_listen(engine, 1)

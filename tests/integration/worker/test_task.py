@@ -15,7 +15,9 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 import celeryconfig
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.celery import app as real_app
+from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.coordination import replies, transport
 from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
@@ -27,8 +29,9 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.worker.runtime import Runtime
-from opencue_sched.worker.task import NORMAL, URGENT, SchedulerTask
+from opencue_sched.worker.messenger import NORMAL, URGENT
+from opencue_sched.worker.process import Process
+from opencue_sched.worker.task import SchedulerTask
 from tests.brief_fleet import open_counters
 from tests.integration.dispatch.gathering import counted_statements
 
@@ -37,12 +40,12 @@ SWEEP = "opencue_sched.sweep.sweep_clusters"
 
 
 @pytest.fixture(autouse=True)
-def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     for name in celeryconfig.imports:
         importlib.import_module(name)
     app = Celery("task", broker="memory://", set_as_current=False)
-    made = Runtime(settings, app)
-    monkeypatch.setattr("opencue_sched.worker.runtime.runtime", lambda: made)
+    made = Process(settings, app)
+    monkeypatch.setattr("opencue_sched.worker.process.process", lambda _app: made)
     yield made
     made.close()
     app.close()
@@ -120,16 +123,20 @@ def message_of(task: str, **headers: object) -> Iterator[SchedulerTask]:
         found.pop_request()
 
 
-@pytest.mark.parametrize(("task", "method"), [(SWEEP, "sweep"), (RECOMPUTE, "recompute"), (RESEED, "reseed_limits")])
-def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(runtime, monkeypatch, task, method):
+@pytest.mark.parametrize("task", [SWEEP, RECOMPUTE, RESEED])
+def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(runtime, monkeypatch, task):
     # given a leader, and another that is elected while the task runs
-    asked: list[tuple[int | None, int]] = []
+    asked: list[tuple[int, int]] = []
 
-    def succeeded(*, fence: int | None, **_: object) -> None:
-        asked.append((fence, runtime.membership.workload.in_hand))
+    def succeeded(*given: object, fence: Fence | None = None, **_: object) -> None:
+        ledgers = [value for value in given if isinstance(value, Ledger)]
+        number = fence.number if fence is not None else ledgers[0]._fence.number
+        asked.append((number, runtime.membership.workload.in_hand))
         raise FencedOff("succeeded")
 
-    monkeypatch.setattr(runtime, method, succeeded)
+    monkeypatch.setattr(runtime.sweeper, "sweep", succeeded)
+    monkeypatch.setattr("opencue_sched.accounting.recompute.recompute", succeeded)
+    monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", succeeded)
     runtime.client.set(runtime.leader_keys.fence, 5)
     # then its fence goes with all that is changed, the task counts as in hand, and its end is no failure
     with message_of(task, fence=5, tick=7, tick_of="x@2") as run:
@@ -139,7 +146,6 @@ def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeed
 
 
 def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engine):
-    """Runtime.sweep and the others, under the fence of the message."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
@@ -148,9 +154,9 @@ def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engin
         farm.job(show=show)
     open_counters(runtime.client)
     runtime.client.set(runtime.leader_keys.fence, 5)
-    for work in (runtime.sweep, runtime.recompute, runtime.reseed_limits):
-        with pytest.raises(FencedOff):
-            work(fence=4)
+    for name in (SWEEP, RECOMPUTE, RESEED):
+        with message_of(name, fence=4) as task, pytest.raises(FencedOff):
+            task.run()
     assert runtime.postings.posted() == {}
 
 
@@ -173,7 +179,7 @@ def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
     assert fences.claim_tick(keys.name, 2, "x@2", 7)[0]
     if not emptied:
         runtime.client.set(keys.fence, 2)
-    monkeypatch.setattr(runtime, "reseed_limits", lambda **_: {"ended": "run"})
+    monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", lambda *_: ("run", 0))
     with message_of(RESEED, **headers) as run:
         assert next(iter(run().values())) == ended
 
@@ -190,7 +196,7 @@ def test_the_record_is_read_for_what_does_more_than_its_fence_guards(runtime, ta
 
 
 @pytest.fixture
-def posting(runtime: Runtime) -> str:
+def posting(runtime: Process) -> str:
     """A cluster that may be worked on."""
     cluster = Cluster("facility", "show", ClusterKind.MANUAL, ("fast",))
     return runtime.postings.enqueue([cluster])[0].uuid

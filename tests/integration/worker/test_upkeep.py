@@ -15,9 +15,11 @@ from opencue_sched.coordination.leader import exclusive
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
-from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.process import Process
+from tasks import maintenance
 from tests.farm import JobIds, LayerSpec
 from tests.integration.farm.runs import FarmView
+from tests.kit.tasks import run_task
 
 
 @pytest.fixture
@@ -26,15 +28,15 @@ def view(engine: Engine) -> FarmView:
 
 
 @pytest.fixture
-def start(settings: Settings) -> Iterator[Callable[..., Runtime]]:
+def start(settings: Settings) -> Iterator[Callable[..., Process]]:
     """``start(origin, facility)``: a process of the fleet of that facility, on a database made by ``origin``."""
-    made: list[Runtime] = []
+    made: list[Process] = []
 
-    def start(origin: Origin, facility: str | None = None) -> Runtime:
+    def start(origin: Origin, facility: str | None = None) -> Process:
         scheduler = settings.scheduler.model_copy(update={"facility": facility})
         release = settings.release.model_copy(update={"host_down_after": 0.5})
         app = Celery("upkeep", broker="memory://", set_as_current=False)
-        runtime = Runtime(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
+        runtime = Process(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
         runtime.__dict__["facts"] = replace(runtime.facts, origin=origin)
         made.append(runtime)
         return runtime
@@ -81,16 +83,16 @@ def mess(farm: Farm, *, managed: bool = True, facility: str = "local") -> Mess:
     return Mess(host.id, over, waits, stuck)
 
 
-def upkeep(runtime: Runtime) -> None:
+def upkeep(runtime: Process) -> None:
     """Everything beat has a fleet do, until nothing is left of it."""
-    assert runtime.reap()["reaped"]
-    runtime.recover_depends()
-    runtime.recover_depends()
+    assert run_task(maintenance.reap, runtime)["reaped"]
+    run_task(maintenance.recover_depends, runtime)
+    run_task(maintenance.recover_depends, runtime)
 
 
 @pytest.mark.parametrize("origin", ["cuebot", "opencue-sched"])
 def test_beside_a_cuebot_the_upkeep_of_unmanaged_shows_is_cuebots(
-    start: Callable[..., Runtime], view: FarmView, origin: Origin
+    start: Callable[..., Process], view: FarmView, origin: Origin
 ) -> None:
     # given the same mess in a managed show and in one that was never handed over
     with view.farm() as farm:
@@ -105,16 +107,16 @@ def test_beside_a_cuebot_the_upkeep_of_unmanaged_shows_is_cuebots(
 
 
 def test_a_fleet_of_one_facility_leaves_the_others_alone(
-    start: Callable[..., Runtime], view: FarmView, settings: Settings
+    start: Callable[..., Process], view: FarmView, settings: Settings
 ) -> None:
     # given the same mess in two facilities, and a reap under way in the fleet of the other
     with view.farm() as farm:
         here, there = mess(farm), mess(farm, facility="far")
     far, near = start("opencue-sched", "far"), start("opencue-sched", "local")
-    far.recover_depends()
+    run_task(maintenance.recover_depends, far)
     assert there.put_right(view) == [False, False, True, True, False]
     with exclusive(far.client, reap_lease(settings.coordination.namespace, "far"), seconds=60.0):
-        assert not far.reap()["reaped"]
+        assert not run_task(maintenance.reap, far)["reaped"]
 
         # when the fleet of this one passes, then it puts right what is in its own
         upkeep(near)

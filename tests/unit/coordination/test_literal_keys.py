@@ -8,7 +8,7 @@ from pathlib import Path
 from opencue_sched.coordination import keys
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ROOT / "opencue_sched" / "coordination" / "names.py"
+KEYS = ROOT / "opencue_sched" / "coordination" / "keys.py"
 KEY = re.compile(
     r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:|:verdicts|:waiting\b"
 )
@@ -19,7 +19,7 @@ NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\b_?ns)\}[:.]\S*?[\"']|(?:namespa
 def _found(pattern: re.Pattern[str]) -> set[str]:
     elsewhere = set()
     for path in [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]:
-        if path != NAMES:
+        if path != KEYS:
             code = re.sub(r'"""(?s:.)*?"""|#.*', "", path.read_text(encoding="utf-8"))
             elsewhere |= {f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(code)}
     return elsewhere

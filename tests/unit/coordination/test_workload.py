@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker.workload import Workload
 
 
 def test_a_process_takes_work_unless_told_not_to():

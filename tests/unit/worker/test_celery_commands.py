@@ -6,25 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from opencue_sched.celery import is_celery
 from opencue_sched.errors import InvalidInput
-from opencue_sched.worker.control import guard_flower, is_flower
+from opencue_sched.page.flower import guard_flower
 
 CELERY = "/venv/bin/celery"
 
 
 @pytest.mark.parametrize(
-    ("argv", "flower"),
+    ("argv", "celery"),
     [
         ([CELERY, "-A", "opencue_sched", "flower"], True),
         (["/venv/lib/python3.11/site-packages/celery/__main__.py", "-A", "opencue_sched", "flower"], True),
-        ([CELERY, "-A", "opencue_sched", "worker", "--hostname", "flowers@home"], False),
-        (["/venv/bin/pytest", "flower"], False),
+        (["/venv/bin/pytest", "celery"], False),
         ([""], False),
         ([], False),
     ],
 )
-def test_only_celerys_flower_is_meant(argv, flower):
-    assert is_flower(argv) is flower
+def test_only_celerys_command_is_meant(argv, celery):
+    assert is_celery(argv) is celery
 
 
 def flower(**given):

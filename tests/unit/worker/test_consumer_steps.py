@@ -12,10 +12,10 @@ from celery.worker import state
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched import celery as wiring
-from opencue_sched.celery import RuntimeStep, sleep_unless_stopped
+from opencue_sched.celery import ProcessStep, sleep_unless_stopped
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.worker import runtime
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker import process
+from opencue_sched.worker.workload import Workload
 
 
 def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
@@ -41,9 +41,9 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
         raise WorkerShutdown(0)
 
     mine = SimpleNamespace(start=start, stop=lambda: given_back.append(True))
-    monkeypatch.setattr(runtime, "runtime", lambda: mine)
-    worker = SimpleNamespace(hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
-    step = object.__new__(RuntimeStep)
+    monkeypatch.setattr(process, "process", lambda _app: mine)
+    worker = SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
+    step = object.__new__(ProcessStep)
     with pytest.raises(WorkerShutdown):
         step.start(worker)
     assert given_back == [True]
@@ -56,20 +56,20 @@ def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPat
         raise RedisConnectionError("away")
 
     mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
-    monkeypatch.setattr(runtime, "runtime", lambda: mine)
+    monkeypatch.setattr(process, "process", lambda _app: mine)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
-    wiring.PresenceStep(None).start(SimpleNamespace(timer=timer))
+    wiring.PresenceStep(None).start(SimpleNamespace(app=None, timer=timer))
     assert again == [wiring.REFRESH_SECONDS]
 
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload()
     mine = SimpleNamespace(membership=SimpleNamespace(workload=workload), start=lambda *_: None)
-    monkeypatch.setattr(runtime, "runtime", lambda: mine)
+    monkeypatch.setattr(process, "process", lambda _app: mine)
     monkeypatch.setattr(wiring, "install_level_signals", lambda: None)
     monkeypatch.setattr(wiring, "worker_shutting_down", Signal())
-    object.__new__(RuntimeStep).start(SimpleNamespace(hostname="w1@localhost", concurrency=1))
+    object.__new__(ProcessStep).start(SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1))
     wiring.worker_shutting_down.send(None)
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING

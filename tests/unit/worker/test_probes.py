@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
 from opencue_sched.embedded.processes import free_port
-from opencue_sched.worker import metrics, runtime
+from opencue_sched.worker import metrics, process
 from opencue_sched.worker.metrics import PULSE, STALLED_SECONDS, Pulse, with_probes
-from opencue_sched.worker.task import Workload
+from opencue_sched.worker.workload import Workload
 
 
 class Clock:
@@ -109,10 +109,10 @@ def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     made = SimpleNamespace(membership=membership)
-    monkeypatch.setattr(runtime, "runtime", lambda: made)
+    monkeypatch.setattr(process, "process", lambda _app: made)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
-    parent = SimpleNamespace(timer=timer)
+    parent = SimpleNamespace(app=None, timer=timer)
     step = PresenceStep(parent)
 
     # when the consumer starts, its timer stands still, goes on, and the connection to the broker is lost

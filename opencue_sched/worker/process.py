@@ -1,13 +1,12 @@
 """Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use.
 
-The tasks in ``tasks/`` call the methods here; these use the other packages and record the metrics of their reports.
+What a notification leads to is in handlers.py, what a task alone does in ``tasks/``.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache, cached_property
@@ -18,55 +17,42 @@ from prometheus_client import REGISTRY
 from sqlalchemy import event
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis, look_at_store
-from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     ImportedShows,
     check_release_feed,
-    follow_handed_back,
-    refresh_handed_back,
 )
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.coordination.keys import beat_keys, cluster_board, reap_lease
-from opencue_sched.coordination.leader import exclusive
+from opencue_sched.coordination.keys import beat_keys, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
-    ClaimRefused,
     ClaimRenewer,
     ClusterPostings,
     DueThread,
     with_messages,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
-from opencue_sched.coordination.replies import answer_job
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
-from opencue_sched.dispatch.report import PassEnd
-from opencue_sched.dispatch.reservations import keep_promises
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_stores
-from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.reaper import drain_history, reap, recover_depends
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from opencue_sched.store.shows import shows_under
-from opencue_sched.worker import fleet_metrics, metrics
+from opencue_sched.worker import metrics
 from opencue_sched.worker.events import (
     CAPS_CHANNEL,
     HANDED_BACK_CHANNEL,
@@ -75,20 +61,19 @@ from opencue_sched.worker.events import (
     NotificationListener,
     Waker,
 )
+from opencue_sched.worker.handlers import Handlers
 from opencue_sched.worker.membership import Membership
-from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.messenger import Messenger
 
 log = structlog.get_logger(__name__)
 
 COMMIT_MARGIN_SECONDS = 2.0
 """A checked-out host is taken back this long after the last moment at which its booking may be committed."""
-REAP_LEASE_SECONDS = 60.0
-"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 SLEEPS_A_LAYER_IS_SKIPPED = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
 
-class Runtime:
+class Process:
     """The collaborators of one process. Thread-safe: several tasks of a threads pool share it."""
 
     def __init__(self, settings: Settings, app: Celery) -> None:
@@ -121,16 +106,17 @@ class Runtime:
         self._counters = PeriodicThread(
             "counters", self.keep_counters, failed="counters_not_filled", retry_seconds=REFRESH_SECONDS
         )
-        self.waker = Waker(self._wake)
+        self.waker = Waker(self.wake)
+        self.handlers = Handlers(self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts)
         self.listener = NotificationListener(
             self.engine,
             {
-                RELEASE_CHANNEL: self._released,
-                CAPS_CHANNEL: self._caps_changed,
+                RELEASE_CHANNEL: self.handlers.released,
+                CAPS_CHANNEL: self.handlers.caps_changed,
                 WORK_CHANNEL: self.waker.note,
-                HANDED_BACK_CHANNEL: self._handed_back,
+                HANDED_BACK_CHANNEL: self.handlers.handed_back,
             },
-            on_reconnect=self._resync,
+            on_reconnect=self.handlers.reconnected,
         )
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
@@ -203,57 +189,24 @@ class Runtime:
         )
 
     @property
-    def _scope(self) -> UpkeepScope:
+    def scope(self) -> UpkeepScope:
         """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
         return UpkeepScope(self.settings.scheduler.facility, beside_cuebot=self.facts.origin == "cuebot")
 
-    def _stopping(self) -> bool:
+    def stopping(self) -> bool:
+        """Whether this process takes no more work and is about to end."""
         return self.membership.workload.state is WorkerState.DRAINING
 
-    def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
+    def wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
+        """Sweep for shows that have work and hosts that came free; seconds after which to sweep for these hosts again,
+        0 for no need."""
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
-
-    # What PostgreSQL notifies of
 
     def listen(self) -> None:
         """Hear notifications from now on."""
         _ = self.hosts  # made before several threads ask for it
         self.waker.start()
         self.listener.start()
-
-    def _released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
-        """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
-        that."""
-        self.hosts.note(hosts)
-        try:
-            if self.settings.accounting.release_feed == "proc-trigger":
-                self.ledger.release(procs)
-        finally:
-            # Only now: the pass that this leads to asks the ledger for headroom. The hosts are free in any case.
-            self.waker.note(hosts)
-
-    def _caps_changed(self, vertices: Collection[str]) -> None:
-        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
-        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
-        ids = defaultdict[str, list[str]](list)
-        for vertex in vertices:
-            kind, _, id_ = vertex.partition(":")
-            ids[kind].append(id_)
-        shows = {pair.partition(":")[0] for pair in ids["sub"]}
-        load_caps(self.engine, self.ledger, [f"acct:{vertex}" for vertex in vertices])
-        if ids["folder"] or ids["job"] or ids["limit"]:
-            shows |= ask(self.engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        self.waker.note(shows=shows)
-
-    def _handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
-        """By whomever; our own command leaves little to do."""
-        follow_handed_back(self.engine, self.ledger, age_seconds=self.settings.accounting.in_flight_age)
-
-    def _resync(self) -> None:
-        """Any show may have got work while nobody heard."""
-        self.waker.note(shows=ask(self.engine, managed_show_ids))
-
-    # What the tasks call
 
     def sweep(
         self,
@@ -263,90 +216,17 @@ class Runtime:
         may_nap: bool = False,
         fence: int | None = None,
     ) -> SweepReport:
-        """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
-        fenced = self._fence(fence)
+        """Post clusters with work and send their messages. Raises FencedOff when a leader after that of ``fence`` was
+        elected."""
+        fenced = self.fence(fence)
         report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, may_nap=may_nap, fence=fenced)
         for enqueued in with_messages(enqueued for _, enqueued in report.send):
             self.messenger.send(enqueued)
         metrics.record_sweep(report)
         return report
 
-    def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
-        """One pass for a message, unless this worker is told to take no work. The client that waits at ``reply`` gets
-        the summary, or the error, which is raised all the same."""
-        if not self.membership.workload.takes_work:
-            self.messenger.to_all(posting, ticket, reply=reply)
-            return {"ended": "given back"}
-        try:
-            summary = self._dispatch(posting, ticket)
-        except Exception as error:
-            if reply is not None:
-                self.membership.answer_failed(reply, posting, error)
-            raise
-        if reply is not None:
-            answer_job(self.client, self.membership.namespace, reply, summary)
-        return summary
-
-    def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:
-        answer = self.dispatcher.dispatch(posting, ticket)
-        if isinstance(answer, ClaimRefused):
-            fleet_metrics.messages_dropped.labels(answer.reason).inc()
-            return {"ended": "dropped", "reason": answer.reason, "owner": answer.owner}
-        for report in answer:
-            metrics.record_pass(report)
-        metrics.host_cache_size.set(len(self.hosts.cache))
-        first, *others = answer
-        if first.ended is PassEnd.NOT_READY:
-            metrics.store_ready.set(0)
-            self._counters.start()
-            self._counters.wake()
-        return first.summary() | ({"with": [it.summary() for it in others]} if others else {})
-
-    def recompute(self, *, fence: int | None = None) -> dict[str, object]:
-        """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""
-        ledger, age = self.ledger.under(self._fence(fence)), self.settings.accounting.in_flight_age
-        report = recompute(self.engine, ledger, age_seconds=age)
-        metrics.record_recompute(report)
-        follow_handed_back(self.engine, self.ledger, age_seconds=age)
-        self.imported.import_all()
-        refresh_handed_back(self.engine, self.client)
-        self.check_feed()
-        return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
-
-    def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
-        """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
-        written, kept = reseed_limits(self.engine, self.ledger.under(self._fence(fence)))
-        return {"written": written, "kept": kept}
-
-    def reap(self) -> dict[str, object]:
-        """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
-        key = reap_lease(self.settings.coordination.namespace, self.settings.scheduler.facility)
-        with exclusive(self.client, key, seconds=REAP_LEASE_SECONDS) as mine:
-            if not mine:
-                return {"reaped": False}
-            releaser = Releaser(self.engine, self.settings.release, self.ledger, self.changes, metrics.record_event)
-            report = reap(releaser, RqdKiller(self.channels), scope=self._scope, stopping=self._stopping)
-            drains = self.facts.has_frame_history_queue and not self._stopping()
-            events, skipped = drain_history(self.engine) if drains else (0, 0)
-        figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
-        return {"reaped": True, "history_events": events, "history_skipped": skipped, **figures}
-
-    def keep_promises(self, *, fence: int | None = None) -> dict[str, object]:
-        """Grant, renew and end the holds of wide frames. Raises FencedOff as recompute()."""
-        role = self.leader_keys.name
-        in_use = self.ledger.cores_in_use
-        report = keep_promises(self.engine, self.settings, self.facts, in_use, role=role, fence=fence)
-        # After the COMMIT: caches read the hosts again, and whoever may use them looks.
-        if report.changed:
-            self.hosts.changed(report.changed)
-            self._wake((), report.changed)
-        return report.summary()
-
-    def recover_depends(self) -> dict[str, object]:
-        """Finish what a process that died after a completion left undone."""
-        return {**recover_depends(self.engine, self.settings.release, scope=self._scope)}
-
-    def _fence(self, number: int | None) -> Fence | None:
+    def fence(self, number: int | None) -> Fence | None:
+        """What the scripts compare with the leader's record; None for a message that no leader sent."""
         return None if number is None else Fence(self.leader_keys.fence, number)
 
     # Start and stop
@@ -380,6 +260,12 @@ class Runtime:
             sleep=sleep,
         )
         metrics.store_ready.set(1)
+
+    def refill_counters(self) -> None:
+        """Have them filled beside the work: a pass found them closed."""
+        metrics.store_ready.set(0)
+        self._counters.start()
+        self._counters.wake()
 
     def keep_counters(self) -> float:
         """Show whether the counters are open and the age of the last recompute; fill them if they are not, so that the
@@ -415,8 +301,6 @@ class Runtime:
 
 
 @cache
-def runtime() -> Runtime:
-    """This process's, made when a worker starts, before it runs tasks."""
-    from opencue_sched.celery import app
-
-    return Runtime(get_settings(), app)
+def process(app: Celery) -> Process:
+    """This process's, made when a worker starts, before it runs tasks; in a child of a prefork pool with its first."""
+    return Process(get_settings(), app)

@@ -1,0 +1,63 @@
+"""What a worker does when PostgreSQL notifies it, by channel; the channels are in events.py."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy import Engine
+
+from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.show_handover import follow_handed_back
+from opencue_sched.clients.postgres import ask
+from opencue_sched.dispatch.host_feed import HostFeed
+from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.store.shows import shows_under
+from opencue_sched.worker.events import Waker
+
+
+class Handlers:
+    """The handlers of one process, called by the thread that listens."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings, ledger: Ledger, waker: Waker, *, hosts: Callable[[], HostFeed]
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._ledger = ledger
+        self._waker = waker
+        self._hosts = hosts
+
+    def released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
+        """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
+        that."""
+        self._hosts().note(hosts)
+        try:
+            if self._settings.accounting.release_feed == "proc-trigger":
+                self._ledger.release(procs)
+        finally:
+            # Only now: the pass that this leads to asks the ledger for headroom. The hosts are free in any case.
+            self._waker.note(hosts)
+
+    def caps_changed(self, vertices: Collection[str]) -> None:
+        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
+        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
+        ids = defaultdict[str, list[str]](list)
+        for vertex in vertices:
+            kind, _, id_ = vertex.partition(":")
+            ids[kind].append(id_)
+        shows = {pair.partition(":")[0] for pair in ids["sub"]}
+        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+        if ids["folder"] or ids["job"] or ids["limit"]:
+            shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+        self._waker.note(shows=shows)
+
+    def handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
+        """By whomever; our own command leaves little to do."""
+        follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
+
+    def reconnected(self) -> None:
+        """Any show may have got work while nobody heard."""
+        self._waker.note(shows=ask(self._engine, managed_show_ids))

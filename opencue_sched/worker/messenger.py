@@ -1,0 +1,62 @@
+"""The messages that a process sends itself: that there is work for a posting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from celery import Celery
+from kombu import Queue
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.postings import Enqueued
+from opencue_sched.coordination.routing import Router
+
+log = structlog.get_logger(__name__)
+
+DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
+URGENT, NORMAL = 0, 1
+"""Message priorities: of what a client waits for, and of all else."""
+
+
+class Messenger:
+    """Sends the messages of one process that say where there is work. Safe to share between threads.
+
+    A message is a hint: the posting it names decides. While queues are renamed, ``legacy_queues`` get a copy of what
+    ``send`` sends; of the two the later does nothing, for the ticket is answered then. ``to_all`` makes no copies.
+    """
+
+    def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
+        # Any: _put gives the queue as a Queue, which the types do not allow. Given by name, Celery would add it to the
+        # queues that this worker consumes after its next reconnect.
+        self._send: Any = app.send_task
+        self._router = router
+        self._legacy = tuple(legacy_queues)
+
+    def send(self, enqueued: Enqueued) -> None:
+        """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
+        try:
+            queue = self._router.queue_for(enqueued.cluster, again=enqueued.again)
+            for name in (str(queue), *self._legacy):
+                self._put(name, enqueued.uuid, ticket=enqueued.ticket)
+        except (OperationalError, RedisError) as error:
+            log.warning("message_left_to_the_next_sweep", cluster=enqueued.cluster.key, error=str(error))
+
+    def to_all(self, posting: str, ticket: int | None = None, *, reply: str | None = None) -> None:
+        """Send a message for whichever worker takes it; its pass is reported to the reply queue ``reply``, if any."""
+        self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
+
+    def _put(self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None) -> None:
+        # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
+        self._send(
+            DISPATCH_TASK,
+            args=(posting,),
+            kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
+            queue=Queue(queue),
+            declare=[],
+            priority=NORMAL if reply is None else URGENT,
+            headers={"sent_at": round(time.time(), 3)},
+        )

@@ -1,0 +1,59 @@
+"""What a process has in hand, and whether it takes more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opencue_sched.coordination.presence import WorkerState
+
+
+class Workload:
+    """What this process has in hand, and whether it takes more: working, paused, or draining before its end.
+
+    Thread-safe. The state is changed without the lock, so that a signal handler may do it.
+    """
+
+    def __init__(self) -> None:
+        self.state = WorkerState.STARTING
+        self._stopping = False
+        self._changed = threading.Condition()
+        self.in_hand = 0
+        """Tasks under way in this process."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work may begin."""
+        return self.state in (WorkerState.STARTING, WorkerState.WORKING)
+
+    def begin(self) -> None:
+        """The process is ready: take work, unless it was told not to already."""
+        if self.state is WorkerState.STARTING:
+            self.state = WorkerState.WORKING
+
+    def become(self, state: WorkerState) -> None:
+        """Pause, drain or work again, unless this process is about to end."""
+        if not self._stopping:
+            self.state = state
+
+    def stop(self) -> None:
+        """Take no more work ever. Safe in a signal handler."""
+        self._stopping = True
+        self.state = WorkerState.DRAINING
+
+    @contextmanager
+    def task(self) -> Iterator[None]:
+        with self._changed:
+            self.in_hand += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.in_hand -= 1
+                self._changed.notify_all()
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until nothing is in hand; False when that took longer than ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.in_hand, seconds)
