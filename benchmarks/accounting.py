@@ -22,7 +22,7 @@ from benchmarks.recompute_cost import LONGEST_SCRIPT_MS, recompute_costs
 from benchmarks.script_cost import script_costs
 from benchmarks.trigger_cost import trigger_costs
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded.services import PROGRAM_VARIABLE, EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.servers.services import PROGRAM_VARIABLE, EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store import schema
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection, text
 
 from benchmarks.frame_ends import RunningProc
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 
 HOSTS_1553: Mapping[int, int] = {128: 246, 32: 303, 16: 1_004}
 """Cores of a host to the number of such hosts: 57,248 cores."""

@@ -20,8 +20,8 @@ from sqlalchemy import text
 
 from benchmarks.proc_times import read
 from benchmarks.workbench import Workbench, workbench
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 
 ALLOCS = 10
 HOSTS_OF_EACH = 4

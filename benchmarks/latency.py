@@ -25,11 +25,11 @@ from sqlalchemy import text
 
 from benchmarks.proc_times import read
 from benchmarks.workbench import Workbench, workbench
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec, ShowIds
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_host import Behaviour, FrameRun
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.rqds.simulated_host import Behaviour, FrameRun
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.processes import free_port
 
 HOSTS = 8
 CORES_OF_EACH = 4

@@ -26,8 +26,8 @@ from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import chunks
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import NotReady
 
 BOOKINGS_PER_SECOND = 1000

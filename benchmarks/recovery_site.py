@@ -27,10 +27,10 @@ from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import entries_of
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec, ShowIds
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store import accounting

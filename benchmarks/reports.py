@@ -27,9 +27,9 @@ from benchmarks.workbench import Workbench, workbench
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, HostSpec, JobSpec, LayerSpec
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, HostSpec, JobSpec, LayerSpec
+from opencue_sched.embedded.servers.processes import free_port
 
 FRAMES_OF_EACH = 2
 _SENDERS = 64

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from benchmarks.stress import ACTIVATE, ENVIRONMENT, PhaseResult, drained, run_phase
 from benchmarks.workbench import workbench
-from opencue_sched.embedded.stress_farms import drain_farm, remove_stress_farms
+from opencue_sched.embedded.farms.stress_farms import drain_farm, remove_stress_farms
 from opencue_sched.errors import FrameLost, HostExhausted, HostLocked
 
 MOST_WASTED_BY_TWO_PERCENT = 5.0

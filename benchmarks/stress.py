@@ -15,7 +15,7 @@ from rich.console import Console
 from sqlalchemy import Engine, text
 
 from benchmarks.workbench import Workbench
-from opencue_sched.embedded.stress_farms import StressFarm, drain_farm, saturation_farm
+from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, saturation_farm
 from opencue_sched.insight.audit import run_audit
 
 STALL_SECONDS = 10.0

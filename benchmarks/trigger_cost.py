@@ -22,8 +22,8 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Queue, Settings

@@ -27,8 +27,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Self
 
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read by the interpreter or as a library is imported: a process that is to have another must be started plainly.

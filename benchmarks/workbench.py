@@ -18,9 +18,9 @@ from sqlalchemy import Engine, text
 
 from benchmarks.proc_times import parent_of
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import upgrade
 

@@ -10,7 +10,7 @@ import redis
 
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.servers.fleet import Fleet
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded import processes
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.servers import processes
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
 from tests.databases import TEST_SESSIONS, Databases, PostgresServer
 

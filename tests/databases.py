@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2 import extensions
 from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 
-from opencue_sched.embedded.services import EmbeddedPostgres
+from opencue_sched.embedded.servers.services import EmbeddedPostgres
 
 TEST_SESSIONS = "opencue-sched-test"
 """The name of the sessions that are used again."""

@@ -1,6 +1,15 @@
-"""The farm builder of the tests: see opencue_sched.embedded.farm."""
+"""The farm builder of the tests: see opencue_sched.embedded.farms.farm."""
 
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import (
+    AllocIds,
+    HostIds,
+    HostSpec,
+    JobIds,
+    JobSpec,
+    LayerIds,
+    LayerSpec,
+    ShowIds,
+)
 
 __all__ = ["AllocIds", "Farm", "HostIds", "HostSpec", "JobIds", "JobSpec", "LayerIds", "LayerSpec", "ShowIds"]

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import redis
 
-from opencue_sched.embedded.processes import GuardedProcess, free_port
-from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
+from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
+from opencue_sched.embedded.servers.services import EmbeddedRedis, bundled_redis
 from tests.polling import eventually
 
 

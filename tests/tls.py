@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 
 
 @dataclass(frozen=True)

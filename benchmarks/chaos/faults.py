@@ -27,7 +27,7 @@ from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.show_handover import hand_back, hand_over
-from opencue_sched.embedded.simulated_host import Answer
+from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)

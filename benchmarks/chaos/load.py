@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.site import ALLOCS
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 
 MAX_RETRIES = 1000
 JOBS_PENDING = 14

@@ -18,7 +18,7 @@ from benchmarks.chaos.holds import against_holds
 from benchmarks.chaos.load import WAITING_FRAMES, Load
 from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
-from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.insight.audit import run_audit
 
 LEAST_SAMPLES_PER_SECOND = 20.0

@@ -25,12 +25,12 @@ from benchmarks.chaos.holds import plant_witness
 from benchmarks.chaos.sampler import URL_VARIABLE
 from benchmarks.workbench import environment_of
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed, free_port
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
-from opencue_sched.embedded.simulated_host import Behaviour
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFailed, free_port
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import upgrade
 

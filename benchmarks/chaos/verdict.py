@@ -15,8 +15,8 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from benchmarks.chaos.faults import Fault
-from opencue_sched.embedded.simulated_host import FrameRun
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_host import FrameRun
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 
 NAMED = 10
 

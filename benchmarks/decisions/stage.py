@@ -30,10 +30,10 @@ from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.coordination.keys import beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.states import ExitStatus
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.insight.fleet import leader_view
 from opencue_sched.settings import Queue, Settings

@@ -82,7 +82,7 @@ def demo_command(frames: int, hosts: int, workers: int, keep: bool, output: Path
     Example: opencue-sched demo --keep
     """
     try:
-        from opencue_sched.embedded.demo import DemoOptions, run_demo
+        from opencue_sched.embedded.demo.run import DemoOptions, run_demo
     except ImportError as error:
         raise SchedulerError(f"the demo needs opencue-sched with its extra 'demo'; {error.name} is missing") from error
     options = DemoOptions(frames=frames, hosts=hosts, workers=workers, keep=keep, output=output)

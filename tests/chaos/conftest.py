@@ -14,8 +14,8 @@ from sqlalchemy import Engine, create_engine
 
 from benchmarks.warm_start import WarmFleet
 from opencue_sched.coordination.transport import guard_transports
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet, open_counters
 from tests.conftest import PostgresServer

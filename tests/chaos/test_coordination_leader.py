@@ -24,7 +24,7 @@ from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.keys import LeaderKeys, QueueName, QueueType, priority_lists
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.presence import BEAT_TYPE, list_members
-from opencue_sched.embedded.processes import GuardedProcess, free_port
+from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from opencue_sched.store.fences import PersistentFences
 from tests.polling import eventually
 from tests.redis_log import RedisLog

@@ -19,7 +19,7 @@ from kombu import Queue
 from benchmarks.warm_start import WarmProcess
 from opencue_sched.coordination.keys import consumed_queues, control_exchange
 from opencue_sched.coordination.transport import broker_settings
-from opencue_sched.embedded.processes import GuardedProcess
+from opencue_sched.embedded.servers.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -33,7 +33,7 @@ from opencue_sched.coordination.postings import CLAIM_SECONDS as LIFE_SECONDS
 from opencue_sched.coordination.postings import LOOK_SECONDS, Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
 from opencue_sched.coordination.transport import broker_settings
-from opencue_sched.embedded.processes import ServiceFailed, free_port
+from opencue_sched.embedded.servers.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.conftest import Site

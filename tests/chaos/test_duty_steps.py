@@ -18,8 +18,8 @@ from sqlalchemy import Engine
 
 from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from tests.chaos.stepped_pass import COMMIT
 from tests.chaos.wire import SCRIPTS

@@ -18,8 +18,8 @@ from benchmarks.warm_start import WarmFleet
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences

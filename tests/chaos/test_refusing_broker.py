@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from tests.chaos.test_coordination_queues import TYPE, order, sender, start_worker
 from tests.polling import eventually
 

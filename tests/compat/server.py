@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psycopg2
 
-from opencue_sched.embedded.processes import (
+from opencue_sched.embedded.servers.processes import (
     GuardedProcess,
     ServiceFailed,
     free_port,

@@ -13,10 +13,10 @@ import redis
 from sqlalchemy import Engine, text
 
 from benchmarks.warm_start import WarmFleet
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_host import Behaviour
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.insight.audit import Report, run_audit
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet, open_counters

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.servers.processes import free_port
 from tests.unit.test_deploy import metrics_port
 
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "k8s" / "base"

@@ -23,11 +23,11 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 
 from benchmarks import warm_start
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec, ShowIds
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet
 from tests.polling import eventually, tail_of

@@ -15,10 +15,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_host import Behaviour
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import fleet_metrics
 from tests.promql import (
     DASHBOARDS,

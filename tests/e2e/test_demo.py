@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.embedded.pictures import read_png
+from opencue_sched.embedded.demo.pictures import read_png
 from tests.polling import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_host import Behaviour
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
+from opencue_sched.embedded.servers.processes import free_port
 from tests.browser import Browser
 from tests.polling import eventually, tail_of
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.embedded.simulated_host import Behaviour
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
 
 from .fleets import NONE_IS_LOST, fleet_on
 

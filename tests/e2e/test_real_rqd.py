@@ -17,10 +17,10 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc, rqd_pb2
 
-from opencue_sched.embedded import renderer
-from opencue_sched.embedded.pictures import read_png
-from opencue_sched.embedded.processes import free_port, private_directory, remove_directory
-from opencue_sched.embedded.real_rqd import RealRqd, RealRqdFarm
+from opencue_sched.embedded.demo import renderer
+from opencue_sched.embedded.demo.pictures import read_png
+from opencue_sched.embedded.rqds.real_rqd import RealRqd, RealRqdFarm
+from opencue_sched.embedded.servers.processes import free_port, private_directory, remove_directory
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
@@ -252,7 +252,7 @@ def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[R
 _OWNER = """
 import json, sys, time
 from pathlib import Path
-from opencue_sched.embedded.real_rqd import RealRqdFarm
+from opencue_sched.embedded.rqds.real_rqd import RealRqdFarm
 farm = RealRqdFarm(1, report_address=sys.argv[1], directory=Path(sys.argv[2]), prefix="orphan").start()
 print(json.dumps(farm.addresses), flush=True)
 time.sleep(600)

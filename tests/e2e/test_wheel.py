@@ -25,8 +25,8 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched import __version__
-from opencue_sched.embedded.processes import GuardedProcess, free_port
-from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
+from opencue_sched.embedded.farms.stress_farms import DRAIN, stress_farm
+from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, Role, migration, role
 from tests.farm import Farm, LayerSpec

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine
 
 from opencue_sched.clients.postgres import OURS
 from opencue_sched.coordination import board
-from opencue_sched.embedded.services import EmbeddedPostgres
+from opencue_sched.embedded.servers.services import EmbeddedPostgres
 from opencue_sched.store.schema import upgrade
 
 RESEND_MS = 60_000

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Witness
 from benchmarks.chaos.verdict import placeable, results_counted_wrongly, sample_figures, unfinished
-from opencue_sched.embedded.processes import ServiceFailed
+from opencue_sched.embedded.servers.processes import ServiceFailed
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.embedded.stress_farms import (
+from opencue_sched.embedded.farms.stress_farms import (
     DRAIN,
     SATURATION,
     drain_farm,

@@ -17,8 +17,8 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
-from opencue_sched.embedded import processes, services
-from opencue_sched.embedded.services import (
+from opencue_sched.embedded.servers import processes, services
+from opencue_sched.embedded.servers.services import (
     EmbeddedPostgres,
     EmbeddedRedis,
     GuardedProcess,
@@ -205,7 +205,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 _OWNER = """
 import sys, time
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 with EmbeddedPostgres(in_memory=True) as postgres, EmbeddedRedis() as redis:
     print(postgres.pid, redis.pid, postgres.directory, flush=True)
     time.sleep(600)
@@ -272,7 +272,7 @@ def test_the_exit_code_of_an_ended_process_is_told(tmp_path: Path) -> None:
 def test_processes_that_ask_for_ports_at_once_are_given_different_ones() -> None:
     """Also before anything listens on them, and with those beside them left for a second program's metrics."""
     ask = (
-        "import sys; from opencue_sched.embedded.processes import free_port; "
+        "import sys; from opencue_sched.embedded.servers.processes import free_port; "
         "print(*(free_port() for _ in range(60)), flush=True); sys.stdin.readline()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -16,7 +16,7 @@ from benchmarks.figures import Spread
 from benchmarks.recompute_cost import LONGEST_SCRIPT_MS, RecomputeCost
 from benchmarks.script_clock import calls_noted, scripts_timed, timed
 from opencue_sched.clients.lua_scripts import LuaScript, call_script
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 
 RUNS_SECONDS, STANDS_SECONDS = 0.01, 0.02
 # A tenth of a second or more. In the newest servers TIME stands still meanwhile.

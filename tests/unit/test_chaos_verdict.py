@@ -22,7 +22,7 @@ from benchmarks.chaos.verdict import (
     sample_figures,
     wrong_results,
 )
-from opencue_sched.embedded.simulated_host import FrameRun
+from opencue_sched.embedded.rqds.simulated_host import FrameRun
 
 NOW = 100.0
 

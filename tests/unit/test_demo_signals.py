@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opencue_sched.embedded.demo import _clean_up_on_signals
+from opencue_sched.embedded.demo.run import _clean_up_on_signals
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.embedded import real_rqd, rqd_launcher
-from opencue_sched.embedded.real_rqd import RqdConfig, rqd_environment_directory, threads_per_core
+from opencue_sched.embedded.rqds import real_rqd, rqd_launcher
+from opencue_sched.embedded.rqds.real_rqd import RqdConfig, rqd_environment_directory, threads_per_core
 
 
 def test_the_configuration_is_what_rqd_reads() -> None:

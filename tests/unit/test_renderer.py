@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.embedded import renderer
-from opencue_sched.embedded.pictures import Picture, contact_sheet, numbered, read_png, write_png
+from opencue_sched.embedded.demo import renderer
+from opencue_sched.embedded.demo.pictures import Picture, contact_sheet, numbered, read_png, write_png
 
 
 def test_a_frame_is_the_same_whenever_it_is_rendered_and_others_differ() -> None:

@@ -18,8 +18,8 @@ import psycopg2
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec
 from opencue_sched.settings import Settings
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, current
 from tests.sessions import end_sessions

@@ -32,8 +32,8 @@ from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions

@@ -15,8 +15,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.recompute import entries_of
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store import accounting
 from tests.sessions import end_sessions
 

@@ -12,8 +12,8 @@ from opencue_sched.accounting.caps import load_caps, make_ledger, note_imported,
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store import accounting as store
 from tests.integration.accounting.world import World
 

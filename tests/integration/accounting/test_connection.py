@@ -20,8 +20,8 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients import redis_client
-from opencue_sched.embedded.processes import GuardedProcess
-from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
+from opencue_sched.embedded.servers.processes import GuardedProcess
+from opencue_sched.embedded.servers.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store

@@ -14,8 +14,8 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
 from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, follow_handed_back, hand_over
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import accounting as store
 from tests.integration.accounting.world import AGE, World

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.show_handover import check_release_feed
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 
 
 @pytest.fixture

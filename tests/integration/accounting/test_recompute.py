@@ -19,8 +19,8 @@ from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
 from opencue_sched.accounting.recompute import may_still_commit, read_snapshot, recompute
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting

@@ -11,8 +11,8 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.consistency import vertex_keys
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting import _Table, refresh_tables
 from tests.integration.accounting.conftest import Store
 

@@ -17,8 +17,8 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.recompute import RecomputeReport, entries_of, may_still_commit, read_snapshot, recompute
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting import procs
 from tests.integration.accounting.conftest import Store
 from tests.polling import eventually

@@ -17,8 +17,8 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings

@@ -11,9 +11,9 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.embedded.simulated_host import Behaviour
-from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_host import Behaviour
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from opencue_sched.cli.top import Chosen, Read, draw, moved
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.farm_view import farm_view
 from opencue_sched.settings import Settings
 from tests.farm import Farm, HostSpec, LayerSpec

@@ -10,8 +10,8 @@ import redis
 
 from opencue_sched.coordination.jobboard import Entity, JobBoard, JobState
 from opencue_sched.coordination.keys import BoardKeys
-from opencue_sched.embedded.processes import GuardedProcess, free_port
-from opencue_sched.embedded.services import bundled_redis
+from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
+from opencue_sched.embedded.servers.services import bundled_redis
 from tests.polling import eventually
 
 SLOTS = 16384

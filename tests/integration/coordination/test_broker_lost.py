@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection, Consumer, Message, Queue
 
 from opencue_sched.coordination.transport import Transport
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.transport import Transport, broker_settings
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
 from tests.tls import tls_front
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opencue_proto import rqd_pb2
 
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchRequest
 from opencue_sched.settings import Rqd

@@ -25,8 +25,8 @@ from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.reports.run_ends import CompletedFrame
 from tests.integration.farm.runs import complete_frame
 

@@ -14,7 +14,7 @@ from opencue_sched.domain.caps import Caps
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.verdicts import LayerVerdict
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts, check_schema

@@ -14,7 +14,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.reservations import PromiseReport, keep_promises
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import live_use

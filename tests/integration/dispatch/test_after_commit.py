@@ -13,9 +13,9 @@ from sqlalchemy import event, text
 
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd

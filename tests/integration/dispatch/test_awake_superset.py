@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.sweep import with_work
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
 from opencue_sched.store.reservations import begin_duty

@@ -17,8 +17,8 @@ from opencue_sched.dispatch.dispatcher import Dispatcher, next_state
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd, Settings
 

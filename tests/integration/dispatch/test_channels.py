@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.rqd import channels as channels_module
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Whereabouts, look
@@ -20,7 +20,7 @@ from tests.polling import eventually
 
 _A_FARM = """
 import sys
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 with SimulatedFarm(host_specs(1)) as farm:
     print(farm.addresses["sim0001"], flush=True)
     sys.stdin.readline()

@@ -23,8 +23,8 @@ from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
 from tests.forced import force

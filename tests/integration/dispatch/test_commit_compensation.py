@@ -8,8 +8,8 @@ from dataclasses import replace
 from sqlalchemy import Engine, text
 
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import undo_bookings
 from tests.integration.dispatch.gathering import counted_statements

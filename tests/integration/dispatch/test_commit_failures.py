@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import DatabaseFailure, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema

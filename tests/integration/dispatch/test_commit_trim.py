@@ -12,8 +12,8 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.commit import by_vertex
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import read_caps

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RqdKiller, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, event, text
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
 from opencue_sched.dispatch.sweep import with_work
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, SchedulerScope, Settings
 from opencue_sched.store.pending import waiting_tags

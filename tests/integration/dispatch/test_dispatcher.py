@@ -22,8 +22,8 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_wakes
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
 from tests.integration.coordination.conftest import LossyProxy

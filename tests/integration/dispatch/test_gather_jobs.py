@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.gather import gather
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SkippedLayers, fetch_pending_jobs

@@ -7,8 +7,8 @@ import structlog
 from sqlalchemy import Engine, text
 
 from opencue_sched.domain.jobs import Layer
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import check_schema

@@ -9,8 +9,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.gather import READ_SECONDS, GpuWaits
 from opencue_sched.domain.frame_needs import Demand
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import counted_statements
 

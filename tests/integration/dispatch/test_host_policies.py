@@ -13,8 +13,8 @@ from sqlalchemy import Engine, text
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import JobIds, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from tests.integration.dispatch.passes import Passes, passes
 

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.shards import buckets, shard_of
 from opencue_sched.domain.states import ThreadMode
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id
 from tests.integration.dispatch.gathering import counted_statements
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.embedded.simulated_host import Answer
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_host import Answer
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd import channels as channels_module
 from opencue_sched.rqd import launch
 from opencue_sched.rqd.channels import RqdChannels

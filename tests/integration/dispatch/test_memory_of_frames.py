@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.coordination.host_changes import HostChanges
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release, Rqd, Settings

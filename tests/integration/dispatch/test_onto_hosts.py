@@ -19,11 +19,11 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
-from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost, SimulatedRefusal
-from opencue_sched.embedded.simulated_host import HostSpec as Machine
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
+from opencue_sched.embedded.rqds.simulated_host import Behaviour, FrameRun, SimulatedHost, SimulatedRefusal
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as Machine
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.reservations import keep_promises
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies.reservations import HOLD_SECONDS, LONGEST_ELAPSED_SECONDS
 from opencue_sched.settings import Settings

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 
 from .test_onto_hosts import machine, site

@@ -26,10 +26,10 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
-from opencue_sched.embedded.simulated_host import Answer
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import Answer
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, look
 from opencue_sched.rqd.launch import launch_all, launch_requests

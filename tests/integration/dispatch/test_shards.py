@@ -19,8 +19,8 @@ from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain import shards
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.shards import Division, shard_of
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
 
 from .passes import Passes, passes

@@ -14,8 +14,8 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc
 
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
@@ -173,7 +173,16 @@ def test_faults_come_by_ratio_and_the_same_seed_gives_the_same_ones() -> None:
 
 
 def test_the_program_prints_its_addresses_and_at_the_end_what_ran() -> None:
-    command = [sys.executable, "-m", "opencue_sched.embedded.simulated_rqd", "--hosts", "2", "--run-seconds", "0", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "opencue_sched.embedded.rqds.simulated_rqd",
+        "--hosts",
+        "2",
+        "--run-seconds",
+        "0",
+        "0",
+    ]
     program = subprocess.Popen([*command, "--runs"], stdout=subprocess.PIPE, text=True)
     try:
         assert program.stdout is not None

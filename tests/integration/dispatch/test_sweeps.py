@@ -13,8 +13,8 @@ from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.dispatch import sweep
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
 from tests.polling import eventually

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import REVISION, check_schema, upgrade

@@ -13,8 +13,8 @@ from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.dispatch import sweep
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process

@@ -20,8 +20,8 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.embedded.simulated_host import HostSpec
-from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_host import HostSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.jobs.control import JobControl
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import reap

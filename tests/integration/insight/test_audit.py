@@ -15,8 +15,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.cli import cli
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
 from tests.forced import force

@@ -21,8 +21,8 @@ from opencue_sched.accounting.show_handover import (
     hand_back,
     refresh_handed_back,
 )
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import refresh_tables
 from opencue_sched.worker.process import Process

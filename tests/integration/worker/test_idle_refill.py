@@ -13,7 +13,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, look_at_store
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import metrics

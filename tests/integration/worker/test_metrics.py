@@ -33,9 +33,9 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.errors import SchedulerError
 from opencue_sched.placement.planner import Plan
 from opencue_sched.reports.completion import Releaser

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.presence import Presence
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import REVISION

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
 from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process

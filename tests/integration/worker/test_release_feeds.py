@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings

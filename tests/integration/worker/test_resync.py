@@ -10,8 +10,8 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.worker.process import Process

@@ -25,7 +25,7 @@ from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.process import Process

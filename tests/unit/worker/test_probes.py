@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import metrics, process
 from opencue_sched.worker.metrics import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.workload import Workload

@@ -20,7 +20,16 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
-from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm_specs import (
+    AllocIds,
+    HostIds,
+    HostSpec,
+    JobIds,
+    JobSpec,
+    LayerIds,
+    LayerSpec,
+    ShowIds,
+)
 from opencue_sched.store.submit import open_jobs
 
 KB_PER_GB = 1024 * 1024

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 if __package__:
-    from opencue_sched.embedded.pictures import Picture, contact_sheet, numbered, write_png
+    from opencue_sched.embedded.demo.pictures import Picture, contact_sheet, numbered, write_png
 else:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from pictures import Picture, contact_sheet, numbered, write_png  # type: ignore[import-not-found, no-redef]

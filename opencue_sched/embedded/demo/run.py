@@ -19,11 +19,11 @@ from pydantic import SecretStr
 from rich.console import Console
 from sqlalchemy import Engine, create_engine
 
-from opencue_sched.embedded import renderer
-from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory
-from opencue_sched.embedded.real_rqd import RealRqdFarm
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.demo import renderer
+from opencue_sched.embedded.rqds.real_rqd import RealRqdFarm
+from opencue_sched.embedded.servers.fleet import Fleet
+from opencue_sched.embedded.servers.processes import ServiceFailed, free_port, private_directory, remove_directory
+from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Report, run_audit
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker.metrics import PORTS_TRIED

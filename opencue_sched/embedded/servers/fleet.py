@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed
+from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFailed
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[3]
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 

@@ -23,7 +23,7 @@ from typing import Self
 import grpc
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
 
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed, Startable, free_port
+from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFailed, Startable, free_port
 
 RQD_REQUIREMENT = "opencue-rqd==1.37.0"
 _NOT_NEEDED = frozenset({"pynput"})

@@ -2,7 +2,7 @@
 
 As a library, ``SimulatedFarm`` is a context manager whose methods may be called from any thread. As a program::
 
-    python -m opencue_sched.embedded.simulated_rqd --hosts 50 --report 127.0.0.1:8443 --run-seconds 0.5 2
+    python -m opencue_sched.embedded.rqds.simulated_rqd --hosts 50 --report 127.0.0.1:8443 --run-seconds 0.5 2
 
 prints one JSON line, host name -> address (ready for OPENCUE_SCHED_RQD__ADDRESSES), runs until SIGTERM or Ctrl-C and
 then prints what ran.
@@ -26,8 +26,7 @@ import grpc
 import structlog
 from opencue_proto import host_pb2, report_pb2, report_pb2_grpc, rqd_pb2, rqd_pb2_grpc
 
-from opencue_sched.embedded.processes import Startable, free_port
-from opencue_sched.embedded.simulated_host import (
+from opencue_sched.embedded.rqds.simulated_host import (
     Answer,
     Behaviour,
     FrameRun,
@@ -35,6 +34,7 @@ from opencue_sched.embedded.simulated_host import (
     SimulatedHost,
     SimulatedRefusal,
 )
+from opencue_sched.embedded.servers.processes import Startable, free_port
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, text
 
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 
 SEED = 0x0C0FFEE
 DRAIN_PREFIX = "stress_d_"

@@ -18,7 +18,7 @@ from typing import Literal, Self
 import psycopg2
 import redis
 
-from opencue_sched.embedded.processes import (
+from opencue_sched.embedded.servers.processes import (
     GuardedProcess,
     ServiceFailed,
     Startable,

@@ -1,0 +1,1 @@
+"""The demo: a whole farm on this machine renders an animation."""

@@ -1,0 +1,1 @@
+"""Synthetic farms, written straight into PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Simulated and real RQDs."""
