@@ -72,7 +72,7 @@ enable_utc = True
 imports = ("tasks.sweep", "tasks.dispatch", "tasks.accounting", "tasks.maintenance")
 
 worker_pool = "threads"
-worker_consumer = "opencue_sched.worker.task:TolerantConsumer"
+worker_consumer = "opencue_sched.worker.consumer:TolerantConsumer"
 _buffers = _settings.queue.stream.model_dump(exclude_unset=True)  # Celery has defaults of its own
 worker_concurrency = _buffers.get("cluster_buffer_size", _settings.queue.worker_threads)
 worker_prefetch_multiplier = _buffers.get("job_buffer_size", 1)
