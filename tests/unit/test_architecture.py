@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import packages_distributions
@@ -14,50 +15,48 @@ from pathlib import Path
 
 import pytest
 
+from opencue_sched.clients.redis_client import make_redis
+
 ROOT = Path(__file__).resolve().parents[2]
 
-# What each package may import of ours, besides itself. Nobody imports a package that is not listed for it.
-FOUNDATION = {"errors", "domain", "settings"}
-KEEPERS = {"store", "accounting", "placement", "coordination"}
+# What each package may import of ours, besides itself: all that stands below it. Nobody imports a package that is not
+# listed for it.
+_VALUES = {"errors", "domain", "text_file", "settings"}
+_STORES = {*_VALUES, "clock", "background", "clients", "store"}
+_SHARED = {*_STORES, "accounting", "coordination", "rqd"}
+_PEOPLE = {*_SHARED, "placement", "dispatch", "reports", "jobs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "domain": {"errors"},
     "text_file": {"errors", "domain"},
     "settings": {"errors", "domain", "text_file"},
-    "lua_scripts": {"errors", "domain"},
-    "store": FOUNDATION,
-    "accounting": {*FOUNDATION, "store", "lua_scripts"},
-    "placement": {*FOUNDATION, "store"},
-    "coordination": {*FOUNDATION, "store", "lua_scripts"},
-    "dispatch": {*FOUNDATION, *KEEPERS},
-    "farm": {*FOUNDATION, *KEEPERS, "dispatch", "text_file"},
-    "insight": {*FOUNDATION, *KEEPERS, "dispatch", "lua_scripts"},
-    "page": {*FOUNDATION, *KEEPERS, "dispatch", "insight"},
-    "worker": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "lua_scripts", "celery"},
-    "embedded": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight"},
-    "cli": {
-        *FOUNDATION,
-        *KEEPERS,
-        "dispatch",
-        "farm",
-        "worker",
-        "insight",
-        "embedded",
-        "lua_scripts",
-        "celery",
-        "text_file",
-    },
-    "beat": {*FOUNDATION, *KEEPERS, "insight", "worker"},
-    "celery": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "page", "worker", "beat"},
-    "tasks": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight", "celery"},
-    "celeryconfig": {*FOUNDATION, "coordination", "worker", "celery"},
+    "clock": _VALUES,
+    "background": _VALUES,
+    "clients": {*_VALUES, "clock", "background"},
+    "store": {*_VALUES, "clock", "background", "clients"},
+    "accounting": _STORES,
+    "coordination": _STORES,
+    "placement": {"domain", "settings"},
+    "rqd": {"errors", "domain", "settings"},
+    "dispatch": {*_SHARED, "placement"},
+    "reports": _SHARED,
+    "jobs": {*_SHARED, "reports"},
+    "insight": _PEOPLE,
+    "page": {*_PEOPLE, "insight"},
+    "worker": {*_PEOPLE, "insight", "page"},
+    "beat": {*_PEOPLE, "insight", "page", "worker"},
+    "celery": {*_PEOPLE, "insight", "page", "worker"},
+    "tasks": {*_PEOPLE, "insight", "page", "worker", "beat", "celery"},
+    "cli": {*_PEOPLE, "insight", "page", "worker", "beat", "celery", "embedded"},
+    "celeryconfig": {"settings", "coordination"},
+    "embedded": {*_PEOPLE, "insight", "page", "worker"},
 }
 # Imported by us, and always installed with something we declare (celery, celery, flower, opencue-proto).
 COME_WITH_A_DEPENDENCY = {"kombu", "billiard", "tornado", "protobuf"}
 # rqd_launcher.py is a script run by the Python of opencue-rqd's own environment.
 OF_ANOTHER_ENVIRONMENT = {"rqd"}
-# LISTEN needs the driver's own connection; it reads no table.
-LISTENS = "opencue_sched/worker/events.py"
+# One connects, the other listens: both need the driver's own connection, and read no table.
+OF_THE_DRIVER = {"opencue_sched/clients/postgres.py", "opencue_sched/worker/events.py"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 MOST_LINES_OF_A_MODULE = 800
 MOST_LINES_OF_A_FUNCTION = 75
@@ -70,6 +69,10 @@ class Module:
     @property
     def name(self) -> str:
         return str(self.path.relative_to(ROOT))
+
+    @property
+    def full_name(self) -> str:
+        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
     @property
     def package(self) -> str:
@@ -100,8 +103,12 @@ NAMES = [module.name for module in MODULES]
 
 def _imports(module: Module) -> Iterator[tuple[str, int]]:
     """Full names of everything imported, wherever in the module, with the line."""
+    yield from _imports_of(module, ast.walk(module.tree))
+
+
+def _imports_of(module: Module, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     package = module.path.relative_to(ROOT).parent.parts
-    for node in ast.walk(module.tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -117,12 +124,21 @@ def _package_of(imported: str) -> str | None:
     return parts[0] if parts[0] in {"tasks", "celeryconfig"} else None
 
 
-def test_every_room_has_its_rule() -> None:
+def _at_its_import(module: Module, names: set[str]) -> set[str]:
+    """The modules of ours that are imported when this one is: not what functions import, nor what only types need."""
+    found = set()
+    for node in module.tree.body:
+        for imported, _ in _imports_of(module, [node]) if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            found |= {name for name in (imported, imported.rpartition(".")[0]) if name in names}
+    return found - {module.full_name}
+
+
+def test_every_package_has_its_rule() -> None:
     assert {module.package for module in MODULES} <= set(ALLOWED), "a new package needs a line in ALLOWED"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=NAMES)
-def test_a_room_imports_only_what_is_below_it(module: Module) -> None:
+def test_a_package_imports_only_what_is_below_it(module: Module) -> None:
     allowed = {module.package, *ALLOWED[module.package]}
     climbing = [
         f"line {line}: {imported}"
@@ -132,13 +148,47 @@ def test_a_room_imports_only_what_is_below_it(module: Module) -> None:
     assert not climbing, f"{module.name} imports packages it may not see: {climbing}"
 
 
-def test_the_rules_have_no_cycle_below_the_doors() -> None:
-    lower = {package: seen for package, seen in ALLOWED.items() if package not in {"embedded", "worker", "cli"}}
+def test_the_rules_have_no_cycle() -> None:
     order: list[str] = []
-    while remaining := set(lower) - set(order):
-        ready = sorted(package for package in remaining if not (lower[package] & remaining - {package}))
+    while remaining := set(ALLOWED) - set(order):
+        ready = sorted(package for package in remaining if not (ALLOWED[package] & remaining - {package}))
         assert ready, f"packages that import each other: {sorted(remaining)}"
         order += ready
+
+
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle() -> None:
+    names = {module.full_name for module in MODULES}
+    imports = {module.full_name: _at_its_import(module, names) for module in MODULES}
+    order: list[str] = []
+    while remaining := names - set(order):
+        ready = sorted(name for name in remaining if not (imports[name] & remaining - {name}))
+        assert ready, f"modules that import each other: {sorted(remaining)}"
+        order += ready
+
+
+def test_one_command_is_all_that_imports_what_try_outs_share() -> None:
+    """A scheduler runs without it: it comes with a dependency that production does not install."""
+    users = {
+        module.name
+        for module in MODULES
+        if module.package != "embedded"
+        for imported, _ in _imports(module)
+        if _package_of(imported) == "embedded"
+    }
+    assert users == {"opencue_sched/cli/services.py"}
+
+
+def test_a_redis_client_is_made_in_one_place_with_its_guard() -> None:
+    """A client without it could book on a Redis that failed over."""
+    callers = {
+        module.name
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "make_redis"
+    }
+    guard = inspect.signature(make_redis).parameters["guard"]
+    assert callers == {"opencue_sched/accounting/epoch.py"}
+    assert guard.default is inspect.Parameter.empty
 
 
 def test_the_domain_is_pure() -> None:
@@ -157,14 +207,14 @@ def test_sql_is_written_in_the_store_only() -> None:
     elsewhere = {
         f"{module.name}:{line}"
         for module in MODULES
-        if module.package not in {"store", "embedded"} and module.name != LISTENS
+        if module.package not in {"store", "embedded"} and module.name not in OF_THE_DRIVER
         for imported, line in _imports(module)
         if imported in {"sqlalchemy.text", "sqlalchemy.sql.text"} or imported.split(".")[0] == "psycopg2"
     }
     assert not elsewhere, f"SQL outside opencue_sched/store: {sorted(elsewhere)}"
 
 
-def test_the_doors_are_thin() -> None:
+def test_tasks_are_thin() -> None:
     thick = {
         f"{module.name}:{line} {imported}"
         for module in MODULES
