@@ -27,7 +27,7 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.servers import processes
 from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
-from tests.databases import TEST_SESSIONS, Databases, PostgresServer
+from tests.kit.databases import TEST_SESSIONS, Databases, PostgresServer
 
 # Machines that run these tests are shared and slow at times: no test fails for the time an example takes. And each run
 # tries the same examples, so that a change is not told of what others left; OPENCUE_SCHED_TEST_DEEP tries others.

@@ -17,8 +17,8 @@ from opencue_sched.coordination.transport import guard_transports
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
-from tests.brief_fleet import brief_fleet, open_counters
 from tests.conftest import PostgresServer
+from tests.kit.brief_fleet import brief_fleet, open_counters
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg2
 import redis
 
-from tests.cuebot_publish import PUBLISH
+from tests.kit.cuebot_publish import PUBLISH
 
 VICTIM = """
 SELECT proc.pk_proc, frame.pk_frame, proc.pk_host, proc.pk_show, host.pk_alloc, job.pk_folder, proc.pk_job,

@@ -36,8 +36,8 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import get_settings
 from tests.chaos.wire import commands_of
-from tests.in_turn import InTurn
-from tests.integration.dispatch.passes import passes
+from tests.kit.in_turn import InTurn
+from tests.kit.passes import passes
 
 COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
 CLAIM_SECONDS = 30

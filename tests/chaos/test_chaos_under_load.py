@@ -1,7 +1,7 @@
 """A minute in which everything that can break does, under load, and nothing may come of it.
 
 The short form of ``python -m benchmarks chaos --minutes 5 --workers 4``, with the same judges (those are tested in
-tests/unit/test_chaos_*.py and tests/integration/test_chaos_witness.py).
+tests/unit/test_chaos_*.py and tests/integration/benchmarks/test_chaos_witness.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from benchmarks.warm_start import Started
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.jobboard import ClaimLost, JobBoard
 from opencue_sched.coordination.keys import BoardKeys
-from tests.polling import eventually, tail_of
+from tests.kit.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

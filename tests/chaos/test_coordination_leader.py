@@ -26,8 +26,8 @@ from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.presence import BEAT_TYPE, list_members
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from opencue_sched.store.fences import PersistentFences
-from tests.polling import eventually
-from tests.redis_log import RedisLog
+from tests.kit.polling import eventually
+from tests.kit.redis_log import RedisLog
 
 KEYS = LeaderKeys("cue", "beat")
 TTL_SECONDS, RETRY_SECONDS = 3.0, 0.5

@@ -20,7 +20,7 @@ from benchmarks.warm_start import WarmProcess
 from opencue_sched.coordination.keys import consumed_queues, control_exchange
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.embedded.servers.processes import GuardedProcess
-from tests.polling import all_but_one_soon, eventually
+from tests.kit.polling import all_but_one_soon, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "opencue_sched.dispatch.dispatch_cluster"

@@ -33,13 +33,14 @@ from opencue_sched.coordination.postings import CLAIM_SECONDS as LIFE_SECONDS
 from opencue_sched.coordination.postings import LOOK_SECONDS, Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
 from opencue_sched.coordination.transport import broker_settings
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.embedded.servers.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.conftest import Site
-from tests.farm import Farm, HostSpec, LayerSpec
-from tests.polling import eventually
-from tests.redis_log import RedisLog
+from tests.kit.polling import eventually
+from tests.kit.redis_log import RedisLog
 
 BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
@@ -80,7 +81,7 @@ def add_job(site: Site, name: str, *, frames: int = 1) -> None:
 
 
 def _show(connection):
-    from tests.farm import ShowIds
+    from opencue_sched.embedded.farms.farm_specs import ShowIds
 
     row = connection.execute(
         text(

@@ -23,9 +23,9 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from tests.chaos.stepped_pass import COMMIT
 from tests.chaos.wire import SCRIPTS
-from tests.integration.dispatch.passes import Passes, passes
-from tests.integration.dispatch.promised import WideFarm
-from tests.polling import eventually
+from tests.kit.passes import Passes, passes
+from tests.kit.polling import eventually
+from tests.kit.promised import WideFarm
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = 8

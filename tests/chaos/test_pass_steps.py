@@ -47,7 +47,7 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd
 from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH, SEND
 from tests.chaos.wire import SCRIPTS
-from tests.integration.dispatch.passes import Passes, passes
+from tests.kit.passes import Passes, passes
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3

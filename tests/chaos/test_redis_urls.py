@@ -23,12 +23,12 @@ from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
-from tests.brief_fleet import brief_fleet, open_counters
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
-from tests.polling import eventually
-from tests.sentinel import watched_pair
-from tests.tls import tls_front
+from tests.kit.brief_fleet import brief_fleet, open_counters
+from tests.kit.polling import eventually
+from tests.kit.sentinel import watched_pair
+from tests.kit.tls import tls_front
 
 KEYS = LeaderKeys("cue", "beat")
 

@@ -11,7 +11,7 @@ import redis
 
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from tests.chaos.test_coordination_queues import TYPE, order, sender, start_worker
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 __all__ = ["sender", "start_worker"]
 

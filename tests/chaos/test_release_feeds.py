@@ -22,11 +22,12 @@ from sqlalchemy import text
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.keys import QueueName
 from opencue_sched.coordination.transport import broker_settings
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
-from tests.brief_fleet import open_counters
 from tests.chaos.conftest import Site
-from tests.farm import Farm, HostSpec, LayerSpec
-from tests.polling import eventually, tail_of
+from tests.kit.brief_fleet import open_counters
+from tests.kit.polling import eventually, tail_of
 
 FEED = "cuebot-redis"
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,10 @@ from sqlalchemy import text
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.shards import HOSTS_PER_SHARD, shard_of
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec, ShowIds
 from tests.chaos.conftest import Site
-from tests.farm import Farm, HostSpec, LayerSpec, ShowIds
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 HOSTS = 2 * HOSTS_PER_SHARD + 12
 TWO = ("w1", "w2")

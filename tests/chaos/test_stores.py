@@ -21,10 +21,11 @@ from benchmarks.warm_start import WarmFleet
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec, ShowIds
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
-from tests.farm import Farm, LayerSpec, ShowIds
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 pytestmark = pytest.mark.long
 

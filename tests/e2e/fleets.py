@@ -19,8 +19,8 @@ from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.insight.audit import Report, run_audit
 from opencue_sched.settings import Settings
-from tests.brief_fleet import brief_fleet, open_counters
-from tests.polling import eventually, tail_of
+from tests.kit.brief_fleet import brief_fleet, open_counters
+from tests.kit.polling import eventually, tail_of
 
 SHORT_TIMES = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",

@@ -29,8 +29,8 @@ from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
-from tests.brief_fleet import brief_fleet
-from tests.polling import eventually, tail_of
+from tests.kit.brief_fleet import brief_fleet
+from tests.kit.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,7 +20,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import fleet_metrics
-from tests.promql import (
+from tests.kit.promql import (
     DASHBOARDS,
     alerts,
     named_metrics,

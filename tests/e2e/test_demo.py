@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.embedded.demo.pictures import read_png
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"
 DEMO = [sys.executable, "-c", "from opencue_sched.cli import main; main()", "demo"]

@@ -15,8 +15,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.servers.processes import free_port
-from tests.browser import Browser
-from tests.polling import eventually, tail_of
+from tests.kit.browser import Browser
+from tests.kit.polling import eventually, tail_of
 
 from .fleets import FleetOnTest, fleet_on
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, migration, role
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 AS_A_POD = ["--network", "host", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"]  # noqa: S108

@@ -25,7 +25,7 @@ from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 class Reports(report_pb2_grpc.RqdReportInterfaceServicer):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import warm_start
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 # All that a process is given, and that a fork without exec might leave otherwise.
 SELF = """

@@ -25,12 +25,13 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched import __version__
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.farms.stress_farms import DRAIN, stress_farm
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, Role, migration, role
-from tests.farm import Farm, LayerSpec
-from tests.polling import eventually, tail_of
+from tests.kit.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FARM_PAGE = ("/farm", "/farm.css", "/farm.js", "/farm/data")

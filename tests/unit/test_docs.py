@@ -15,8 +15,8 @@ import pytest
 from opencue_sched.cli import cli
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
-from tests import metrics_table
-from tests.setting_fields import setting_fields
+from tests.kit import metrics_table
+from tests.kit.setting_fields import setting_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
@@ -52,7 +52,7 @@ def test_the_defaults_that_the_settings_table_tells_are_the_codes(monkeypatch):
 
 def test_the_metrics_tables_are_the_codes():
     document = metrics_table.PATH.read_text()
-    assert all(table in document for table in metrics_table.tables()), "run: python -m tests.metrics_table"
+    assert all(table in document for table in metrics_table.tables()), "run: python -m tests.kit.metrics_table"
     assert metrics_table.with_tables(document) == document
 
 

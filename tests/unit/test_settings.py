@@ -12,7 +12,7 @@ from opencue_sched import settings as settings_module
 from opencue_sched.coordination.keys import QueueName
 from opencue_sched.errors import WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems, unknown_variables
-from tests.setting_fields import setting_fields
+from tests.kit.setting_fields import setting_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 # Read by a property of Settings itself, checked by its validator, or documented as Celery's job.

@@ -20,7 +20,7 @@ from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.settings import Settings
-from tests.in_turn import InTurn
+from tests.kit.in_turn import InTurn
 
 if TYPE_CHECKING:
     from tests.integration.accounting.interleaved import Side

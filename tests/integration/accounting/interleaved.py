@@ -22,7 +22,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec
 from opencue_sched.settings import Settings
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, current
-from tests.sessions import end_sessions
+from tests.kit.sessions import end_sessions
 
 BURST = 4
 """Cores of the subscription; every frame takes one."""

@@ -15,9 +15,9 @@ import redis
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, amounts
 from opencue_sched.clients.lua_scripts import load_script
-from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.stepped_store import Amounts, Seen, check_counters, look, sums
 from tests.integration.accounting.stepping import SteppedRedis
+from tests.kit.cuebot_publish import PUBLISH
 
 _DROPPED_EARLIER = """
 for _, key in ipairs(KEYS) do

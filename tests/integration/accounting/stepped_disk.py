@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from opencue_sched.store import accounting
 from tests.integration.accounting.stepped_booker import Attempt
 from tests.integration.accounting.stepping import Actor, Clock, Killed, boundary
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 HANGS = "COMMIT hangs"
 """Where an actor waits that sent one."""

@@ -18,7 +18,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store import accounting
-from tests.sessions import end_sessions
+from tests.kit.sessions import end_sessions
 
 FRAMES = 64
 CAPS = {"burst": (0, 2, 4, 8), "folder": (-1, 1, 3, 7), "job": (-1, 2, 5), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}

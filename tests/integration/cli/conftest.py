@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 from typing import Any
 
@@ -15,29 +13,9 @@ import structlog
 from sqlalchemy import Engine, text
 
 from opencue_sched.cli import main
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings, get_settings
-from tests.farm import Farm
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def words(self) -> list[list[str]]:
-        """The words of each line of the output."""
-        return [line.split() for line in self.out.splitlines()]
-
-
-Cli = Callable[..., Ran]
+from tests.kit.command import Cli, Ran
 
 
 @pytest.fixture

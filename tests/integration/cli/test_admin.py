@@ -14,10 +14,11 @@ from sqlalchemy import Engine
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from tests.farm import Farm, LayerSpec
 from tests.integration.accounting.stepped_store import pass_quarantines
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

@@ -10,10 +10,10 @@ import redis
 
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec, ShowIds
 from opencue_sched.settings import Settings
-from tests.farm import Farm, LayerSpec, ShowIds
-
-from .conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from tests.farm import Farm, LayerSpec
 
 PROGRAM = "from opencue_sched.cli import main; main()"
 LARGE = ("sqlalchemy", "pydantic", "redis")

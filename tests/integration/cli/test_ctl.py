@@ -13,8 +13,7 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Actor, Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-
-from .conftest import Cli
+from tests.kit.command import Cli
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.worker.messenger import Messenger
-from tests.farm import Farm
-
-from .conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

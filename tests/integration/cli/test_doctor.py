@@ -17,6 +17,8 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
@@ -24,8 +26,7 @@ from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import check_schema
-from tests.farm import Farm, LayerSpec
-from tests.integration.cli.conftest import Cli, Ran
+from tests.kit.command import Cli, Ran
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

@@ -19,11 +19,12 @@ from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.insight.explain import explain_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

@@ -10,8 +10,7 @@ import redis
 
 from opencue_sched.coordination.keys import QueueName, beat_keys
 from opencue_sched.coordination.presence import BEAT_TYPE, Presence
-
-from .conftest import Cli
+from tests.kit.command import Cli
 
 
 def test_fleet_says_who_is_alive_who_leads_what_each_works_on_and_how_long_what_waits(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
 from opencue_sched.store.insight import judge
-from tests.farm import Farm, JobIds, LayerSpec, ShowIds
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

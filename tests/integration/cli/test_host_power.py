@@ -11,8 +11,9 @@ import grpc
 import pytest
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
 
-from tests.farm import Farm, LayerSpec
-from tests.integration.cli.conftest import Cli
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

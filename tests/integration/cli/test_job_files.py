@@ -12,10 +12,10 @@ import pytest
 
 from opencue_sched.domain.frame_command import TOKENS
 from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec
 from opencue_sched.text_file import read_yaml
-from tests.farm import Farm
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

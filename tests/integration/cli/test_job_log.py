@@ -15,10 +15,11 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.store import jobs
-from tests.farm import Farm, HostIds, JobIds, LayerSpec
-from tests.integration.cli.conftest import Cli
-from tests.polling import eventually
+from tests.kit.command import Cli
+from tests.kit.polling import eventually
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

@@ -18,10 +18,11 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli import job_follow
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.store import jobs
-from tests.farm import Farm, JobIds, LayerSpec
-from tests.integration.cli.conftest import Cli
-from tests.polling import eventually
+from tests.kit.command import Cli
+from tests.kit.polling import eventually
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 

@@ -12,6 +12,8 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
@@ -19,8 +21,7 @@ from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from opencue_sched.store.insight import judge
-from tests.farm import Farm, HostIds, JobIds, LayerSpec
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.farm import Farm, JobIds, LayerSpec
-from tests.integration.cli.conftest import Cli
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

@@ -12,14 +12,15 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.celery import app
 from opencue_sched.cli import deferred
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import reap
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store.insight import judge
-from tests.farm import Farm, JobIds, LayerSpec
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import judge
 from opencue_sched.text_file import InvalidFile
-from tests.farm import Farm, LayerSpec
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

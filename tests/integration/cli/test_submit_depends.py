@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import Submitted, submit_job
 from opencue_sched.reports.completion import Releaser
@@ -16,8 +17,7 @@ from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import judge
 from opencue_sched.text_file import InvalidFile
-from tests.farm import Farm
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 Rows = Callable[..., list[Any]]
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import ShowIds
 from opencue_sched.insight.explain import unserved
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import submit_job
 from opencue_sched.settings import Settings
-from tests.farm import Farm, ShowIds
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]

@@ -23,9 +23,10 @@ from opencue_sched.cli import cli as program
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from tests.farm import Farm, LayerSpec
-from tests.integration.cli.conftest import Cli
+from tests.kit.command import Cli
 
 JOB = "openmoviefeature-sq0420_sh0110-alexandra.lindqvist_lighting_render_v042"
 HOST = "renderblade-0117.farm.stockholm.example.com"

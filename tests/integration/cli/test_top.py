@@ -15,13 +15,14 @@ from sqlalchemy import Engine
 from opencue_sched.cli.top import Chosen, Read, draw, moved
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.farm_view import farm_view
 from opencue_sched.settings import Settings
-from tests.farm import Farm, HostSpec, LayerSpec
-from tests.integration.cli.conftest import Cli
-from tests.polling import eventually
-from tests.terminal import MAIN, on_terminal
+from tests.kit.command import Cli
+from tests.kit.polling import eventually
+from tests.kit.terminal import MAIN, on_terminal
 
 WHY = "no host has 4 cores idle just now"
 Build = Callable[[Callable[[Farm], Any]], Any]

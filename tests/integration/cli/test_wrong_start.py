@@ -15,7 +15,7 @@ from benchmarks.warm_start import ROOT, run
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import REVISION
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

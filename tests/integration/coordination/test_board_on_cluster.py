@@ -12,7 +12,7 @@ from opencue_sched.coordination.jobboard import Entity, JobBoard, JobState
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from opencue_sched.embedded.servers.services import bundled_redis
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 SLOTS = 16384
 

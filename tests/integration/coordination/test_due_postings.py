@@ -15,8 +15,8 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import LOOK_SECONDS, SHORT_SECONDS, Claim, ClusterPostings, DueThread, Enqueued
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
-from tests.polling import eventually
-from tests.redis_log import RedisLog
+from tests.kit.polling import eventually
+from tests.kit.redis_log import RedisLog
 
 KEYS = BoardKeys("cue", "clusters")
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")

@@ -8,8 +8,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
-
-from .conftest import LossyProxy
+from tests.kit.lossy_proxy import LossyProxy
 
 KEY = reap_lease("cue", None)
 

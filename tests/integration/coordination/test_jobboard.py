@@ -31,7 +31,7 @@ from opencue_sched.coordination.jobboard import (
     fetch,
 )
 from opencue_sched.insight.health import StoreUnusable, check_redis
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 @pytest.fixture(params=[False, True], ids=["plain keys", "one hash tag"])

@@ -24,7 +24,7 @@ from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 class Clock:

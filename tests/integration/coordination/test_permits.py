@@ -13,7 +13,7 @@ from opencue_sched.coordination.keys import BoardKeys, permit_board
 from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from tests.redis_log import RedisLog
+from tests.kit.redis_log import RedisLog
 
 KEYS = permit_board("cue")
 HOUR_MS = 3_600_000

@@ -19,7 +19,7 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 OTHER = Cluster("fac", "show", ClusterKind.MANUAL, ("a", "b"))

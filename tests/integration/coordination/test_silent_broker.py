@@ -23,7 +23,7 @@ from opencue_sched.coordination.keys import LeaderKeys, QueueName, priority_list
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.store.fences import PersistentFences
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 KEYS = LeaderKeys("cue", "beat")
 SWEEPS = QueueName("cue", "sweep")

@@ -11,7 +11,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.transport import Transport, broker_settings
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
-from tests.tls import tls_front
+from tests.kit.tls import tls_front
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.reports.run_ends import CompletedFrame
-from tests.integration.farm.runs import complete_frame
-
-from .passes import Passes
+from tests.kit.passes import Passes
+from tests.kit.runs import complete_frame
 
 WINDOW = 3
 PASSES_AT_MOST = 300

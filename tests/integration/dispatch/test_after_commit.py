@@ -19,9 +19,8 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd
-from tests.polling import eventually
-
-from .passes import passes
+from tests.kit.passes import passes
+from tests.kit.polling import eventually
 
 FRAMES = 6
 

@@ -18,7 +18,7 @@ from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
 from opencue_sched.store.reservations import begin_duty
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from tests.integration.dispatch.gathering import gather_one
+from tests.kit.gathering import gather_one
 
 TAGS = ["general", "desktop", "m1", "m2", "m 3", "linux", "absent"]
 FACILITIES = ["spi", "lax"]

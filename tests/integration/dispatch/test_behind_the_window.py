@@ -21,8 +21,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd, Settings
-
-from .passes import Passes, dispatch, passes
+from tests.kit.passes import Passes, dispatch, passes
 
 WINDOW = 20
 

@@ -27,11 +27,10 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
-from tests.forced import force
-from tests.in_turn import InTurn
-from tests.polling import eventually
-
-from .passes import passes
+from tests.kit.forced import force
+from tests.kit.in_turn import InTurn
+from tests.kit.passes import passes
+from tests.kit.polling import eventually
 
 
 @pytest.fixture

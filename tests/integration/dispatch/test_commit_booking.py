@@ -13,8 +13,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements
-from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
+from tests.kit.gathering import counted_statements
+from tests.kit.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
 
 
 def test_a_plan_becomes_running_frames_with_procs(engine: Engine, settings: Settings) -> None:

@@ -12,8 +12,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import undo_bookings
-from tests.integration.dispatch.gathering import counted_statements
-from tests.integration.dispatch.plans import assert_consistent, commit, plan
+from tests.kit.gathering import counted_statements
+from tests.kit.plans import assert_consistent, commit, plan
 
 
 def booked(engine: Engine, settings: Settings, *, jobs: int = 1, frames: int = 3) -> list[PlannedProc]:

@@ -16,9 +16,9 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import DatabaseFailure, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
-from tests.integration.dispatch.plans import assert_consistent, commit, plan, reasons
-from tests.sessions import await_end, end_sessions
+from tests.kit.gathering import cluster_of, counted_statements, gathered, job_ids
+from tests.kit.plans import assert_consistent, commit, plan, reasons
+from tests.kit.sessions import await_end, end_sessions
 
 HISTORY_OFF = text("INSERT INTO config (pk_config, str_key) VALUES ('off', 'DISABLE_HISTORY')")
 HISTORY_ON = text("DELETE FROM config WHERE str_key = 'DISABLE_HISTORY'")

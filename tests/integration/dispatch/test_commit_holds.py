@@ -16,9 +16,9 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import booking
 from opencue_sched.store import reservations as store
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements, gathered
-from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, hosts_of, proc_of, reasons
-from tests.integration.dispatch.promised import WideFarm
+from tests.kit.gathering import counted_statements, gathered
+from tests.kit.plans import KB_PER_GB, assert_consistent, commit, hosts_of, proc_of, reasons
+from tests.kit.promised import WideFarm
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import read_caps
-from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
-from tests.integration.farm.runs import FarmView
+from tests.kit.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
+from tests.kit.runs import FarmView
 
 
 @pytest.mark.parametrize(

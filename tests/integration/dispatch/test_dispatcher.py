@@ -26,11 +26,9 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
-from tests.integration.coordination.conftest import LossyProxy
-from tests.integration.dispatch.passes import dispatch
-from tests.polling import eventually
-
-from .passes import Passes, passes
+from tests.kit.lossy_proxy import LossyProxy
+from tests.kit.passes import Passes, dispatch, passes
+from tests.kit.polling import eventually
 
 SENT: list[Enqueued] = []
 RESTS: list[float] = []

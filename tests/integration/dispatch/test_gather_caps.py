@@ -11,7 +11,7 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import by_alloc, cluster_of, counted_statements, gather_one, gathered, job_ids
+from tests.kit.gathering import by_alloc, cluster_of, counted_statements, gather_one, gathered, job_ids
 
 
 def test_upstream_bug_stale_subscription_columns_count_live_procs_instead(engine: Engine, settings: Settings) -> None:

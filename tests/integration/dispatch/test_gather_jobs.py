@@ -15,7 +15,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SkippedLayers, fetch_pending_jobs
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import by_alloc, cluster_of, counted_statements, gathered, job_ids
+from tests.kit.gathering import by_alloc, cluster_of, counted_statements, gathered, job_ids
 
 
 def test_jobs_come_by_priority_then_the_oldest_first(engine: Engine, settings: Settings) -> None:

@@ -12,14 +12,7 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import (
-    cluster_of,
-    counted_statements,
-    gather_one,
-    gathered,
-    job_ids,
-    with_start_times,
-)
+from tests.kit.gathering import cluster_of, counted_statements, gather_one, gathered, job_ids, with_start_times
 
 
 def test_upstream_bug_unordered_layers_keep_their_dispatch_order(engine: Engine, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements
+from tests.kit.gathering import counted_statements
 
 
 def waits_of(engine: Engine, **options: Any) -> GpuWaits:

@@ -16,7 +16,7 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.settings import Rqd, Settings
-from tests.integration.dispatch.passes import Passes, passes
+from tests.kit.passes import Passes, passes
 
 
 @contextmanager

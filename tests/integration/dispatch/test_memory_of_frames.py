@@ -13,8 +13,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release, Rqd, Settings
-
-from .passes import Passes, passes
+from tests.kit.passes import Passes, passes
 
 GB = 1024 * 1024
 

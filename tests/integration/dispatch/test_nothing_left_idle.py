@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Engine
 
 from opencue_sched.settings import Rqd, Settings
+from tests.kit.passes import Passes, passes
 
 from .farm_game import WINDOW, Game, a_game, covers, process
-from .passes import Passes, passes
 
 ANEW = "OPENCUE_SCHED_TEST_GAMES" in os.environ
 GAMES = int(os.environ.get("OPENCUE_SCHED_TEST_GAMES", "4"))

@@ -27,10 +27,9 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from tests.polling import eventually
-
-from .gathering import with_start_times
-from .passes import Passes, passes
+from tests.kit.gathering import with_start_times
+from tests.kit.passes import Passes, passes
+from tests.kit.polling import eventually
 
 GPU_MEMORY_KB = 1024 * 1024
 

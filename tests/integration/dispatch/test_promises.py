@@ -15,8 +15,8 @@ from opencue_sched.store import reservations as store
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements, live_use
-from tests.integration.dispatch.promised import WideFarm, with_queue
+from tests.kit.gathering import counted_statements, live_use
+from tests.kit.promised import WideFarm, with_queue
 
 
 @pytest.fixture

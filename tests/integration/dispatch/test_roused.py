@@ -13,8 +13,7 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
-
-from .passes import Passes, passes
+from tests.kit.passes import Passes, passes
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements, gather_one
-from tests.polling import eventually
+from tests.kit.gathering import counted_statements, gather_one
+from tests.kit.polling import eventually
 
 CORES, MEMORY_KB = 2, 1024 * 1024
 

@@ -17,9 +17,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
-from tests.polling import eventually
-
-from .passes import Passes, passes
+from tests.kit.passes import Passes, passes
+from tests.kit.polling import eventually
 
 FENCE_KEY = "cue:leader:beat:fence"
 

@@ -17,9 +17,8 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import REVISION, check_schema, upgrade
-from tests.polling import eventually
-
-from .passes import passes
+from tests.kit.passes import passes
+from tests.kit.polling import eventually
 
 BASE = "0006"
 """The newest revision of commit be0def9."""

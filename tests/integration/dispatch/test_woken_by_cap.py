@@ -18,9 +18,8 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process
-from tests.polling import eventually
-
-from .passes import Passes, passes
+from tests.kit.passes import Passes, passes
+from tests.kit.polling import eventually
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
-from tests.forced import force
-from tests.integration.dispatch.passes import Passes, passes
+from tests.kit.forced import force
+from tests.kit.passes import Passes, passes
 
 
 @dataclass

@@ -18,10 +18,10 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
-from tests.forced import force
 from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
 from tests.integration.accounting.world import World
-from tests.polling import eventually
+from tests.kit.forced import force
+from tests.kit.polling import eventually
 
 AUDITS, BOOKERS, AT_ONCE = 12, 2, 6
 

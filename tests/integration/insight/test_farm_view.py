@@ -11,11 +11,12 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, JobSpec, LayerSpec
 from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from tests.farm import Farm, HostSpec, JobIds, JobSpec, LayerSpec
-from tests.integration.dispatch.gathering import counted_statements
+from tests.kit.gathering import counted_statements
 
 
 def build(connection: Connection, *, hosts: int, jobs: int) -> tuple[Farm, list[JobIds]]:

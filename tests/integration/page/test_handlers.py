@@ -8,9 +8,10 @@ import json
 
 from pydantic import SecretStr
 
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.page.handlers import FarmReader
-from tests.farm import Farm, LayerSpec
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 def test_viewers_share_one_read_a_second_and_get_the_next_one_after_it(engine, redis_client, settings):

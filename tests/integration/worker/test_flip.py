@@ -14,9 +14,10 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import Flip, ImportedShows, hand_back, hand_over
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
-from tests.farm import Farm, LayerSpec
 from tests.integration.accounting.stepped_store import pass_quarantines
 
 

@@ -26,8 +26,8 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import refresh_tables
 from opencue_sched.worker.process import Process
-from tests.listening import eventually_listen
-from tests.polling import eventually
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
 
 RECENT = 20.0
 

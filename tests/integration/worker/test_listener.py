@@ -15,14 +15,14 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from opencue_sched.clients.postgres import make_engine
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
-from tests.farm import LayerSpec
-from tests.integration.farm.runs import FarmView, complete_frame, start
-from tests.listening import eventually_listen
-from tests.polling import eventually
-from tests.refusing_postgres import refusing_postgres
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
+from tests.kit.refusing_postgres import refusing_postgres
+from tests.kit.runs import FarmView, complete_frame, start
 
 
 @dataclass

@@ -46,10 +46,10 @@ from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.process import Process
 from tasks import accounting, dispatch, maintenance
-from tests.forced import force
-from tests.integration.dispatch.gathering import counted_statements
+from tests.kit.forced import force
+from tests.kit.gathering import counted_statements
+from tests.kit.polling import eventually
 from tests.kit.tasks import run_task
-from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -24,7 +24,7 @@ from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.process import Process
 from tasks import maintenance
-from tests.integration.dispatch.promised import WideFarm
+from tests.kit.promised import WideFarm
 from tests.kit.tasks import run_task
 
 

@@ -18,9 +18,9 @@ from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process
 from tasks import dispatch
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
 from tests.kit.tasks import run_task
-from tests.listening import eventually_listen
-from tests.polling import eventually
 
 RECENT = 20.0
 

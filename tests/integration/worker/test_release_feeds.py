@@ -21,10 +21,10 @@ from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.process import Process
 from tasks import accounting
-from tests.cuebot_publish import PUBLISH
+from tests.kit.cuebot_publish import PUBLISH
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
 from tests.kit.tasks import run_task
-from tests.listening import eventually_listen
-from tests.polling import eventually
 
 RECENT = 20.0
 

@@ -19,7 +19,7 @@ from opencue_sched.coordination.transport import broker_settings, guard_transpor
 from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.workload import Workload
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 NODE = "celery@here"
 COMMANDS = ("pause_dispatch", "resume_dispatch", "drain", "stop_worker")

@@ -32,8 +32,8 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.messenger import NORMAL, URGENT
 from opencue_sched.worker.process import Process
 from opencue_sched.worker.task import SchedulerTask
-from tests.brief_fleet import open_counters
-from tests.integration.dispatch.gathering import counted_statements
+from tests.kit.brief_fleet import open_counters
+from tests.kit.gathering import counted_statements
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
 SWEEP = "opencue_sched.sweep.sweep_clusters"

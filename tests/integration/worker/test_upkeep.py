@@ -13,12 +13,12 @@ from sqlalchemy import Engine, text
 from opencue_sched.coordination.keys import reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.process import Process
 from tasks import maintenance
-from tests.farm import JobIds, LayerSpec
-from tests.integration.farm.runs import FarmView
+from tests.kit.runs import FarmView
 from tests.kit.tasks import run_task
 
 

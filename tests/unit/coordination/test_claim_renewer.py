@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.postings import ClaimRenewer
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 
 from opencue_sched.dispatch.commit import CommitQueue
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 LONG = 30.0
 

@@ -11,7 +11,7 @@ from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import FrameLost
-from tests.unit.placement.values import make_host, make_job, make_layer
+from tests.kit.values import make_host, make_job, make_layer
 
 LAYER = make_layer(frames=5)
 PROCS = [

@@ -16,7 +16,7 @@ from opencue_sched.domain.shards import bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
-from tests.unit.placement.values import make_host, make_need, take
+from tests.kit.values import make_host, make_need, take
 
 
 class Clock:

@@ -9,8 +9,8 @@ import pytest
 from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache
 from opencue_sched.settings import HostBookingStrategy
+from tests.kit.values import make_host, make_need, take
 from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find
-from tests.unit.placement.values import make_host, make_need, take
 
 
 @pytest.fixture

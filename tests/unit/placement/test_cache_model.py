@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
-from tests.unit.placement.values import make_host, make_need, take
+from tests.kit.values import make_host, make_need, take
 
 CORES = 6
 HOSTS = ["h1", "h2"]

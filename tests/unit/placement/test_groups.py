@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
-from tests.unit.placement.values import make_host, make_need
+from tests.kit.values import make_host, make_need
 
 TAGS = ["a", "b", "c"]
 

@@ -16,7 +16,7 @@ from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies.admissions import gpu_guard, kept_for_gpus, layer_share
 from opencue_sched.placement.policies.order import convex
-from tests.unit.placement.values import GIB, make_host, make_job, make_layer, take
+from tests.kit.values import GIB, make_host, make_job, make_layer, take
 
 JOB = make_job()
 LAYER = make_layer("mine")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy
-from tests.unit.placement.values import GIB, make_host, make_need
+from tests.kit.values import GIB, make_host, make_need
 
 DIVISOR = 2 * GIB
 STRATEGIES = [

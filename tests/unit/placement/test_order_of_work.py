@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.placement.policies.order import EPOCH_SECONDS, Shares, Use, seed_of_draw
-from tests.unit.placement.values import make_caps
+from tests.kit.values import make_caps
 
 EPOCHS = 400
 

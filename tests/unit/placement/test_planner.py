@@ -20,8 +20,7 @@ from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass, policy_for
 from opencue_sched.placement.policies import Refusal
 from opencue_sched.settings import HostBookingStrategy, Queue
-from tests.unit.placement.frozen_pool import FrozenPool
-from tests.unit.placement.values import (
+from tests.kit.values import (
     GIB,
     Every,
     counting_ids,
@@ -35,6 +34,7 @@ from tests.unit.placement.values import (
     make_snapshot,
     plan,
 )
+from tests.unit.placement.frozen_pool import FrozenPool
 
 KEPT = Refusal(Verdict.HELD, "kept for others")
 

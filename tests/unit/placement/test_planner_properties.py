@@ -20,8 +20,7 @@ from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.planner import Plan, Policy
 from opencue_sched.settings import HostBookingStrategy
-from tests.unit.placement.frozen_pool import FrozenPool
-from tests.unit.placement.values import (
+from tests.kit.values import (
     GIB,
     make_caps,
     make_cluster,
@@ -32,6 +31,7 @@ from tests.unit.placement.values import (
     make_snapshot,
     plan,
 )
+from tests.unit.placement.frozen_pool import FrozenPool
 
 TAGS = ["a", "b", "c"]
 ALLOCS = ["x", "y"]

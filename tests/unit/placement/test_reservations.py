@@ -13,8 +13,8 @@ from opencue_sched.domain.hosts import Hold, Host, Reservation
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame
+from tests.kit.values import GIB, make_host, make_job, make_layer, make_policy, make_snapshot, plan
 from tests.unit.placement.frozen_pool import FrozenPool
-from tests.unit.placement.values import GIB, make_host, make_job, make_layer, make_policy, make_snapshot, plan
 
 NOW = 1_000_000.0
 BLOCK = 300.0

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import HostBookingStrategy, Queue
+from tests.kit.values import make_host, make_job, make_layer, make_snapshot, plan
 from tests.unit.placement.frozen_pool import FrozenPool
-from tests.unit.placement.values import make_host, make_job, make_layer, make_snapshot, plan
 
 
 def test_the_default_keeps_cores_dense_and_memory_loose() -> None:

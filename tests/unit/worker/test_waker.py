@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.worker import events
 from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, Waker
-from tests.polling import eventually
+from tests.kit.polling import eventually
 
 
 class Sweeps:

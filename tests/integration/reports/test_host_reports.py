@@ -1,0 +1,428 @@
+"""Boot and status reports on a real database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from opencue_proto import host_pb2, report_pb2
+from sqlalchemy import Engine, text
+
+from opencue_sched.domain.states import HardwareState
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.errors import InvalidInput
+from opencue_sched.reports import host_reports as reports_module
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.host_reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.rqd.kill import Fate
+from opencue_sched.settings import Release
+from opencue_sched.store.hosts import set_state
+from tests.kit.counted import Counted
+from tests.kit.reported_hosts import GB, render_host
+from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, complete_frame, start
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 2_000_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Desk:
+    """A HostReports with everything around it recorded."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.killer = ScriptedKiller()
+        self.ledger = RecordedLedger()
+        self.changes = RecordedChanges()
+        self.counts = Counted()
+        self.clock = Clock()
+        self.reports = HostReports(
+            Releaser(
+                engine,
+                Release(),
+                ledger=self.ledger,
+                changes=self.changes,
+                count=self.counts,
+                clock=self.clock,
+            ),
+            self.killer,
+        )
+
+    def boot(self, **host: object) -> str:
+        """The id of the host, known by the name without its domain."""
+        report = report_pb2.BootReport(host=render_host(**host))
+        self.reports.boot(report)
+        with self.engine.connect() as connection:
+            name = report.host.name.partition(".")[0]
+            return str(connection.execute(text("SELECT pk_host FROM host WHERE str_name = :n"), {"n": name}).scalar())
+
+    def status(self, report: report_pb2.HostReport) -> list[str]:
+        """Handle a report; the hosts whose change was told to the host caches."""
+        before = len(self.changes.published)
+        if kill := self.reports.status(report):
+            kill()
+        return self.changes.published[before:]
+
+
+@pytest.fixture
+def desk(engine: Engine) -> Desk:
+    return Desk(engine)
+
+
+@pytest.fixture
+def allocs(view: FarmView) -> None:
+    with view.farm() as farm:
+        for tag in ("general", "gpu"):
+            farm.alloc(tag)
+        farm.alloc("general", facility="cloud")
+
+
+def tags(view: FarmView, host_id: str) -> set[tuple[str, str]]:
+    rows = view.rows("SELECT str_tag, str_tag_type FROM host_tag WHERE pk_host = :host", host=host_id)
+    return {(row.str_tag, row.str_tag_type) for row in rows}
+
+
+def read(view: FarmView, host_id: str) -> object:
+    return view.one("SELECT * FROM host JOIN host_stat USING (pk_host) WHERE pk_host = :host", host=host_id)
+
+
+def running_report(run: Running, *, index: int = 0, **frame: object) -> report_pb2.HostReport:
+    """A status report of the host that names one running frame."""
+    values = {"resource_id": run.procs[index], "frame_id": run.frames[index], "num_cores": 200, **frame}
+    return report_pb2.HostReport(
+        host=render_host(name=run.host.name, total_mem=64 * GB, free_mem=32 * GB),
+        frames=[report_pb2.RunningFrameInfo(**values)],  # type: ignore[arg-type]
+    )
+
+
+def empty_report(run: Running) -> report_pb2.HostReport:
+    return report_pb2.HostReport(host=render_host(name=run.host.name, total_mem=64 * GB, free_mem=32 * GB))
+
+
+def age_procs(view: FarmView, seconds: int = 60) -> None:
+    """As if the last report, which named the procs, had come so long ago."""
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - :s * interval '1 second'", s=seconds)
+    view.run_sql(
+        "UPDATE proc SET ts_dispatched = now() - :s * interval '1 second', ts_ping = now() - :s * interval '1 second'",
+        s=seconds,
+    )
+
+
+@pytest.mark.usefixtures("allocs")
+def test_an_unknown_host_is_created_in_the_allocation_its_tags_name(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot(facility="local", tags=["rqdv-1.37", "gpu", "gpu box"], num_gpus=2, total_gpu_mem=GB)
+    host = read(view, host_id)
+    assert (host.str_name, host.str_fqdn) == ("node1", "node1.studio.example")
+    assert (host.int_cores, host.int_cores_idle) == (800, 800)
+    assert host.int_mem == host.int_mem_idle == 16 * GB - 524_288
+    assert (host.int_gpus, host.int_gpus_idle, host.int_gpu_mem_idle) == (2, 2, GB)
+    assert (host.str_lock_state, host.str_state, host.int_thread_mode) == ("OPEN", "UP", 0)
+    assert host.int_mem_free == 12 * GB
+    expected = {("gpu", "ALLOC"), ("node1", "HOSTNAME"), ("rqdv-1.37", "HARDWARE"), ("gpu box", "HARDWARE")}
+    assert tags(view, host_id) == expected
+    assert view.one("SELECT str_tag, b_constant FROM host_tag WHERE str_tag_type = 'ALLOC'").b_constant
+    assert desk.changes.published == [host_id]
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_host_whose_tags_name_no_allocation_gets_the_default_one(view: FarmView, desk: Desk) -> None:
+    desk.boot(name="a", facility="cloud", tags=["gpu"])
+    desk.boot(name="b", facility="", tags=[])
+    view.run_sql("UPDATE alloc SET b_enabled = false WHERE str_tag = 'gpu'")
+    desk.boot(name="c", facility="local", tags=["gpu"])
+    desk.reports.facility = "cloud"
+    desk.boot(name="d", facility="", tags=[])
+    desk.boot(name="e", facility="local", tags=[])
+    rows = view.rows("SELECT host.str_name, alloc.str_name FROM host JOIN alloc USING (pk_alloc) ORDER BY 1")
+    assert [f"{row[0]} {row[1]}" for row in rows] == [
+        "a cloud.general",
+        "b local.general",
+        "c local.general",
+        "d cloud.general",
+        "e local.general",
+    ]
+
+
+def test_a_host_without_any_allocation_is_refused_with_what_was_looked_for(view: FarmView, desk: Desk) -> None:
+    view.run_sql("UPDATE alloc SET b_default = false")
+    with pytest.raises(InvalidInput, match="no allocation for facility 'mars'"):
+        desk.boot(facility="mars")
+
+
+@pytest.mark.usefixtures("allocs")
+@pytest.mark.parametrize("fields", [{"num_procs": 0}, {"total_mem": -1}, {"name": "n" * 46}])
+def test_nonsense_creates_nothing(view: FarmView, desk: Desk, fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        desk.boot(**fields)
+    assert view.rows("SELECT * FROM host") == []
+
+
+@pytest.mark.usefixtures("allocs")
+def test_two_hosts_with_one_short_name_are_told_apart(view: FarmView, desk: Desk) -> None:
+    desk.boot(name="node1.first.example")
+    with pytest.raises(InvalidInput, match="'node1' is another host's"):
+        desk.boot(name="node1.second.example")
+    assert len(view.rows("SELECT * FROM host")) == 1
+
+
+@pytest.mark.usefixtures("allocs")
+def test_many_long_tags_do_not_stop_a_host(view: FarmView, desk: Desk) -> None:
+    # given more tag text than host.str_tags holds
+    host_id = desk.boot(tags=[f"{number:02d}-{'x' * 40}" for number in range(20)])
+    assert len(tags(view, host_id)) == 22
+    assert len(read(view, host_id).str_tags) == 128
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_boot_resizes_an_idle_host_and_replaces_its_hardware_tags(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot(tags=["old"])
+    with view.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type) VALUES ('m', %s, 'mine', 'MANUAL')",
+            (host_id,),
+        )
+    assert desk.boot(tags=["new"], cores_per_proc=1600, total_mem=32 * GB) == host_id
+    host = read(view, host_id)
+    assert (host.int_cores, host.int_cores_idle, host.int_mem_idle) == (1600, 1600, 32 * GB - 524_288)
+    assert tags(view, host_id) == {
+        ("general", "ALLOC"),
+        ("node1", "HOSTNAME"),
+        ("mine", "MANUAL"),
+        ("new", "HARDWARE"),
+    }
+
+
+def test_a_boot_does_not_resize_a_host_that_still_has_procs(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    desk.boot(name=run.host.name, cores_per_proc=3200, total_mem=128 * GB)
+    assert view.host(run.host).int_cores == 1600
+    view.assert_consistent()
+
+
+def test_a_host_that_booted_with_other_hardware_is_resized_when_its_old_procs_are_gone(
+    view: FarmView, desk: Desk
+) -> None:
+    # given a host that booted with twice its cores while procs were left on it
+    run = start(view)
+    hardware = {"name": run.host.name, "cores_per_proc": 3200, "total_mem": 128 * GB}
+    desk.boot(**hardware)
+    report = report_pb2.HostReport(host=render_host(**hardware))
+    desk.status(report)
+    assert view.host(run.host).int_cores == 1600
+
+    # when they are gone
+    complete_frame(view.engine, run.report())
+
+    # then the next report resizes it, and those after it change nothing
+    desk.status(report)
+    assert view.host(run.host).int_cores == view.host(run.host).int_cores_idle == 3200
+    written = view.rows("SELECT xmin FROM host")
+    desk.status(report)
+    assert view.rows("SELECT xmin FROM host") == written
+    view.assert_consistent()
+
+
+@pytest.mark.usefixtures("allocs")
+def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot()
+
+    def status(**fields: object) -> object:
+        desk.status(report_pb2.HostReport(host=render_host(**fields)))
+        return read(view, host_id)
+
+    # a user takes the workstation, and gives it back
+    host = status(nimby_locked=True)
+    assert (host.str_lock_state, host.str_lock_source) == ("NIMBY_LOCKED", "NIMBY")
+    assert status().str_lock_state == "OPEN"
+    # the lock of a person stays
+    view.run_sql("UPDATE host SET str_lock_state = 'LOCKED'")
+    assert {status(nimby_locked=locked).str_lock_state for locked in (True, False)} == {"LOCKED"}
+    view.run_sql("UPDATE host SET str_lock_state = 'OPEN'")
+    # a full temporary directory, and room again
+    assert status(free_mcp=GB).str_state == "REPAIR"
+    assert view.one("SELECT str_subject FROM comments").str_subject == "temporary directory full"
+    assert status().str_state == "UP"
+    assert view.rows("SELECT FROM comments") == []
+    # REPAIR by a person stays
+    view.run_sql("UPDATE host_stat SET str_state = 'REPAIR'")
+    assert status().str_state == "REPAIR"
+    # DOWN is over with the first report
+    view.run_sql("UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'")
+    host = status(state=host_pb2.UP, free_mem=1000, load=250, boot_time=1_800_000_000, attributes={"SP_OS": "rocky9"})
+    assert (host.str_state, host.int_mem_free, host.int_load) == ("UP", 1000, 250)
+    assert (host.ts_booted.timestamp(), host.str_os) == (1_800_000_000, "rocky9")
+    assert view.one("SELECT ts_ping > now() - interval '1 minute' AS heard FROM host_stat").heard
+    # what somebody changed since it was read is left alone
+    with view.engine.begin() as connection:
+        assert not set_state(connection, host_id, old=[HardwareState.REPAIR], new=HardwareState.UP)
+
+
+def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, desk: Desk) -> None:
+    run = start(view, LayerSpec(frames=2, memory_gb=1), running=2)
+    age_procs(view, 100)
+    report = running_report(
+        run, rss=800_000, max_rss=1_500_000, llu_time=1_900_000_000, used_gpu_memory=7, used_swap_memory=2**40
+    )
+    report.frames.append(running_report(run, index=1, rss=500, max_rss=600).frames[0])
+    desk.status(report)
+    proc = view.one(
+        "SELECT *, now() - ts_ping < interval '30 seconds' AS fresh FROM proc WHERE pk_proc = :p", p=run.procs[0]
+    )
+    assert (proc.int_mem_used, proc.int_mem_max_used, proc.fresh) == (800_000, 1_500_000, True)
+    assert (proc.int_gpu_mem_used, proc.int_swap_used) == (7, 2_147_483_647)
+    frame = view.frame(run.frames[0])
+    assert (frame.int_mem_used, frame.int_mem_max_used) == (800_000, 1_500_000)
+    assert frame.ts_llu.timestamp() == 1_900_000_000
+    assert view.one("SELECT int_max_rss FROM layer_mem").int_max_rss == 1_500_000
+    assert view.one("SELECT int_max_rss FROM job_mem").int_max_rss == 1_500_000
+    # a later report that knows less takes nothing of that back
+    desk.status(running_report(run, rss=100, max_rss=200))
+    assert view.frame(run.frames[0]).ts_llu.timestamp() == 1_900_000_000
+    assert desk.killer.asked == []
+
+
+@pytest.mark.parametrize(("frame_memory", "raises"), [(True, 3), (False, 1)])
+def test_frames_that_need_more_than_their_layer_asks_for_ask_for_it_and_enough_of_them_raise_the_layer(
+    view: FarmView, desk: Desk, frame_memory: bool, raises: int
+) -> None:
+    # given four running frames of a layer of 1 GB
+    settings = desk.reports.releaser.settings.model_copy(update={"frame_memory": frame_memory})
+    desk.reports.releaser = replace(desk.reports.releaser, settings=settings)
+    run = start(view, LayerSpec(frames=4, memory_gb=1), running=4)
+    peaks = [1_500_000, 1_300_000, 1_200_000]
+    for count in range(1, 4):
+        # when one after the other is reported with a peak above that, also once more with less
+        report = running_report(run, rss=100, max_rss=peaks[0])
+        for index in range(1, count):
+            report.frames.append(running_report(run, index=index, rss=100, max_rss=peaks[index]).frames[0])
+        report.frames.append(running_report(run, index=3, rss=100, max_rss=200).frames[0])
+        desk.status(report)
+        desk.status(running_report(run, rss=100, max_rss=200))
+
+        # then each asks for its peak, and the layer for the peak of so many of them
+        asked = view.rows("SELECT pk_frame, memory_kb FROM opencue_sched_frame_memory")
+        minimum = peaks[raises - 1] if count >= raises else GB
+        assert view.one("SELECT int_mem_min FROM layer").int_mem_min == minimum
+        if frame_memory:
+            assert dict(map(tuple, asked)) == dict(zip(run.frames, peaks[:count], strict=False))
+
+
+def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: FarmView, desk: Desk) -> None:
+    # given two frames of 2 GB on a host of 64
+    run = start(view, LayerSpec(frames=2), running=2, memory_gb=2)
+    report = running_report(run, rss=5 * GB)
+
+    # when one grows to 5 GB, then to more than there is
+    desk.status(report)
+    assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
+    view.assert_consistent()
+    desk.status(running_report(run, rss=500 * GB))
+
+    # then the first is granted and the second is not
+    assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
+    view.assert_consistent()
+
+    # when there is not enough for both, then the one that needs less gets it
+    view.run_sql("UPDATE host SET int_mem_idle = :left", left=2 * GB)
+    report = running_report(run, rss=7 * GB)
+    report.frames.append(running_report(run, index=1, rss=3 * GB).frames[0])
+    desk.status(report)
+    reserved = {row.pk_proc: row.int_mem_reserved for row in view.rows("SELECT * FROM proc")}
+    assert reserved == {run.procs[0]: 5 * GB, run.procs[1]: 3 * GB}
+
+
+@pytest.mark.parametrize(("local", "workstation"), [(True, False), (False, True)])
+def test_neither_local_procs_nor_workstations_lend_memory(
+    view: FarmView, desk: Desk, local: bool, workstation: bool
+) -> None:
+    run = start(view, LayerSpec(frames=2), memory_gb=2)
+    view.run_sql("UPDATE proc SET b_local = :local", local=local)
+    report = running_report(run, rss=5 * GB)
+    report.host.nimby_enabled = workstation
+    desk.status(report)
+    assert view.one("SELECT int_mem_reserved FROM proc").int_mem_reserved == 2 * GB
+
+
+def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
+    # given a frame whose proc was cleared a while ago although its process runs on
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+    view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE str_state = 'RUNNING'")
+
+    # when a report comes that may be older than the change, then a later one
+    desk.status(running_report(run))
+    assert desk.killer.asked == []
+    view.run_sql("UPDATE frame SET ts_updated = now() - interval '5 seconds'")
+    desk.status(running_report(run))
+
+    # then the second kills it
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+    # and those that follow try again
+    desk.status(running_report(run))
+    assert (len(desk.killer.asked), desk.counts["process_killed"]) == (2, 2)
+
+
+def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    with view.farm() as farm:
+        other = farm.host(name="elsewhere")
+    view.run_sql("UPDATE proc SET pk_host = :other", other=other.id)
+    report = running_report(run, resource_id="another-proc")
+    desk.status(report)
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_kills_go_on_only_while_their_report_is_fresh(
+    view: FarmView, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a host with three processes nobody owns, whose RQD takes 2 s to answer each kill
+    run = start(view)
+    now = [0.0]
+
+    class Slow(ScriptedKiller):
+        def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+            now[0] += 2.0
+            return super().ask(host_name, frame_id, reason)
+
+    monkeypatch.setattr(reports_module, "monotonic", lambda: now[0])
+    desk.reports.killer = desk.killer = Slow()
+    report = empty_report(run)
+    report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
+    # when it reports, then what is not killed within the age of a report that is believed waits for the next one
+    desk.status(report)
+    assert [frame for _, frame in desk.killer.asked] == ["a", "b"]
+
+
+def test_an_rqd_that_cannot_be_asked_is_asked_once_a_report(view: FarmView, desk: Desk) -> None:
+    # given a host with three processes nobody owns, whose RQD does not answer
+    run = start(view)
+    desk.killer.fate = Fate.UNREACHABLE
+    report = empty_report(run)
+    report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
+    # when it reports, then one of them is tried
+    for _ in range(2):
+        desk.status(report)
+    assert [frame for _, frame in desk.killer.asked] == ["a", "a"]
+
+
+def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
+    run = start(view, LayerSpec(timeout=10))
+    report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
+    desk.status(report)
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    view.run_sql("UPDATE host SET int_mem_idle = 5, int_cores_idle = 7, int_gpus_idle = 1, int_gpu_mem_idle = 9")
+    desk.status(running_report(run))
+    assert view.host(run.host).int_mem_idle == 5
+    desk.clock.now += RECONCILE_SECONDS
+    assert desk.status(running_report(run)) == [run.host.id]
+    view.assert_consistent()
+    assert desk.counts["host_reconciled"] == 1

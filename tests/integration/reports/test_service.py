@@ -1,0 +1,279 @@
+"""The report service over the wire: real gRPC, real database."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from opencue_proto import report_pb2, report_pb2_grpc
+from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
+
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.errors import SchedulerError
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.service import LARGEST_REPORT_BYTES, ReportService
+from opencue_sched.settings import Settings
+from tests.kit.counted import Counted
+from tests.kit.polling import eventually
+from tests.kit.reported_hosts import GB, render_host
+from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
+
+
+@contextmanager
+def running_service(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, killer: ScriptedKiller | None = None
+) -> Iterator[ReportService]:
+    release = settings.release.model_copy(update={"port": 0, "workers": 2})
+    service = ReportService(
+        settings.model_copy(update={"release": release}),
+        Releaser(engine, release, ledger, RecordedChanges(), Counted()),
+        killer or ScriptedKiller(),
+    )
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture
+def service(settings: Settings, engine: Engine, ledger: RecordedLedger) -> Iterator[ReportService]:
+    with running_service(settings, engine, ledger) as service:
+        yield service
+
+
+@contextmanager
+def stub_of(service: ReportService) -> Iterator[Any]:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        yield report_pb2_grpc.RqdReportInterfaceStub(channel)
+
+
+@pytest.fixture
+def stub(service: ReportService) -> Iterator[Any]:
+    with stub_of(service) as stub:
+        yield stub
+
+
+def completion(run: Running, index: int = 0, **fields: Any) -> report_pb2.RqdReportRunningFrameCompletionRequest:
+    frame = report_pb2.RunningFrameInfo(
+        resource_id=run.procs[index], frame_id=run.frames[index], max_rss=500_000, num_cores=200
+    )
+    report = report_pb2.FrameCompleteReport(host=render_host(name=run.host.name), frame=frame, run_time=5, **fields)
+    return report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=report)
+
+
+def status(name: str, **fields: Any) -> report_pb2.RqdReportStatusRequest:
+    return report_pb2.RqdReportStatusRequest(host_report=report_pb2.HostReport(host=render_host(name=name, **fields)))
+
+
+def test_a_completion_is_answered_once_it_is_committed(
+    view: FarmView, stub: Any, service: ReportService, ledger: RecordedLedger
+) -> None:
+    run = start(view, LayerSpec(frames=1))
+    stub.ReportRunningFrameCompletion(completion(run, exit_status=0), timeout=20)
+    assert view.states(run.frames) == ["SUCCEEDED"]
+    assert view.job_state(run.job) == "FINISHED"
+    assert ledger.released == list(run.procs)
+    assert service.count["completion_applied"] == 1
+    view.assert_consistent()
+
+
+def test_many_completions_at_once(view: FarmView, stub: Any, service: ReportService) -> None:
+    run = start(view, LayerSpec(frames=40), running=40, cores=0.25, memory_gb=0.5)
+    calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(40)]
+    for call in calls:
+        call.result()
+    assert service.count["completion_applied"] == 40
+    assert view.job_state(run.job) == "FINISHED"
+    view.assert_consistent()
+
+
+def test_two_services_side_by_side(
+    view: FarmView, settings: Settings, engine: Engine, service: ReportService, stub: Any, ledger: RecordedLedger
+) -> None:
+    # given two services, and an RQD that reports each end to both
+    run = start(view, LayerSpec(frames=10), running=10, cores=1)
+    with running_service(settings, engine, ledger) as second, stub_of(second) as other:
+        calls = [
+            each.ReportRunningFrameCompletion.future(completion(run, index), timeout=30)
+            for index in range(10)
+            for each in (stub, other)
+        ]
+        for call in calls:
+            call.result()
+        applied = service.count["completion_applied"] + second.count["completion_applied"]
+        stale = service.count["completion_stale"] + second.count["completion_stale"]
+    assert (applied, stale) == (10, 10)
+    assert sorted(ledger.released) == sorted(run.procs)
+    view.assert_consistent()
+
+
+@pytest.mark.parametrize("field", ["resource_id", "frame_id"])
+@pytest.mark.parametrize("value", ["", "x" * 37, "a\0b"])
+def test_a_completion_without_ids_is_refused_by_field(stub: Any, field: str, value: str) -> None:
+    ids = {"resource_id": "p", "frame_id": "f", field: value}
+    host = report_pb2.RenderHost(name="node7")
+    report = report_pb2.FrameCompleteReport(frame=report_pb2.RunningFrameInfo(**ids), host=host)
+    with capture_logs() as said, pytest.raises(grpc.RpcError) as error:
+        stub.ReportRunningFrameCompletion(
+            report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=report), timeout=10
+        )
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in error.value.details()
+    assert [(line["host"], field in line["reason"]) for line in said if line["event"] == "report_refused"] == [
+        ("node7", True)
+    ]
+
+
+def test_a_completion_with_more_memory_than_any_host_has_is_refused(view: FarmView, stub: Any) -> None:
+    run = start(view)
+    request = completion(run)
+    request.frame_complete_report.frame.max_rss = 2**62
+    with pytest.raises(grpc.RpcError, match=r"frame\.max_rss") as error:
+        stub.ReportRunningFrameCompletion(request, timeout=20)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert view.states(run.frames) == ["RUNNING"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [{"name": "a\0b"}, {"name": "n" * 1_000_000}, {"facility": "\0"}],
+    ids=["NUL in the name", "long name", "NUL in the facility"],
+)
+def test_nonsense_of_a_host_is_said_once_and_never_as_a_traceback(
+    view: FarmView, stub: Any, service: ReportService, host: dict[str, Any]
+) -> None:
+    # given a host that reports nonsense again and again
+    with view.farm() as farm:
+        farm.alloc()
+    with capture_logs() as said:
+        for sent in range(3):
+            with contextlib.suppress(grpc.RpcError):
+                stub.ReportStatus(status(**{"name": "node7", **host}), timeout=10)
+            eventually(lambda sent=sent: service.count["report_refused"] == sent + 1)
+    # then it is said once, briefly, and no row is written
+    assert [line["event"] for line in said] == ["report_refused"]
+    assert len(str(said[0])) < 1_000
+    assert view.rows("SELECT str_name FROM host") == []
+
+
+def test_hosts_boot_and_report(view: FarmView, stub: Any, service: ReportService) -> None:
+    with view.farm() as farm:
+        farm.alloc()
+    boot = report_pb2.BootReport(host=render_host(facility="local"))
+    stub.ReportRqdStartup(report_pb2.RqdReportRqdStartupRequest(boot_report=boot), timeout=10)
+    eventually(lambda: service.count["boot_report"] == 1)
+    stub.ReportStatus(status("node1.studio.example", free_mem=GB), timeout=10)
+    eventually(lambda: service.count["host_report"] == 1)
+    assert view.one("SELECT int_mem_free FROM host_stat").int_mem_free == GB
+
+
+def test_a_bad_report_harms_no_other(view: FarmView, stub: Any, service: ReportService) -> None:
+    # given hosts that report nonsense of every kind
+    with view.farm() as farm:
+        farm.alloc()
+    for name, fields in (("a", {"num_procs": 0}), ("b", {"total_mem": -1}), ("d", {"free_mem": -7})):
+        stub.ReportStatus(status(name, **fields), timeout=10)
+    with pytest.raises(grpc.RpcError) as unnamed:
+        stub.ReportStatus(status(""), timeout=10)
+    with pytest.raises(grpc.RpcError, match="60 characters, 45 are possible"):
+        stub.ReportStatus(status("c" * 60), timeout=10)
+    with pytest.raises(grpc.RpcError) as huge:
+        stub.ReportStatus(status("e", attributes={"x": "y" * (LARGEST_REPORT_BYTES + 1)}), timeout=10)
+
+    # when a good one comes
+    stub.ReportStatus(status("good"), timeout=10)
+
+    # then it alone is there, and each of the others was refused and counted
+    eventually(lambda: service.count["host_report"] == 1 and service.count["report_refused"] == 5)
+    assert [row.str_name for row in view.rows("SELECT str_name FROM host")] == ["good"]
+    assert unnamed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert huge.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_no_report_waits_for_an_rqd_that_does_not_answer(
+    view: FarmView, settings: Settings, engine: Engine, ledger: RecordedLedger
+) -> None:
+    # given more hosts than threads, each with 500 processes nobody owns and an RQD that never answers a kill
+    with view.farm() as farm:
+        farm.alloc()
+    over = threading.Event()
+
+    class Hanging(ScriptedKiller):
+        def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+            super().ask(host_name, frame_id, reason)
+            over.wait(60)
+            return False
+
+    killer = Hanging()
+    with running_service(settings, engine, ledger, killer) as service, stub_of(service) as stub:
+        try:
+            for number in range(8):
+                request = status(f"bad{number}")
+                names = (f"{number}-{frame}" for frame in range(500))
+                request.host_report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in names)
+                stub.ReportStatus(request, timeout=10)
+            # when another host reports, again and again
+            for sent in range(3):
+                stub.ReportStatus(status("good"), timeout=10)
+                # then each report is handled
+                eventually(lambda sent=sent: service.count["host_report"] >= 9 + sent)
+            assert len(killer.asked) <= 8
+        finally:
+            over.set()
+
+
+def test_a_completion_survives_the_absence_of_the_database(
+    view: FarmView, stub: Any, service: ReportService, engine: Engine, postgres_server: Any
+) -> None:
+    # given a database that lets nobody in
+    run = start(view)
+    name = engine.url.database
+    admin = postgres_server._admin
+    with admin.connect() as connection:
+        connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
+        connection.execute(
+            text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :n"), {"n": name}
+        )
+
+    # when a frame ends meanwhile
+    call = stub.ReportRunningFrameCompletion.future(completion(run), timeout=60)
+    eventually(lambda: service.count["completion_retry"] >= 2)
+    assert service.completions.waiting == 1
+    with admin.connect() as connection:
+        connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
+
+    # then it is applied once the database is back
+    call.result()
+    assert view.states(run.frames) == ["SUCCEEDED"]
+    assert service.completions.waiting == 0
+
+
+def test_a_port_that_is_taken_is_a_clear_error(settings: Settings, engine: Engine, service: ReportService) -> None:
+    release = settings.release.model_copy(update={"port": service.port})
+    second = ReportService(
+        settings.model_copy(update={"release": release}), Releaser(engine, release), ScriptedKiller()
+    )
+    with pytest.raises(SchedulerError, match=f"cannot listen on 127.0.0.1:{service.port}"):
+        second.start()
+
+
+def test_stopping_applies_what_was_accepted(
+    view: FarmView, settings: Settings, engine: Engine, ledger: RecordedLedger
+) -> None:
+    run = start(view, LayerSpec(frames=20), running=20, cores=0.5, memory_gb=0.5)
+    with running_service(settings, engine, ledger) as service, stub_of(service) as stub:
+        calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(20)]
+        eventually(lambda: service.count["completion_applied"] > 0)
+        assert service.stop() == 0
+        answered = sum(call.exception() is None for call in calls)
+    succeeded = view.states(run.frames).count("SUCCEEDED")
+    assert succeeded >= answered > 0
+    view.assert_consistent()

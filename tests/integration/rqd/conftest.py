@@ -1,0 +1,5 @@
+"""Fixtures of the tests of the connections to RQDs."""
+
+from __future__ import annotations
+
+from tests.kit.simulated_hosts import channels, connect, farm  # noqa: F401 - fixtures

@@ -1,0 +1,111 @@
+"""Addresses of hosts and the pool of connections."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.rqd import channels as channels_module
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Whereabouts, look
+from opencue_sched.settings import Rqd
+from tests.kit.launches import request
+from tests.kit.polling import eventually
+
+_A_FARM = """
+import sys
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
+with SimulatedFarm(host_specs(1)) as farm:
+    print(farm.addresses["sim0001"], flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("render1", "render1:8444"),
+        ("render2.farm.example", "render2.farm.example:8444"),
+        ("10.0.0.7", "10.0.0.7:8444"),
+        ("fd00::7", "[fd00::7]:8444"),
+        ("[fd00::7]", "[fd00::7]:8444"),
+        ("special", "127.0.0.9:9000"),
+    ],
+)
+def test_a_host_is_at_its_name_and_the_usual_port_unless_settings_say_otherwise(host: str, address: str) -> None:
+    with RqdChannels(Rqd(addresses={"special": "127.0.0.9:9000"})) as channels:
+        assert channels.address(host) == address
+
+
+def test_the_usual_port_is_a_setting() -> None:
+    with RqdChannels(Rqd(grpc_port=7000)) as channels:
+        assert channels.address("render1") == "render1:7000"
+
+
+def test_a_farm_on_one_port_needs_only_that_setting() -> None:
+    port = free_port()
+    with SimulatedFarm(host_specs(2), port=port) as farm:
+        names = {name: address.rpartition(":")[0] for name, address in farm.addresses.items()}
+        with RqdChannels(Rqd(grpc_port=port)) as channels:
+            for name in names.values():
+                assert look(channels, request(name).ref).place is Whereabouts.ABSENT
+
+
+def sockets() -> set[str]:
+    """The open sockets of this process."""
+    targets = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            targets.add(str(descriptor.readlink()))
+    return {target for target in targets if target.startswith("socket:")}
+
+
+def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a connection that may be idle for a second, to a farm of another process
+    monkeypatch.setattr(channels_module, "_IDLE_SECONDS", 1.0)
+    farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert farm.stdout is not None
+    try:
+        with RqdChannels(Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, timeout=20.0)) as channels:
+            before = sockets()
+            assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+            opened = sockets() - before
+            assert opened
+            # when nobody calls for that long, then it is closed
+            eventually(lambda: not opened & sockets())
+            # and opened by the next call
+            assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+    finally:
+        farm.communicate("over")
+
+
+def test_one_host_has_one_connection_however_many_threads_use_it(channels: RqdChannels) -> None:
+    places = channels.each(lambda _: look(channels, request("sim0001").ref).place, range(40))
+    assert places == [Whereabouts.ABSENT] * 40
+    assert len(set(channels.each(lambda _: channels.stub("sim0001"), range(40)))) == 1
+
+
+def test_the_first_error_of_many_is_raised_after_all_have_ended(channels: RqdChannels) -> None:
+    done: list[int] = []
+
+    def work(number: int) -> int:
+        if number == 1:
+            raise ValueError("one of them")
+        done.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="one of them"):
+        channels.each(work, range(5))
+    assert sorted(done) == [0, 2, 3, 4]
+
+
+def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
+    channels.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        channels.stub("sim0001")

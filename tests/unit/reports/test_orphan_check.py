@@ -1,0 +1,54 @@
+"""Who owns a reported process, and time limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from opencue_proto import report_pb2
+
+from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.reports.host_reports import SETTLED_SECONDS, unowned, usage
+from opencue_sched.reports.run_ends import overdue
+from opencue_sched.store.procs import Run
+from tests.unit.reports.test_endings import RUN as OWNED
+
+GONE = replace(OWNED, proc_id="", proc_frame_id="", owner_proc_id="", owner_host_id="")
+
+
+@pytest.mark.parametrize(
+    ("run", "check"),
+    [
+        (OWNED, "owned"),
+        (replace(OWNED, job_state=JobState.FINISHED), "kill"),
+        (replace(OWNED, proc_frame_id="f2", owner_proc_id=""), "kill"),
+        (replace(OWNED, proc_frame_id="", owner_proc_id=""), "kill"),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h2", owner_age=0.0), "kill"),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=1.0), "wait"),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=5.0), "kill"),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=1.0), "wait"),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=5.0), "kill"),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=1.0), "wait"),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=5.0), "kill"),
+        (replace(GONE, frame_id="", frame_state=""), "kill"),
+    ],
+)
+def test_orphan_check(run: Run, check: str) -> None:
+    reason, age = unowned(run, "p1", "h1")
+    assert check == ("owned" if not reason else "kill" if age >= SETTLED_SECONDS else "wait")
+
+
+def test_time_limits() -> None:
+    now = 1_000_000.0
+    limited = replace(OWNED, timeout_minutes=10, timeout_llu_minutes=5)
+    assert overdue(limited, 1.0, int(now - 60), now=now) == ""
+    assert overdue(limited, 10.0, int(now - 299), now=now) == ""
+    assert "11 minutes of 10" in overdue(limited, 11.0, int(now), now=now)
+    assert "5 minutes of 5" in overdue(limited, 7.0, int(now - 320), now=now)
+    assert overdue(limited, 1.0, 0, now=now) == ""
+    assert overdue(OWNED, 11.0, int(now), now=now) == ""
+
+
+def test_numbers_rqd_could_not_tell_become_zero() -> None:
+    used = usage(OWNED, report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", rss=-1, llu_time=-5))
+    assert (used["rss"], used["llu_time"], used["layer_id"]) == (0, 0, "l1")

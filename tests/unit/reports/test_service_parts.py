@@ -1,0 +1,110 @@
+"""The report service's parts that need neither a port nor a database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+from opencue_proto import report_pb2
+from sqlalchemy import Engine
+from sqlalchemy.exc import DataError, OperationalError
+from structlog.testing import capture_logs
+
+from opencue_sched.reports import completion
+from opencue_sched.reports import service as service_module
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports.service import ReportService, read_completion
+from opencue_sched.rqd.kill import RqdKiller
+from opencue_sched.settings import Release, Settings
+from tests.kit.counted import Counted
+from tests.kit.polling import eventually
+
+
+@pytest.fixture
+def service() -> Iterator[ReportService]:
+    settings = Settings(release=Release(satisfy_only_on_frame_success=False))
+    releaser = Releaser(cast(Engine, None), settings.release, count=Counted())
+    made = ReportService(settings, releaser, cast(RqdKiller, None))
+    yield made
+    made.inbox.close()
+
+
+def test_a_completion_is_read_field_by_field() -> None:
+    frame = report_pb2.RunningFrameInfo(
+        resource_id="p1", frame_id="f1", job_name="job", frame_name="0001-l", max_rss=5, llu_time=70
+    )
+    host = report_pb2.RenderHost(name="node1", nimby_locked=True)
+    report = report_pb2.FrameCompleteReport(frame=frame, host=host, exit_status=1, exit_signal=9, run_time=60)
+    expected = CompletedFrame("p1", "f1", "node1", 1, 9, 60, 5, 70, nimby_locked=True, name="job/0001-l")
+    assert read_completion(report) == expected
+    frame.max_rss, frame.llu_time = -1, -1
+    report = report_pb2.FrameCompleteReport(frame=frame, run_time=-1)
+    read = read_completion(report)
+    assert (read.max_rss_kb, read.llu_time, read.run_time) == (0, 0, 0)
+    report = report_pb2.FrameCompleteReport(
+        frame=report_pb2.RunningFrameInfo(job_name="j" * 7_000_000), host=report_pb2.RenderHost(name="n" * 7_000_000)
+    )
+    assert (len(read_completion(report).host_name), len(read_completion(report).name)) == (128, 300)
+
+
+def test_the_policy_of_the_settings_is_that_of_completions(
+    service: ReportService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies: list[bool] = []
+
+    def end_runs(releaser: Releaser, reports: Sequence[CompletedFrame]) -> RunsEnded:
+        policies.append(releaser.settings.satisfy_only_on_frame_success)
+        return RunsEnded(tuple(RunOutcome(it.proc_id, it.frame_id, RunVerdict.STALE) for it in reports))
+
+    monkeypatch.setattr(completion, "end_runs", end_runs)
+    service.completions._apply([CompletedFrame("p1", "f1", "node1", 0)])
+    assert policies == [False]
+
+
+def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: now[0])
+    with capture_logs() as said:
+        for host, reason in (("a", "no cores"), ("a", "no cores"), ("a", "no memory"), ("b", "no cores")):
+            service.log_refusal(host, reason)
+        now[0] += 601.0
+        service.log_refusal("a", "no cores")
+    told = [(line["host"], line["reason"]) for line in said]
+    assert told == [("a", "no cores"), ("a", "no memory"), ("b", "no cores"), ("a", "no cores")]
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (OperationalError("select", {}, Exception("gone")), True),
+        (DataError("update", {}, Exception("no such value")), False),
+    ],
+)
+def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
+    service: ReportService, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
+) -> None:
+    booted: list[None] = []
+
+    def boot(_report: Any) -> None:
+        booted.append(None)
+        if len(booted) == 1:
+            raise error
+
+    monkeypatch.setattr(service_module, "_DATABASE_AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(service._reports, "boot", boot)
+    with capture_logs() as said:
+        service.inbox.put("node1", boot=report_pb2.BootReport())
+        eventually(lambda: service.count["report_failed"] == 1 and len(booted) == 1 + kept)
+        service.inbox.close()
+    assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
+    assert len(booted) == 1 + kept
+
+
+def test_a_report_is_handled_with_how_long_it_waited(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages: list[float] = []
+    monkeypatch.setattr(service._reports, "status", lambda _report, age: ages.append(age))
+    service._serve("node1", {"status": report_pb2.HostReport(), "received_at": time.monotonic() - 3.0})
+    assert 3.0 <= ages[0] < 60.0
