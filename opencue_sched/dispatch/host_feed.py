@@ -91,6 +91,10 @@ class HostFeed:
         with self._lock:
             self._noted |= reached
 
+    def missed(self) -> None:
+        """What changed was not heard for a while: passes read each host again before they use it."""
+        self.cache.forget_reads()
+
     def changed(self, host_ids: Collection[str]) -> None:
         """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
         try:

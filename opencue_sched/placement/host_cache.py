@@ -267,6 +267,15 @@ class HostCache:
             for part in self._parts.values():
                 part.due_at = self._clock() - (portions - 1) * pause
 
+    def forget_reads(self) -> None:
+        """Have every host read again by the pass that needs it next: nothing of what changed was heard."""
+        with self._lock:
+            parts = list(self._parts.values())
+        for part in parts:
+            with part.reading:  # what is being read now may have been read before the change
+                for group in part.groups.values():
+                    group.read = False
+
     def invalidate(self, host_id: str, *, cooldown_seconds: float = 0.0, why: str = "") -> None:
         """Do not show the host until a read that begins ``cooldown_seconds`` from now or later.
 

@@ -1,8 +1,8 @@
 """What a worker does when PostgreSQL notifies it of something (docs/accounting.md).
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. What nobody heard, because the connection was lost or a store in trouble, is made up for by the next recompute,
-reseed of caps and sweep.
+another. What nobody heard, because the connection was lost, is read again as soon as there is one again (NotificationListener);
+what a store in trouble kept from being done is made up for by the next recompute, reseed of caps and sweep.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
 ``hosts`` and perhaps ``procs``; ``vertices``; ``shows``; ``shows``."""
 _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
-_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0
+"""Pauses between attempts to connect: what happens after PostgreSQL is back and before the next attempt is not heard."""
 _POLL_SECONDS = 0.5
 
 
@@ -42,7 +43,7 @@ class NotificationListener(PeriodicThread):
     """A thread with a connection of its own, made again when it is lost, with growing pauses while that fails.
 
     The handler of a channel is called in this thread, with the lists of ids as keyword arguments: keep it short.
-    ``on_reconnect()`` is called when notifications may have been missed.
+    ``on_reconnect()`` is called once it hears again after it could not: notifications may have been missed.
     """
 
     def __init__(
@@ -62,15 +63,17 @@ class NotificationListener(PeriodicThread):
         self._engine = engine
         self._handlers = handlers
         self._on_reconnect = on_reconnect
-        self._connected_before = False
+        # Touched by this thread alone.
+        self._missed = False
 
     def _listen(self) -> float:
         """Listen until the connection is lost, or the thread is to end; returns how long to wait before the next."""
+        # Until it listens: the first attempt of a process that has just filled its caches may fail as well.
+        missed, self._missed = self._missed, True
         connection = self._connect()
         try:
-            if self._connected_before:
+            if missed:
                 self._call("reconnect", self._on_reconnect)
-            self._connected_before = True
             self._hear(connection)
         except (psycopg2.Error, OSError) as error:
             metrics.record_event("listener_lost")

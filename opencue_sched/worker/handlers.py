@@ -58,6 +58,6 @@ class Handlers:
         """By whomever; our own command leaves little to do."""
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 
-    def reconnected(self) -> None:
-        """Any show may have got work while nobody heard."""
+    def wake_all(self) -> None:
+        """Wake every managed show: any may have got work, or headroom, while nobody heard."""
         self._waker.note(shows=ask(self._engine, managed_show_ids))

@@ -104,8 +104,15 @@ class Process:
         self.sweeper = Sweeper(self.engine, settings, self.postings, division=self.division)
         self.leader_keys = beat_keys(namespace, facility)
         self._counters = PeriodicThread(
-            "counters", self.keep_counters, failed="counters_not_filled", retry_seconds=REFRESH_SECONDS
+            "counters",
+            self.keep_counters,
+            failed="counters_not_filled",
+            retry_seconds=0.25,
+            longest_retry_seconds=REFRESH_SECONDS,
         )
+        # How often the listener came back, written by its thread, and up to which time what it missed was read again,
+        # by the thread of the counters.
+        self._reconnects = self._reconnects_made_up_for = 0
         self.waker = Waker(self.wake)
         self.handlers = Handlers(self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts)
         self.listener = NotificationListener(
@@ -116,7 +123,7 @@ class Process:
                 WORK_CHANNEL: self.waker.note,
                 HANDED_BACK_CHANNEL: self.handlers.handed_back,
             },
-            on_reconnect=self.handlers.reconnected,
+            on_reconnect=self._reconnected,
         )
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
@@ -203,10 +210,32 @@ class Process:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
     def listen(self) -> None:
-        """Hear notifications from now on."""
+        """Hear notifications from now on, and read again what was missed of them."""
         _ = self.hosts  # made before several threads ask for it
+        self._counters.start()
         self.waker.start()
         self.listener.start()
+
+    def _reconnected(self) -> None:
+        """The thread of the counters does it, so that this one goes on hearing, and that it is tried until it works."""
+        self._reconnects += 1
+        self._counters.wake()
+
+    def _read_what_was_missed(self, sleep: Callable[[float], None]) -> None:
+        """Read again all that notifications tell of. Each process does so for what it keeps; releases and caps are
+        everybody's, so one process at a time reads them, and those that find one at it wait for that."""
+        reconnects = self._reconnects
+        if reconnects == self._reconnects_made_up_for:
+            return
+        # Work and hosts first: a host that came free needs no recount where no cap is reached.
+        self.hosts.missed()
+        self.handlers.wake_all()
+        self.bootstrap(fleet_start=True, sleep=sleep)
+        self.handlers.handed_back(())
+        # Again: now the ledger has the headroom that the releases made.
+        self.handlers.wake_all()
+        self._reconnects_made_up_for = reconnects
+        log.info("missed_notifications_made_up_for")
 
     def sweep(
         self,
@@ -243,7 +272,6 @@ class Process:
         self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
-        self._counters.start()
         self.listen()
         self.due.start()
         log.info("worker_started", worker=node, instance=self.settings.instance)
@@ -269,7 +297,8 @@ class Process:
 
     def keep_counters(self) -> float:
         """Show whether the counters are open and the age of the last recompute; fill them if they are not, so that the
-        first work after a quiet time does not wait for that. Returns when to look again."""
+        first work after a quiet time does not wait for that; then make up for missed notifications. Returns when to
+        look again."""
 
         def sleep(seconds: float) -> None:
             if self._counters.pause(seconds):
@@ -279,6 +308,7 @@ class Process:
         metrics.record_store(is_open, age)
         if not is_open:
             self.bootstrap(sleep=sleep)
+        self._read_what_was_missed(sleep)
         return REFRESH_SECONDS
 
     def check_feed(self) -> None:

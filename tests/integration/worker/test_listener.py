@@ -182,6 +182,33 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
     assert heard.reconnects == 0
 
 
+def test_a_database_that_is_away_for_long_is_still_tried_every_second(settings: Settings) -> None:
+    """What happens after it is back and before the next attempt is heard by nobody."""
+    with refusing_postgres(settings, b"the database system is starting up") as elsewhere:
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda **_: None})
+        listener.start()
+        # Pauses that go on doubling, up to ten seconds, take 42 s.
+        eventually(lambda: counted("listener_connect_failed") >= 10, 8)
+        listener.stop()
+
+
+def test_what_was_missed_before_the_first_connection_is_said_too(
+    settings: Settings, engine: Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker fills its caches before it listens."""
+    # given a listener that is refused at its first attempts
+    with refusing_postgres(settings, b"the database system is starting up") as elsewhere:
+        changing = make_engine(elsewhere)
+        listener = NotificationListener(changing, {WORK_CHANNEL: heard.work}, on_reconnect=heard.reconnect)
+        listener.start()
+        eventually(lambda: counted("listener_connect_failed") >= 1)
+        # when it gets through
+        monkeypatch.setattr(changing, "raw_connection", engine.raw_connection)
+        # then its owner is told
+        eventually(lambda: heard.reconnects == 1)
+        listener.stop()
+
+
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
         listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda **_: None})

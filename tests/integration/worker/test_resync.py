@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 import redis
 from celery import Celery
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.worker.process import Process
 from tests.kit.listening import eventually_listen
 from tests.kit.polling import eventually
 
 RECENT = 20.0
+_END_LISTENERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+    AND application_name = 'opencue-sched-listener'
+    """
 
 
 def test_who_lost_its_connection_wakes_every_managed_show(
@@ -35,12 +42,62 @@ def test_who_lost_its_connection_wakes_every_managed_show(
         worker.listen()
         eventually_listen(engine, 1)
         with engine.begin() as connection:
-            connection.execute(
-                text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-                    "AND application_name = 'opencue-sched-listener'"
-                )
-            )
+            connection.execute(text(_END_LISTENERS))
         eventually(lambda: woken, RECENT, "the shows of those who heard nothing")
     assert managed
     assert set(woken) == managed
+
+
+@contextmanager
+def nobody_hears(database_url: str, connection: Connection) -> Iterator[None]:
+    """No listener has a connection, nor gets one."""
+    url = make_url(database_url)
+    admin = create_engine(url.set(drivername="postgresql+psycopg2", database="postgres"), isolation_level="AUTOCOMMIT")
+    with closing(admin.raw_connection()) as session, session.cursor() as cursor:
+        cursor.execute(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS false')
+        try:
+            eventually(lambda: not connection.execute(text(_END_LISTENERS)).all(), RECENT, "no listener")
+            yield
+        finally:
+            cursor.execute(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS true')
+    admin.dispose()
+
+
+def test_what_happened_while_nobody_heard_is_read_again_at_once(
+    settings: Settings, engine: Engine, redis_client: redis.Redis
+) -> None:
+    # given a worker that knows of a run, of the host it fills and of the burst it counts under
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.default_show(), farm.default_alloc()
+        host = farm.host(cores=4, alloc=alloc)
+        farm.run(farm.job([LayerSpec(frames=1, cores=4)]).frames[:1], host, cores=4)
+    app = Celery("missed", broker="memory://", set_as_current=False)
+    short = settings.model_copy(update={"accounting": Accounting(commit_deadline=0.025)})
+    with closing(app), closing(Process(short, app)) as worker, engine.connect() as connection:
+        beside = connection.execution_options(isolation_level="AUTOCOMMIT")
+        worker.bootstrap()
+        worker.listen()
+        eventually_listen(engine, 1)
+        cluster = Cluster(alloc.facility_id, show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+        worker.hosts.refresh(cluster)
+        assert worker.hosts.cache.idle_cores([cluster]) == 0
+        assert redis_client.hlen(keys.LEDGER) == 1
+
+        # when the run is released, and the burst changed, while nobody hears of it
+        with nobody_hears(settings.sqlalchemy_url, beside):
+            beside.execute(text("DELETE FROM proc"))
+            beside.execute(text("UPDATE host SET int_cores_idle = int_cores"))
+            beside.execute(text("UPDATE subscription SET int_burst = 700"))
+
+        # then the worker finds out by itself, long before the next recompute
+        subscription = keys.subscription(show.id, alloc.id)
+        eventually(lambda: redis_client.hlen(keys.LEDGER) == 0, RECENT, "the release")
+        eventually(lambda: redis_client.hget(subscription, "burst") == "7", RECENT, "the burst")
+        assert redis_client.hget(subscription, "int_cores") == "0"
+
+        def idle_seen() -> bool:
+            worker.hosts.refresh(cluster)
+            return worker.hosts.cache.idle_cores([cluster]) == 4
+
+        eventually(idle_seen, RECENT, "the host's idle cores")
