@@ -7,7 +7,7 @@ docs/architecture.md names the tests that show it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -159,9 +159,22 @@ def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
     return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
 
 
-def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Finding:
+Contradictions = Mapping[str, tuple[str, Record | None]]
+"""What is wrong about procs, by id: in words, and the ledger's record of the proc if there is one."""
+
+
+def compare_procs(
+    engine: Engine,
+    ledger: Ledger,
+    *,
+    age_seconds: float,
+    select: Callable[[Contradictions], Collection[str]] | None = None,
+) -> Finding:
     """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
-    flight may wait for its commit until it is ``age_seconds`` old."""
+    flight may wait for its commit until it is ``age_seconds`` old.
+
+    ``select`` returns the ids of the contradictions that count; all do without it.
+    """
 
     def look() -> tuple[tuple[Mapping[str, Record], Mapping[str, Amounts]], dict[str, tuple[str, Record | None]]]:
         records = {record.proc_id: record for record in ledger.records()}
@@ -176,6 +189,8 @@ def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Find
         return (records, held), found
 
     (records, held), wrong = _twice(look)
+    if select is not None:
+        wrong = {proc_id: wrong[proc_id] for proc_id in select(wrong)} if wrong else {}
     booked = len(records.keys() - held.keys() - wrong.keys())
     text = (
         f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {len(held)} procs, {booked} being booked"

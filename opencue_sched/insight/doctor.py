@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,15 +15,26 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
+from opencue_sched.accounting.caps import imported_shows
+from opencue_sched.accounting.epoch import look_at_store
+from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.show_handover import check_release_feed
-from opencue_sched.clients.postgres import OURS
+from opencue_sched.clients.postgres import OURS, ask
 from opencue_sched.coordination.keys import QueueType
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.audit import Finding, Report, Severity
+from opencue_sched.insight.audit import (
+    Contradictions,
+    Finding,
+    Report,
+    Severity,
+    compare_counters,
+    compare_procs,
+)
 from opencue_sched.insight.explain import cluster_words, listed
 from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.settings import Settings
@@ -46,7 +58,7 @@ _ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity
 def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
     findings: list[Finding] = []
-    frames = 0
+    frames, database_answers = 0, False
     try:
         with engine.connect() as connection:
             findings += _server(connection)
@@ -61,9 +73,10 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
                 names = listed([job.name for job in list_jobs(connection, job_ids=left_alone)])
                 remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
                 findings.append(_warn("quarantine", f"jobs left alone for a while: {names}", remedy))
+        database_answers = True
     except (SchedulerError, SQLAlchemyError) as error:
         findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
-    return Report((*findings, *_redis(client, settings, frames)))
+    return Report((*findings, *_redis(client, settings, frames, engine if database_answers else None)))
 
 
 def _server(connection: Connection) -> Iterator[Finding]:
@@ -159,11 +172,13 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
 _ON_THE_DATABASE = (_schema, _shows, _hosts, _rqds, _release_feed)
 
 
-def _redis(client: redis.Redis, settings: Settings, waiting_frames: int) -> Iterator[Finding]:
+def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:
+    """``database`` is None when it has failed a check before this one: nothing is compared with it then."""
     try:
         check_redis(client, settings)
         info: Any = client.info()
         state = store_state(client)
+        unhealed = _unhealed(database, client, settings) if database and state is StoreState.OPEN else []
         workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
         skipped = cluster_postings(client, settings).skipped()
     except (SchedulerError, redis.RedisError) as error:
@@ -181,6 +196,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int) -> Iter
     else:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
+    yield from unhealed
     for it in skipped:
         yield _warn("clusters", cluster_words(it))
     remedy = "`celery -A opencue_sched worker` and `... beat`"
@@ -191,3 +207,54 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int) -> Iter
         yield _fail("workers", text, remedy)
     else:
         yield _warn("workers", "none is alive", remedy)
+
+
+RECOMPUTES_MISSED = 2
+"""So many intervals without a recompute, and the next is not waited for any more: what contradicts is told."""
+
+
+def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[Finding]:
+    """What an audit finds of the counters although a recompute, which puts such things right, has had its turn at it.
+
+    Raises NotReady, RedisError and SQLAlchemy's errors.
+    """
+    interval, age = settings.accounting.recompute_interval_seconds, settings.accounting.in_flight_age
+    _, since = look_at_store(client)
+    ledger = Ledger(client, owner="doctor")
+    overdue = since is None or since > RECOMPUTES_MISSED * interval
+    if not overdue:
+        # A counter that is off its entries has nothing that says since when.
+        seen = partial(_seen_by_recompute, engine, client, since or 0.0, interval + age)
+        procs = compare_procs(engine, ledger, age_seconds=age, select=seen)
+        remedy = "look for `recomput` in the workers' logs: a recompute saw this and left it as it is"
+        return [replace(procs, level=Severity.WARN, what="counters", remedy=remedy)] if procs.offenders else []
+    last = "there has been no recompute" if since is None else f"the last recompute was {since:.0f} s ago"
+    remedy = "`opencue-sched fleet`: a beat must lead, and a worker must live, for the counters to be put right"
+    wrong = (compare_procs(engine, ledger, age_seconds=age), compare_counters(ledger))
+    return [
+        _warn("counters", f"{last}, and one is due every {interval:g} s", remedy),
+        *(replace(finding, level=Severity.WARN, what="counters") for finding in wrong if finding.offenders),
+    ]
+
+
+def _seen_by_recompute(
+    engine: Engine, client: redis.Redis, since: float, believed_after: float, found: Contradictions
+) -> list[str]:
+    """The ids of those contradictions that were there at the mark of the last recompute, ``since`` seconds ago.
+
+    A proc that is not in the ledger, or has other amounts there, was if it is older, and its show is ours: others are
+    imported first. A booking in flight without a proc was if it is that much older: a recompute believes that it is
+    lost when it has seen it for an age. A confirmed entry without a proc never is: its proc went after the mark, or
+    the recompute would have removed it.
+    """
+    imported = imported_shows(client)
+    procs = {row.pk_proc: row for row in ask(engine, figures.proc_ages, list(found))}
+    now = client.time()[0]
+
+    def was_there(proc_id: str, record: Record | None) -> bool:
+        if proc_id in procs:
+            return procs[proc_id].seconds > since and procs[proc_id].pk_show in imported
+        in_flight = record is not None and record.state is EntryState.IN_FLIGHT
+        return in_flight and record is not None and now - record.booked_at > since + believed_after
+
+    return [proc_id for proc_id, (_, record) in found.items() if was_there(proc_id, record)]

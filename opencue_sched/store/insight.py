@@ -162,6 +162,20 @@ def bookings(connection: Connection, *, seconds: float) -> int:
 
 # The audit: contradictions, counted and named.
 
+# How long ago these procs were booked.
+_PROC_AGES = text(
+    """
+    SELECT pk_proc, pk_show, CAST(extract(epoch FROM clock_timestamp() - ts_booked) AS float) AS seconds
+      FROM proc WHERE pk_proc = ANY(CAST(:procs AS varchar[]))
+    """
+)
+
+
+def proc_ages(connection: Connection, proc_ids: Sequence[str]) -> Sequence[Row[Any]]:
+    """Show and age in seconds of those of these procs that there are."""
+    return connection.execute(_PROC_AGES, {"procs": list(proc_ids)}).all()
+
+
 OFFENDERS_NAMED = 5
 
 _OVER_CAP = """

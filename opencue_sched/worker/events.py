@@ -1,8 +1,8 @@
 """What a worker does when PostgreSQL notifies it of something (docs/accounting.md).
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. What nobody heard, because the connection was lost, is read again as soon as there is one again (NotificationListener);
-what a store in trouble kept from being done is made up for by the next recompute, reseed of caps and sweep.
+another. What nobody heard, because the connection was lost, is read again once there is one (NotificationListener).
+What a store in trouble kept a worker from doing is made up for by the next recompute, reseed of caps and sweep.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
 _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0
-"""Pauses between attempts to connect: what happens after PostgreSQL is back and before the next attempt is not heard."""
+"""Pauses between attempts to connect: what happens between PostgreSQL's return and the next one is not heard."""
 _POLL_SECONDS = 0.5
 
 

@@ -12,6 +12,8 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
@@ -405,3 +407,64 @@ def test_fleet_without_postgresql_is_shown_with_a_warning(cli: Cli, no_database:
     assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
     assert "sesame" not in ran.err
     assert "Background on" not in ran.err
+
+
+@pytest.fixture
+def running(healthy: None, build: Build, engine: Engine, redis_client: redis.Redis) -> str:
+    """The id of the proc of a frame that runs, and is counted."""
+
+    def make(farm: Farm) -> str:
+        return farm.run(farm.job([LayerSpec(frames=1)]).frames[:1], farm.host(name="render02"))[0]
+
+    proc = str(build(make))
+    ledger = make_ledger(engine, redis_client, owner="test")
+    ImportedShows(engine, ledger, quarantine_seconds=0, age_seconds=40).import_all()
+    recompute(engine, ledger)
+    return proc
+
+
+def counter_words(ran: Ran) -> list[str]:
+    """What doctor says of counters that need a look, with the offenders."""
+    return [
+        " ".join([found["text"], *found["offenders"]])
+        for found in ran.json["findings"]
+        if (found["what"], found["level"]) == ("counters", "warn")
+    ]
+
+
+def test_a_difference_that_the_next_recompute_will_put_right_is_no_news(
+    cli: Cli, running: str, change: Callable[[str], None], redis_client: redis.Redis
+) -> None:
+    # given a release that nobody heard, and a proc that somebody else booked, both since the last recompute
+    change("DELETE FROM proc")
+    assert counter_words(cli("doctor", "--json")) == []
+    # when no recompute has come for three times as long as it should have
+    redis_client.decrby("acct:recomputed", 360)
+    # then that is said, and what it leaves undone
+    told = counter_words(cli("doctor", "--json"))
+    assert any("the last recompute was" in text for text in told)
+    assert any(f"ledger entry {running} has no proc" in text for text in told)
+    assert cli("doctor").status == 0
+
+
+def test_a_difference_that_a_recompute_has_had_its_turn_at_is_a_warning(
+    cli: Cli, running: str, change: Callable[[str], None], redis_client: redis.Redis
+) -> None:
+    # given a proc of an hour ago, which the last recompute must have seen
+    change("UPDATE proc SET ts_booked = now() - interval '1 hour'")
+    assert counter_words(cli("doctor", "--json")) == []
+    # when the ledger does not have it
+    redis_client.hdel("acct:ledger", running)
+    # then that is a warning, as it is an audit's failure
+    told = counter_words(cli("doctor", "--json"))
+    assert [text for text in told if f"proc {running} is not in the ledger" in text] == told != []
+
+
+def test_a_counter_that_no_recompute_corrects_is_a_warning(
+    cli: Cli, running: str, redis_client: redis.Redis, engine: Engine
+) -> None:
+    with engine.connect() as connection:
+        job = str(connection.execute(text("SELECT pk_job FROM proc")).scalar_one())
+    redis_client.hincrby(f"acct:job:{job}", "int_cores", 5)
+    redis_client.decrby("acct:recomputed", 360)
+    assert any("counter (6, 0), ledger (1, 0)" in text for text in counter_words(cli("doctor", "--json")))
