@@ -27,7 +27,8 @@ def reap() -> dict[str, object]:
     with exclusive(mine.client, key, seconds=REAP_LEASE_SECONDS) as first:
         if not first:
             return {"reaped": False}
-        releaser = Releaser(mine.engine, mine.settings.release, mine.ledger, mine.changes, metrics.record_event)
+        count = metrics.record_event
+        releaser = Releaser(mine.engine, mine.settings.release, count=count, sender=mine.announcements)
         report = reaper.reap(releaser, RqdKiller(mine.channels), scope=mine.scope, stopping=mine.stopping)
         drains = mine.facts.has_frame_history_queue and not mine.stopping()
         events, skipped = reaper.drain_history(mine.engine) if drains else (0, 0)

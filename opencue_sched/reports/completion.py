@@ -14,7 +14,6 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -23,6 +22,7 @@ from opencue_sched.clients.store_errors import Failure, classify, describe, is_t
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import SchedulerError
+from opencue_sched.reports.announcements import AnnouncementSender, announce
 from opencue_sched.reports.run_ends import (
     CompletedFrame,
     Ending,
@@ -213,7 +213,10 @@ MOST_TOGETHER = 64
 
 @dataclass(frozen=True, slots=True)
 class Releaser:
-    """Ends runs; once that is committed, releases their bookings in the ledger and publishes the changed hosts."""
+    """Ends runs; once that is committed, releases their bookings in the ledger and publishes the changed hosts.
+
+    With a ``sender`` that is left to it: nothing here waits for Redis then.
+    """
 
     engine: Engine
     settings: Release = field(default_factory=Release)
@@ -221,6 +224,7 @@ class Releaser:
     changes: HostChanges | None = None
     count: Callable[[str], object] = lambda *_: None
     clock: Callable[[], float] = time.time
+    sender: AnnouncementSender | None = None
 
     def end(self, requests: Sequence[Request]) -> list[RunOutcome]:
         """End runs, MOST_TOGETHER in a transaction, and answer each in its place. Processes of lost runs must be known
@@ -238,8 +242,7 @@ class Releaser:
 
     def publish_hosts(self, host_ids: Sequence[str]) -> None:
         """Publish changed hosts to the host caches. To be called after the commit: they read the rows again."""
-        if self.changes is not None and host_ids:
-            self._announce("host_changes", self.changes.publish, host_ids)
+        self._announce((), host_ids)
 
     def _end(self, requests: Sequence[Request]) -> Sequence[RunOutcome]:
         """End runs in one transaction or, when that fails, in one each, so that one bad run does not keep the others
@@ -253,22 +256,16 @@ class Releaser:
                 (bad,) = requests
                 return [RunOutcome(bad.proc_id, bad.frame_id, RunVerdict.REFUSED, error=error)]
             return [outcome for request in requests for outcome in self._end([request])]
-        if self.ledger is not None and ended.ledger_procs:
-            self._announce("ledger_release", self.ledger.release, ended.ledger_procs)
-        self.publish_hosts(ended.hosts)
+        self._announce(ended.ledger_procs, ended.hosts)
         for job_id in ended.finished_jobs:
             _log.info("job_finished", job=job_id)
         return ended.outcomes
 
-    def _announce(self, step: str, announce: Callable[[Sequence[str]], object], ids: Sequence[str]) -> None:
-        try:
-            announce(ids)
-        except Exception as error:
-            # The end is committed, so the caller must not take it for failed. The trigger's notification and the next
-            # recompute make up for what was not announced.
-            expected = isinstance(error, SchedulerError | RedisError)
-            (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), ids=ids)
-            self.count(f"{step}_failed")
+    def _announce(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+        if self.sender is not None:
+            self.sender.put(procs, hosts)
+        else:
+            announce(self.ledger, self.changes, self.count, procs, hosts)
 
     def _record(self, request: Request, outcome: RunOutcome) -> None:
         """Log what became of a run, and count it if its end was reported."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.reports.host_reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.reports.run_ends import CompletedFrame
@@ -279,6 +281,23 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
     )
 
 
+@contextmanager
+def open_service(settings: Settings, count: Callable[[str], object]) -> Iterator[ReportService]:
+    """A report service with its own connections, not started yet."""
+    engine = make_engine(settings, application_name="opencue-sched-report")
+    client = guarded_redis(settings.redis_dsn, settings)
+    ledger = Ledger(client, owner=settings.instance)
+    sender = AnnouncementSender(ledger, HostChanges(client, settings.coordination.namespace), count)
+    try:
+        with RqdChannels(settings.rqd) as channels:
+            releaser = Releaser(engine, settings.release, count=count, sender=sender)
+            yield ReportService(settings, releaser, RqdKiller(channels))
+    finally:
+        sender.close()
+        client.close()
+        engine.dispose()
+
+
 def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable[[], None]) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
 
@@ -289,20 +308,10 @@ def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    engine = make_engine(settings, application_name="opencue-sched-report")
-    client = guarded_redis(settings.redis_dsn, settings)
-    try:
-        with RqdChannels(settings.rqd) as channels:
-            ledger = Ledger(client, owner=settings.instance)
-            changes = HostChanges(client, settings.coordination.namespace)
-            releaser = Releaser(engine, settings.release, ledger, changes, count)
-            service = ReportService(settings, releaser, RqdKiller(channels))
-            service.start()
-            alive()
-            while not stopping.wait(_PULSE_SECONDS):
-                if service.completions.running:
-                    alive()
-            return 1 if service.stop() else 0
-    finally:
-        client.close()
-        engine.dispose()
+    with open_service(settings, count) as service:
+        service.start()
+        alive()
+        while not stopping.wait(_PULSE_SECONDS):
+            if service.completions.running:
+                alive()
+        return 1 if service.stop() else 0

@@ -48,6 +48,7 @@ from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_stores
+from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.procs import UpkeepScope
@@ -85,6 +86,7 @@ class Process:
         self.client = guarded_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
         self.changes = HostChanges(self.client, namespace)
+        self.announcements = AnnouncementSender(self.ledger, self.changes, metrics.record_event)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
             self.client, cluster_board(namespace, facility), division=lambda: self.division()
@@ -130,6 +132,7 @@ class Process:
         for give_back in (
             self.engine.dispose,
             self.client.close,
+            self.announcements.close,
             self.channels.close,
             self.renewer.stop,
             self.due.stop,
