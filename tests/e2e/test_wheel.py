@@ -25,6 +25,7 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched import __version__
+from opencue_sched.embedded.demo.pictures import read_png
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.farms.stress_farms import DRAIN, stress_farm
@@ -37,8 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FARM_PAGE = ("/farm", "/farm.css", "/farm.js", "/farm/data")
 
 
-def _run(command: list[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None) -> str:
-    ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=240)
+def _run(
+    command: list[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None, timeout_seconds: float = 240
+) -> str:
+    ended = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=timeout_seconds
+    )
     assert ended.returncode == 0, f"{command} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
@@ -63,31 +68,32 @@ class Installation:
         (self.site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "--disable-pip-version-check"]
         _run([*pip, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", wheel], cwd=directory)
-        self._work = directory / "work"
-        self._work.mkdir()
+        self.work = directory / "work"
+        self.work.mkdir()
 
     def python(self, code: str, *arguments: str, **environment: str) -> Any:
         """Run code that prints JSON; returns what it printed last."""
         command: list[str | Path] = [self.bin / "python", "-c", code, *arguments]
-        return json.loads(_run(command, cwd=self._work, env=self._environment(environment)).splitlines()[-1])
+        return json.loads(_run(command, cwd=self.work, env=self._environment(environment)).splitlines()[-1])
 
-    def program(self, *words: str, **environment: str) -> str:
+    def program(self, *words: str, timeout_seconds: float = 240, **environment: str) -> str:
         """What ``opencue-sched WORDS`` prints."""
-        return _run([self.bin / "opencue-sched", *words], cwd=self._work, env=self._environment(environment))
+        env = self._environment(environment)
+        return _run([self.bin / "opencue-sched", *words], cwd=self.work, env=env, timeout_seconds=timeout_seconds)
 
     def role(self, role: Role) -> GuardedProcess:
         """A role as the manifests start it, not yet started."""
         program, *words = role.command
         start = [self.bin / "python", "-m", "celery"] if program == "celery" else [self.bin / program]
         env = self._environment(role.environment)
-        return GuardedProcess([*start, *words], log=self._work / f"role-{role.name}.log", cwd=self._work, env=env)
+        return GuardedProcess([*start, *words], log=self.work / f"role-{role.name}.log", cwd=self.work, env=env)
 
     def celery(self, *arguments: str, **environment: str) -> GuardedProcess:
         """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
         return GuardedProcess(
             [self.bin / "python", "-m", "celery", "-A", "opencue_sched", *arguments],
-            log=self._work / f"{arguments[0]}.log",
-            cwd=self._work,
+            log=self.work / f"{arguments[0]}.log",
+            cwd=self.work,
             env=self._environment(environment),
         )
 
@@ -216,6 +222,14 @@ def test_the_program_of_the_wheel_works_on_the_stores(
     installation.program("show", "create", "demo", "--managed", **environment)
     (show,) = json.loads(installation.program("show", "list", "--json", **environment))
     assert (show["show"], show["managed"]) == ("demo", True)
+
+
+@pytest.mark.long
+def test_the_demo_of_the_wheel_renders_a_picture_without_a_checkout(installation: Installation) -> None:
+    frames = ["--frames", "2", "--hosts", "1", "--workers", "1", "--output", "out"]
+    # The first demo of a machine makes the environment of its RQDs.
+    installation.program("demo", *frames, timeout_seconds=800)
+    assert read_png(installation.work / "out" / "contact-sheet.png").width > 0
 
 
 def test_each_role_of_the_manifests_runs_and_answers_its_probes(
