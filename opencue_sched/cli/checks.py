@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,12 +14,10 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
-from opencue_sched.coordination.postings import SkippedCluster
-from opencue_sched.dispatch.verdicts import RecordedVerdict
 from opencue_sched.domain.units import duration_text
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over
+from opencue_sched.insight.explain import PassesSaid, explain_job, explanation_lines, passes_over
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.health import StoreUnusable, describe_failure
@@ -53,14 +51,14 @@ def doctor_command() -> Done:
     return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
 
 
-def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
-    """The verdicts of a job's layers, and the clusters that no pass looks at; none, and a note, without Redis."""
+def _passes(job_id: str) -> PassesSaid:
+    """What `passes_over` says; nothing, and a note, without Redis."""
     try:
         with redis_store() as client:
             return passes_over(client, get_settings(), job_id)
     except (redis.RedisError, StoreUnusable) as error:
         click.echo(f"note: {describe_failure(error, get_settings())}; the last verdicts are not known", err=True)
-        return {}, ()
+        return {}, (), {}
 
 
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")

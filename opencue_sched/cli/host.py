@@ -193,8 +193,8 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
             click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
         with RqdChannels(settings.rqd) as channels:
             for host in found:
-                if not RqdKiller(channels).answers(host.host, settings.rqd.timeout):
-                    failed[host.host] = f"its RQD ({channels.address(host.host)}) does not answer; nothing is changed"
+                if silence := RqdKiller(channels).silence(host.host, settings.rqd.timeout):
+                    failed[host.host] = f"its RQD {silence}; nothing is changed"
                     continue
                 # First of all nothing more is booked there. As Cuebot does it, but a host that cannot be told stays as
                 # it is: one that is called DOWN has its frames given away.

@@ -52,7 +52,8 @@ class Actor:
 
     ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
     ``capabilities`` of a worker are the names of the queues that it consumes; ``work`` names what it has in hand;
-    ``fence`` is that of a leading beat, else 0; ``facility`` is the scope of a fleet of one facility, in lower case,
+    ``unreached`` are hosts whose RQDs do not answer it, each with words; ``fence`` is that of a leading beat, else 0;
+    ``facility`` is the scope of a fleet of one facility, in lower case,
     and empty for all others.
     """
 
@@ -71,6 +72,7 @@ class Actor:
     capacity: int = 0
     state: str = "working"
     work: tuple[str, ...] = ()
+    unreached: tuple[tuple[str, str], ...] = ()
     fence: int = 0
     facility: str = ""
     token: str = field(default="", repr=False)

@@ -54,7 +54,7 @@ class Refusals:
         with self._lock:
             now = self._clock()
             kept_apart = self.apart.active()
-            for it in (it for it in outcomes if it.sends):
+            for it in (it for it in outcomes if it.sends or it.unfit_host):
                 host, frame, words = it.request.host_name, it.request.run_frame, str(it.error)
                 if it.error is None:
                     launched |= {frame.job_id, host}

@@ -1,4 +1,4 @@
-"""Names of folders, jobs, layers, frames and operating systems, and how they are written for people."""
+"""Names of folders, jobs, layers, frames, hosts and operating systems, and how they are written for people."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def near(word: str, words: Iterable[str]) -> str:
 def frame_name(number: int, layer_name: str) -> str:
     """The name of a frame: ``0012-render``, and ``-012-render`` for frame -12 (Java's and Python's ``%04d`` agree)."""
     return f"{number:04d}-{layer_name}"
+
+
+def is_address(host_name: str) -> bool:
+    """Whether a host is known by an IP address instead of a name."""
+    return ":" in host_name or host_name.replace(".", "").isdigit()
+
+
+def short_name(host_name: str) -> str:
+    """A host's name without its domain; addresses stay whole."""
+    return host_name if is_address(host_name) else host_name.partition(".")[0]
+
+
+def same_host(name: str, other: str) -> bool:
+    """Whether two names may be those of one host: case and domain aside."""
+    return short_name(name).lower() == short_name(other).lower()
 
 
 def os_names(text: str | None) -> tuple[str, ...]:

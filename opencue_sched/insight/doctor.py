@@ -35,7 +35,7 @@ from opencue_sched.insight.audit import (
     compare_counters,
     compare_procs,
 )
-from opencue_sched.insight.explain import cluster_words, listed
+from opencue_sched.insight.explain import cluster_words, listed, unreached_hosts
 from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
@@ -49,6 +49,7 @@ OLDEST_POSTGRESQL = 130_000
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
+_REACH = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
@@ -148,12 +149,15 @@ def _probed(names: list[str], settings: Settings) -> Finding:
 
     with RqdChannels(settings.rqd) as channels, ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
         answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)
-        silent = [f"{name} ({channels.address(name)})" for name, there in zip(names, answers, strict=True) if not there]
-    text = f"{len(names) - len(silent)} of {len(names)} hosts that are up have an RQD that answers"
-    if not silent:
+        unfit = [name for name, there in zip(names, answers, strict=True) if not there]
+        misnamed = {name: words for name in unfit if (words := channels.misnamed(name))}
+        silent = [f"{name} ({channels.address(name)})" for name in unfit if name not in misnamed]
+    text = f"{len(names) - len(unfit)} of {len(names)} hosts that are up have an RQD that answers"
+    if not unfit:
         return _ok("RQD", text)
-    remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
-    return (_warn if len(silent) < len(names) else _fail)("RQD", f"{text}; not {listed(silent)}", remedy)
+    text += f"; not {listed(silent)}" if silent else ""
+    text += f"; {listed([f'{name} {words}' for name, words in misnamed.items()])}" if misnamed else ""
+    return (_warn if len(unfit) < len(names) else _fail)("RQD", text, _REACH)
 
 
 def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
@@ -179,7 +183,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         info: Any = client.info()
         state = store_state(client)
         unhealed = _unhealed(database, client, settings) if database and state is StoreState.OPEN else []
-        workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
+        members = list_members(client, settings.coordination.namespace)
         skipped = cluster_postings(client, settings).skipped()
     except (SchedulerError, redis.RedisError) as error:
         yield _fail("Redis", describe_failure(error, settings))
@@ -199,8 +203,11 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     yield from unhealed
     for it in skipped:
         yield _warn("clusters", cluster_words(it))
+    if unreached := unreached_hosts(members):
+        text = f"workers do not reach hosts: {listed([f'{host}: {words}' for host, words in unreached.items()])}"
+        yield _warn("RQD", text, _REACH)
     remedy = "`celery -A opencue_sched worker` and `... beat`"
-    if workers:
+    if workers := members.of(QueueType.DISPATCH.value):
         yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
     elif waiting_frames:
         text = f"none is alive, and {waiting_frames} frames of managed shows wait"

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import redis
 from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
+from opencue_sched.coordination.presence import Members, list_members
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.depends import DependType
@@ -79,7 +81,8 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A job by name, the hosts that stopped reporting while frames of it run there, and each layer. ``rank`` is what
+    """A job by name, the hosts that stopped reporting while frames of it run there, a sentence on each host that
+    matters to it and reports, but whose RQD does not answer a worker, and each layer. ``rank`` is what
     ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the selections that goes by
     draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON.
 
@@ -92,6 +95,7 @@ class Explanation:
     state: str
     rank: Mapping[str, Any] | None
     silent_hosts: tuple[SilentHost, ...]
+    unreached_hosts: tuple[str, ...]
     layers: tuple[Mapping[str, Any], ...]
 
 
@@ -101,10 +105,11 @@ def explain_job(
     settings: Settings,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     skipped: Sequence[SkippedCluster] = (),
+    unreached: Mapping[str, str] = MappingProxyType({}),
     deaths: Sequence[Deaths] = (),
 ) -> Explanation:
-    """Explain a job. ``verdicts`` and ``skipped`` are those of passes_over, empty when Redis does not answer;
-    ``deaths`` those of frame_logs.deaths_of, which reads logs."""
+    """Explain a job. ``verdicts``, ``skipped`` and ``unreached`` are those of passes_over, empty when Redis does
+    not answer; ``deaths`` those of frame_logs.deaths_of, which reads logs."""
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     whole = [*switch_reasons(job)]
@@ -138,15 +143,27 @@ def explain_job(
         died = [death for death in deaths if death.layer_id == layer.id]
         counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
         explained.append({"layer": layer.name, "id": layer.id, **counts, "reasons": reasons, "deaths": died})
-    return Explanation(job.name, job_id, job.state, rank, silent_hosts(connection, settings, job), tuple(explained))
+    return Explanation(
+        job.name,
+        job_id,
+        job.state,
+        rank,
+        silent_hosts(connection, settings, job),
+        tuple(_unreached(connection, settings, job, layers, unreached)),
+        tuple(explained),
+    )
 
 
-def passes_over(
-    client: redis.Redis, settings: Settings, job_id: str
-) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
-    """What passes said of the layers of a job, and the clusters that no pass looks at now. Raises RedisError."""
-    verdicts = VerdictLog(client, settings.coordination.namespace).of_jobs([job_id])[job_id]
-    return verdicts, cluster_postings(client, settings).skipped()
+PassesSaid = tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster], Mapping[str, str]]
+
+
+def passes_over(client: redis.Redis, settings: Settings, job_id: str) -> PassesSaid:
+    """What passes said of the layers of a job, the clusters that no pass looks at now, and the hosts that workers do
+    not reach (`unreached_hosts`). Raises RedisError."""
+    namespace = settings.coordination.namespace
+    verdicts = VerdictLog(client, namespace).of_jobs([job_id])[job_id]
+    unreached = unreached_hosts(list_members(client, namespace))
+    return verdicts, cluster_postings(client, settings).skipped(), unreached
 
 
 def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
@@ -449,6 +466,37 @@ def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
     return f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 
 
+# Hosts that report as ever, while their RQDs do not answer a worker.
+
+
+def unreached_hosts(members: Members) -> dict[str, str]:
+    """By name the hosts whose RQDs do not answer a worker, with words for people."""
+    return {
+        host: f"worker {worker.instance} gets no answer from its RQD ({words})"
+        for worker in members.alive
+        for host, words in worker.unreached
+    }
+
+
+def _unreached(
+    connection: Connection,
+    settings: Settings,
+    job: jobs.JobView,
+    layers: Sequence[jobs.LayerView],
+    unreached: Mapping[str, str],
+) -> Iterator[str]:
+    """A sentence on each of the unreached hosts that reports, and runs frames of the job or might."""
+    if not unreached:
+        return
+    frames = Counter(proc.host for proc in list_procs(connection, job_id=job.id))
+    tags = {tag for layer in layers if layer.waiting for tag in normalise_tags(layer.tags)}
+    for host in list_hosts(connection):
+        concerned = host.host in frames or not tags.isdisjoint(host.tags)
+        if host.host in unreached and concerned and not unavailable(host, settings.host_cache.host_staleness_threshold):
+            running = f", with {counted(frames[host.host], 'frame')} of it," if frames[host.host] else ""
+            yield f"host {host.host}{running} reports, but {unreached[host.host]}"
+
+
 def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -> list[str]:
     """A line for each layer with something left to do, and how the job stands where others are in the way.
 
@@ -466,7 +514,7 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
         for death in it["deaths"] if every_reason else it["deaths"][:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-    lines += [host.words for host in explanation.silent_hosts]
+    lines += [*(host.words for host in explanation.silent_hosts), *explanation.unreached_hosts]
     # Where waiting frames of it may be booked, its rank says when.
     if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
         lines.append(_rank_words(explanation.rank))

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import structlog
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import Failure, classify, describe, is_trouble
 from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.domain.names import same_host
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.reports.announcements import AnnouncementSender, announce
@@ -54,6 +55,21 @@ _LONGEST_RETRY_SECONDS = 0.2
 
 Request = CompletedFrame | LostRun
 _Result = TypeVar("_Result")
+
+
+_ASTRAY_WARN_SECONDS = 60.0
+
+
+def warn_of_astray(booked_on: str, reported_by: str) -> None:
+    """Log, once a minute for each pair, that a host reports a process which was booked on another one: that one's name
+    leads to it. The process counts all the same: it has the right proc."""
+    if not same_host(booked_on, reported_by):
+        _log_astray(booked_on, reported_by, time.monotonic() // _ASTRAY_WARN_SECONDS)
+
+
+@lru_cache(maxsize=10_000)
+def _log_astray(booked_on: str, reported_by: str, _minute: float) -> None:
+    _log.warning("frames_run_on_another_host", booked_on=booked_on, reported_by=reported_by)
 
 
 def end_runs(releaser: Releaser, requests: Sequence[Request]) -> RunsEnded:
@@ -131,6 +147,8 @@ def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float)
     taken: set[str] = set()
     for request, run in zip(requests, runs, strict=True):
         ending = ending_of(request, run, now=now)
+        if isinstance(request, CompletedFrame) and ending.releases:
+            warn_of_astray(run.host_name, request.host_name)
         ids = {ending.stop.frame_id} if ending.stop else set()
         if ending.releases:
             ids.add(run.proc_id)

@@ -15,11 +15,12 @@ from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
 from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.names import short_name
 from opencue_sched.domain.states import HardwareState, JobState, LockState
 from opencue_sched.domain.units import KB_PER_GIB
 from opencue_sched.errors import InvalidInput
-from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.run_ends import overdue, short_name
+from opencue_sched.reports.completion import Releaser, warn_of_astray
+from opencue_sched.reports.run_ends import overdue
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock, set_state, set_tags
@@ -331,6 +332,7 @@ class HostReports:
         for frame, row in zip(report.frames, rows, strict=True):
             reason, age = unowned(row, frame.resource_id, host_id)
             if not reason:
+                warn_of_astray(row.host_name, report.host.name)
                 owned.append((frame, row))
                 # RQD reports start_time in milliseconds.
                 minutes = (now - frame.start_time / 1000) / 60 if frame.start_time > 0 else 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
+from opencue_sched.domain.names import same_host
 from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.settings import Release
 from opencue_sched.store.procs import Run
@@ -75,8 +76,6 @@ class RunVerdict(StrEnum):
     """The proc's frame had been taken off it, or was stopped by somebody else; the proc was released."""
     SUPERSEDED = "superseded"
     """Another proc, or another frame of this proc, has taken over: nothing was changed."""
-    WRONG_HOST = "wrong_host"
-    """Another host than the proc's reported its end. Nothing was changed."""
     STALE = "stale"
     """The run was over already: a duplicate or late report. Nothing was changed."""
     UNKNOWN = "unknown"
@@ -160,7 +159,7 @@ def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
             return RunVerdict.STALE
         # A frame that still runs although its proc is gone ends with the report of the host it was started on; a later
         # run of it must not.
-        ours = isinstance(request, LostRun) or _same_host(run.frame_host, request.host_name)
+        ours = isinstance(request, LostRun) or same_host(run.frame_host, request.host_name)
         return RunVerdict.ORPHAN_APPLIED if ours and not run.owner_proc_id else RunVerdict.SUPERSEDED
     if isinstance(request, LostRun):
         if run.proc_frame_id != request.frame_id:
@@ -168,8 +167,6 @@ def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
         reported = request.pinged_at is not None and run.pinged_at > request.pinged_at
         if reported or request.host_state not in (None, run.host_state):
             return RunVerdict.ALIVE
-    elif not _same_host(run.host_name, request.host_name):
-        return RunVerdict.WRONG_HOST
     elif run.proc_frame_id and (run.proc_frame_id != request.frame_id or not run.frame_id):
         return RunVerdict.SUPERSEDED
     applies = run.proc_frame_id and run.frame_state == FrameState.RUNNING
@@ -225,13 +222,3 @@ def satisfying_states(settings: Release) -> frozenset[FrameState]:
     """The states of a frame with which what waits for it may go on."""
     eaten = () if settings.satisfy_only_on_frame_success else (FrameState.EATEN,)
     return frozenset((FrameState.SUCCEEDED, *eaten))
-
-
-def short_name(host_name: str) -> str:
-    """A host's name without its domain; addresses stay whole."""
-    is_address = host_name.replace(".", "").isdigit() or ":" in host_name
-    return host_name if is_address else host_name.partition(".")[0]
-
-
-def _same_host(one: str, other: str) -> bool:
-    return short_name(one).lower() == short_name(other).lower()

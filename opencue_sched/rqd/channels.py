@@ -2,36 +2,127 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+import structlog
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
 
+from opencue_sched.domain.names import is_address, same_host
+from opencue_sched.errors import RqdFailure
 from opencue_sched.settings import Rqd
+
+_log = structlog.get_logger(__name__)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
 _IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
+_RESOLVE_SECONDS = 2.0
+"""gRPC would go on for 30 s with the address that a name had when it was last resolved."""
+_KEEPALIVE_SECONDS = 300.0
+_KEEPALIVE_TIMEOUT_SECONDS = 10.0
+_NOT_ANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+CALLS_TO_TELL = 2
+"""After so many calls in a row without an answer a host is told of, and dialled anew if they ran into deadlines."""
+TOLD_SECONDS = 120.0
+"""A host that nobody has called for so long is told of no more: perhaps it is down, or deleted."""
+NAME_BELIEVED_SECONDS = 60.0
+"""How long after a host's RQD told its name frames are launched there without asking for it again."""
+_WARN_SECONDS = 60.0
+_SHORTEST_TELLING_SECONDS = 1.0
 _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
 
 
+class _Connection(grpc.UnaryUnaryClientInterceptor):
+    """One connection to the RQD of ``host``. ``heard`` is called with each call's end, ``named`` with the name in each
+    report: see `RqdChannels._hear` and `_name`."""
+
+    def __init__(
+        self,
+        host: _Host,
+        options: list[tuple[str, int]],
+        heard: Callable[..., None],
+        named: Callable[[_Connection, str, Any], None],
+    ) -> None:
+        self.host = host
+        self.channel = grpc.insecure_channel(host.address, options=options)
+        self.stub = rqd_pb2_grpc.RqdInterfaceStub(grpc.intercept_channel(self.channel, self))
+        self.heard = heard
+        self.named = named
+        # Both under the lock of RqdChannels.
+        self.calls = 0
+        self.retired = False
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """gRPC's hook around one call."""
+        self.heard(self, calls=1)
+        try:
+            call = continuation(details, request)
+        except BaseException:
+            self.heard(self, calls=-1)
+            raise
+        self.heard(self, calls=-1, ended=call, details=details)
+        if isinstance(request, rqd_pb2.RqdStaticReportStatusRequest) and call.code() is grpc.StatusCode.OK:
+            self.named(self, call.result().host_report.host.name, details)
+        return call
+
+
+@dataclass
+class _Host:
+    """What the calls to one host's RQD told. Everything is read and written under the lock of RqdChannels.
+
+    ``named_at`` (monotonic): when it last answered by the host's own name, and no call has failed since.
+    ``answers_as``: the name of another host, if it answered by that last.
+
+    ``unanswered`` calls in a row got no answer, the first at the epoch ``since``, the last at the monotonic
+    ``failed_at`` with the error ``words``. ``warned_at``: when that was last logged.
+    """
+
+    name: str
+    address: str
+    connection: _Connection | None = None
+    named_at: float = -math.inf
+    answers_as: str = ""
+    unanswered: int = 0
+    since: float = 0.0
+    failed_at: float = -math.inf
+    words: str = ""
+    warned_at: float = -math.inf
+
+    def told(self) -> str:
+        """Where it was asked, what was heard, and since when: for people."""
+        return f"{self.address}: {self.words}, since {time.strftime('%H:%M:%S', time.localtime(self.since))}"
+
+    def misnamed(self) -> str:
+        """``(address) answers as another``, when another host's RQD answers there; else empty."""
+        return f"({self.address}) answers as {self.answers_as}" if self.answers_as else ""
+
+
 class RqdChannels(AbstractContextManager["RqdChannels"]):
-    """One connection per RQD, opened at first use, closed after five idle minutes.
+    """One connection per host, opened at first use, closed after five idle minutes.
+
+    A connection whose calls run into their deadlines in a row is replaced, for which the host's name is resolved anew:
+    where an address is gone nobody resets the connection to it, and the kernel would send into it for 16 minutes.
 
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
     """
 
-    def __init__(self, settings: Rqd) -> None:
+    def __init__(self, settings: Rqd, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
+        self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Any, Any]] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._retired: set[_Connection] = set()
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
         self._closed = False
 
@@ -44,15 +135,52 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         return f"{name}:{self.settings.grpc_port}"
 
     def stub(self, host_name: str) -> Any:
-        """The RqdInterfaceStub for a host."""
-        address = self.address(host_name)
+        """The RqdInterfaceStub for a host. Ask for it at each call: the connection may be replaced."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("RqdChannels is closed")
-            if address not in self._open:
-                channel = grpc.insecure_channel(address, options=self._options())
-                self._open[address] = channel, rqd_pb2_grpc.RqdInterfaceStub(channel)
-            return self._open[address][1]
+            host = self._hosts.get(host_name)
+            if host is None:
+                host = self._hosts[host_name] = _Host(host_name, self.address(host_name))
+            if host.connection is None:
+                host.connection = _Connection(host, self._options(), self._hear, self._name)
+            return host.connection.stub
+
+    def misnamed(self, host_name: str) -> str:
+        """``(address) answers as another``, when the last report that came for a host was another host's: its name, or
+        its entry in ``rqd.addresses``, leads to another machine. Else empty."""
+        with self._lock:
+            host = self._hosts.get(host_name)
+            return host.misnamed() if host is not None else ""
+
+    def check_name(self, host_name: str) -> None:
+        """Make sure that a host's RQD is its own: ask for its name, unless it told that in the last minute. Raises
+        RqdFailure when it is another host's, or does not answer in time. Of an RQD that does not answer otherwise the
+        next call tells more."""
+        with self._lock:
+            host = self._hosts.get(host_name)
+            if host is not None and self._clock() - host.named_at < NAME_BELIEVED_SECONDS:
+                return
+        request = rqd_pb2.RqdStaticReportStatusRequest()
+        try:
+            self.stub(host_name).ReportStatus(request, timeout=self.settings.timeout)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise RqdFailure(f"asked for its name, it did not answer ({describe(error)})") from error
+        if words := self.misnamed(host_name):
+            raise RqdFailure(f"its RQD {words}")
+
+    def unreached(self) -> tuple[tuple[str, str], ...]:
+        """The hosts that did not answer calls of the last two minutes, the longest silent first: names, and words."""
+        with self._lock:
+            now = self._clock()
+            silent = [
+                host
+                for host in self._hosts.values()
+                if host.unanswered >= CALLS_TO_TELL and now - host.failed_at < TOLD_SECONDS
+            ]
+            silent.sort(key=lambda host: host.since)
+            return tuple((host.name, host.told()) for host in silent)
 
     def each(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items. The
@@ -65,21 +193,83 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         """Close every connection. Calls under way end as cancelled."""
         with self._lock:
             self._closed = True
-            opened, self._open = self._open, {}
-        for channel, _ in opened.values():
-            channel.close()
+            opened = [host.connection for host in self._hosts.values() if host.connection is not None]
+            opened += self._retired
+        for connection in opened:
+            connection.channel.close()
         self._threads.shutdown(wait=True)
+
+    def _hear(self, connection: _Connection, *, calls: int, ended: Any = None, details: Any = None) -> None:
+        """Count the calls under way by ``calls``, and learn from one that ``ended``; ``details`` is how it was made."""
+        with self._lock:
+            connection.calls += calls
+            if ended is not None:
+                self._learn(connection, ended, details)
+            # Not before its last call has ended: closing would cancel those that may be answered yet.
+            over = connection.retired and not connection.calls and not self._closed
+            if over:
+                self._retired.discard(connection)
+        if over:
+            connection.channel.close()
+
+    def _name(self, connection: _Connection, name: str, details: Any) -> None:
+        """Learn by whose name a report is that came over a connection; ``details`` is how it was asked for."""
+        host = connection.host
+        # A host known by its address is whoever has that.
+        own = not name or is_address(host.name) or same_host(host.name, name)
+        with self._lock:
+            host.named_at = self._clock() if own else -math.inf
+            host.answers_as = "" if own else name
+            # Who asks whether a host is there tells the answer.
+            warns = not own and not details.wait_for_ready and self._clock() - host.warned_at >= _WARN_SECONDS
+            if warns:
+                host.warned_at = self._clock()
+        if warns:
+            _log.warning("rqd_answers_as_another_host", host=host.name, address=host.address, answers_as=name)
+
+    def _learn(self, connection: _Connection, ended: Any, details: Any) -> None:
+        host, code, seconds = connection.host, ended.code(), details.timeout
+        if code is grpc.StatusCode.CANCELLED or connection.retired:
+            return
+        if code not in _NOT_ANSWERED:
+            host.unanswered = 0
+            return
+        late = code is grpc.StatusCode.DEADLINE_EXCEEDED
+        if details.wait_for_ready:
+            return  # a host that is DOWN was asked whether it is there again: see RqdKiller.answers
+        if late and seconds is not None and seconds < min(_SHORTEST_TELLING_SECONDS, self.settings.timeout):
+            return  # the rest of somebody's time, not enough for an answer
+        now = self._clock()
+        host.named_at = -math.inf  # the next connection may lead elsewhere
+        if not host.unanswered:
+            host.since = time.time()
+        host.unanswered += 1
+        host.failed_at, host.words = now, describe(ended)
+        if late and host.unanswered >= CALLS_TO_TELL:
+            connection.retired, host.connection = True, None
+            self._retired.add(connection)
+        if host.unanswered >= CALLS_TO_TELL and now - host.warned_at >= _WARN_SECONDS:
+            host.warned_at = now
+            _log.warning(
+                "rqd_does_not_answer", host=host.name, address=host.address, calls=host.unanswered, error=host.words
+            )
 
     def _options(self) -> list[tuple[str, int]]:
         """A connection attempt must end well before the call's deadline, so that a host that is down is told apart
         from one that may have received the call. (gRPC takes the least reconnect back-off as its connect time-out.)
+
+        With a keepalive gRPC has the kernel give a connection up on which nothing is acknowledged for its time-out.
+        RQD's server ends connections that are pinged more often than every 300 s (gRPC's default).
         """
         connect_seconds = min(_LONGEST_CONNECT_SECONDS, self.settings.timeout / 2)
         return [
             ("grpc.min_reconnect_backoff_ms", max(1, int(connect_seconds * 1000))),
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 5000),
+            ("grpc.dns_min_time_between_resolutions_ms", int(_RESOLVE_SECONDS * 1000)),
             ("grpc.client_idle_timeout_ms", int(_IDLE_SECONDS * 1000)),
+            ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
+            ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_SECONDS * 1000)),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]

@@ -22,6 +22,7 @@ import grpc
 import structlog
 from opencue_proto import report_pb2, rqd_pb2
 
+from opencue_sched.errors import RqdFailure
 from opencue_sched.rqd.channels import RqdChannels, describe
 
 _log = structlog.get_logger(__name__)
@@ -76,7 +77,12 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
         )
     except grpc.RpcError as error:
         return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD does not answer ({describe(error)})")
-    return frame_seen(answer.host_report, ref)
+    seen = frame_seen(answer.host_report, ref)
+    words = channels.misnamed(ref.host_name)
+    # What another machine does not run, or runs for another proc, says nothing of this host.
+    if words and seen.place is not Whereabouts.OURS:
+        return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD {words}")
+    return seen
 
 
 def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen:
@@ -156,20 +162,27 @@ class RqdKiller:
         self._notify = notify
 
     def answers(self, host_name: str, seconds: float) -> bool:
-        """Whether a host's RQD answers at all within ``seconds``. A refused connection is tried again in that time."""
+        """Whether a host's own RQD answers within ``seconds``. A refused connection is tried again in that time."""
+        return not self.silence(host_name, seconds)
+
+    def silence(self, host_name: str, seconds: float) -> str:
+        """Why a host's RQD cannot be talked to, if so: ``(address) does not answer``, within ``seconds``, or another
+        host's does."""
         request = rqd_pb2.RqdStaticReportStatusRequest()
         try:
             self._channels.stub(host_name).ReportStatus(request, timeout=seconds, wait_for_ready=True)
         except grpc.RpcError:
-            return False
-        return True
+            return f"({self._channels.address(host_name)}) does not answer"
+        return self._channels.misnamed(host_name)
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
         try:
+            self._channels.check_name(host_name)
             kill(self._channels, host_name, frame_id, reason)
-        except grpc.RpcError as error:
-            _log.info("kill_not_delivered", host=host_name, frame=frame_id, error=describe(error))
+        except (grpc.RpcError, RqdFailure) as error:
+            why = describe(error) if isinstance(error, grpc.RpcError) else str(error)
+            _log.info("kill_not_delivered", host=host_name, frame=frame_id, error=why)
             return False
         return True
 

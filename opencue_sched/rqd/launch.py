@@ -11,6 +11,8 @@ certain that nothing started:
   it is sent once more.
 - DEADLINE_EXCEEDED, connection lost, cancelled: it may start at any time, so it is unknown (the settlement asks).
 - any other code: refused for good.
+
+Nothing is sent where another host's RQD answers (`RqdChannels.check_name`): its frames would take what is booked there.
 """
 
 from __future__ import annotations
@@ -70,12 +72,14 @@ class LaunchOutcome:
     run now or later.
 
     ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD said something.
+    ``unfit_host``: it was not sent because another host's RQD answers for this one, or none in time.
     """
 
     request: LaunchRequest
     sends: int = 0
     error: RqdFailure | None = None
     answered: bool = False
+    unfit_host: bool = False
 
     @property
     def proc_id(self) -> str:
@@ -139,7 +143,7 @@ def launch_all(
                 outcome = _not_launched(request, "not sent: its turn did not come in time")
             else:
                 outcome = _launch(channels, request)
-                silent = "" if outcome.answered else f"{request.host_name} did not answer the launch before it"
+                silent = "" if outcome.answered else f"{request.host_name} did not take the frame before it"
             outcomes.append(outcome)
         return outcomes
 
@@ -149,6 +153,11 @@ def launch_all(
 def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
     """Launch one frame, with at most two LaunchFrame calls and two questions what RQD runs."""
     ref, sends = request.ref, 1
+    try:
+        channels.check_name(ref.host_name)
+    except RqdFailure as error:
+        failure = RqdFailure(f"{ref.host_name}: not sent: {error}")
+        return LaunchOutcome(request, error=failure, unfit_host=True)
     answer, words = _send(channels, request)
     if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
         answer is Answer.UNCLEAR and look(channels, ref).place is Whereabouts.ABSENT

@@ -3,7 +3,7 @@ that wait for a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import redis
@@ -23,14 +23,26 @@ from opencue_sched.worker.workload import Workload
 log = structlog.get_logger(__name__)
 
 
-class Membership:
-    """One per process. ``work()`` names the clusters that it dispatches now, for the presence record. ``in_flight()``
-    counts its messages; a consumer that reserves messages puts its own count there."""
+MOST_UNREACHED = 20
+"""Hosts that a presence record names: every second every process reads all records."""
 
-    def __init__(self, client: redis.Redis, settings: Settings, work: Callable[[], Collection[str]]) -> None:
+
+class Membership:
+    """One per process. ``work()`` names the clusters that it dispatches now, for the presence record, ``unreached()``
+    the hosts whose RQDs do not answer it. ``in_flight()`` counts its messages; a consumer that reserves messages puts
+    its own count there."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        settings: Settings,
+        work: Callable[[], Collection[str]],
+        unreached: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    ) -> None:
         self._client = client
         self._settings = settings
         self.work = work
+        self.unreached = unreached
         self.namespace = settings.coordination.namespace
         self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
         self.workload = Workload()
@@ -89,6 +101,7 @@ class Membership:
                 in_flight=self.in_flight(),
                 state=self.workload.state.value,
                 work=sorted(self.work()),
+                unreached=tuple(self.unreached())[:MOST_UNREACHED],
                 capabilities=sorted(self._queues()),
             )
         return REFRESH_SECONDS

@@ -98,7 +98,10 @@ class Process:
             patience_seconds=STATEMENT_SECONDS,
         )
         self.membership = Membership(
-            self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
+            self.client,
+            settings,
+            lambda: {claim.cluster.key for claim in self.renewer.held()},
+            self.channels.unreached,
         )
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -468,3 +469,33 @@ def test_a_counter_that_no_recompute_corrects_is_a_warning(
     redis_client.hincrby(f"acct:job:{job}", "int_cores", 5)
     redis_client.decrby("acct:recomputed", 360)
     assert any("counter (6, 0), ledger (1, 0)" in text for text in counter_words(cli("doctor", "--json")))
+
+
+def test_what_workers_do_not_reach_is_told_though_this_machine_does(
+    cli: Cli, healthy: None, redis_client: redis.Redis
+) -> None:
+    # given an RQD that answers here, and a worker whose calls it leaves unanswered
+    worker = Presence(redis_client, "cue", types=["dispatch"], group="default", instance="one")
+    worker.announce()
+    worker.refresh(unreached=(("render01", "render01:8444: DEADLINE_EXCEEDED, since 17:03:11"),))
+    ran = cli("doctor", "--json")
+    # then both are told
+    assert "1 of 1 hosts that are up have an RQD that answers" in ran.out
+    assert finding(ran, "warn")["what"] == "RQD"
+    assert finding(ran, "warn")["text"] == (
+        "workers do not reach hosts: render01: worker one gets no answer from its RQD "
+        "(render01:8444: DEADLINE_EXCEEDED, since 17:03:11)"
+    )
+
+
+def test_a_host_whose_name_leads_to_another_machine_is_told_with_both_names(
+    cli: Cli, build: Build, healthy: None, environment: pytest.MonkeyPatch
+) -> None:
+    # given a host that is reported up, and whose name leads to the RQD of another one
+    build(lambda farm: farm.host(name="render02"))
+    addresses = json.loads(os.environ["OPENCUE_SCHED_RQD__ADDRESSES"])
+    there = addresses["render01"]
+    environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps({**addresses, "render02": there}))
+    ran = cli("doctor", "--json")
+    assert (levels(ran)["RQD"], ran.err) == ("warn", "")
+    assert f"; render02 ({there}) answers as render01" in ran.out

@@ -20,10 +20,11 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.insight.explain import explain_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.worker.membership import Membership
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -37,6 +38,7 @@ class Work:
 
     show: ShowIds
     job: JobIds
+    host: HostIds
 
     @property
     def layer(self) -> str:
@@ -48,8 +50,8 @@ def work(build: Build) -> Work:
     def make(farm: Farm) -> Work:
         show = farm.show("demo")
         farm.subscription(show, farm.alloc("general"), size=10)
-        farm.host(name="render01", cores=8)
-        return Work(show, farm.job([LayerSpec(name="render", frames=4)], show=show, name=NAME, max_cores=100))
+        host = farm.host(name="render01", cores=8)
+        return Work(show, farm.job([LayerSpec(name="render", frames=4)], show=show, name=NAME, max_cores=100), host)
 
     made: Work = build(make)
     return made
@@ -427,3 +429,31 @@ def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[
     assert cli("explain", "show-sh010-artist_cmp").status == 1
     unknown = cli("explain", NAME, "--layer", "rendr")
     assert (unknown.status, "has no layer 'rendr'; did you mean 'render'?" in unknown.err) == (1, True)
+
+
+@pytest.fixture
+def unreached(settings: Settings, redis_client: redis.Redis) -> None:
+    """A worker that gets no answer from the RQD of render01."""
+    said = [("render01", "render01:8444: DEADLINE_EXCEEDED: Deadline Exceeded, since 17:03:11")]
+    membership = Membership(redis_client, settings, tuple, lambda: said)
+    membership.join("w1@here", queues=lambda: ("cue:q:work:type:dispatch",), capacity=4)
+    membership.heartbeat()
+
+
+def test_a_host_that_reports_and_does_not_answer_the_workers(
+    cli: Cli, work: Work, build: Build, unreached: None, change: Callable[..., None]
+) -> None:
+    # given a host that frames could go to and that reports, while a worker does not reach its RQD
+    words = "gets no answer from its RQD (render01:8444: DEADLINE_EXCEEDED: Deadline Exceeded, since 17:03:11)"
+    assert cli("explain", NAME).out.splitlines()[1].startswith("host render01 reports, but worker ")
+    assert words in cli("explain", NAME).out
+    # when frames of the job run there and none waits, then it is told too
+    build(lambda farm: farm.run(work.job.frames, work.host))
+    assert "host render01, with 4 frames of it, reports, but worker " in cli("explain", NAME).out
+    (told,) = cli("explain", NAME, "--json").json["unreached_hosts"]
+    assert words in told
+    # and not of a job that has nothing to do with it, nor of a host that is silent itself
+    build(lambda farm: farm.job([LayerSpec(tags="gpu")], show=work.show, name="elsewhere"))
+    assert cli("explain", "elsewhere", "--json").json["unreached_hosts"] == []
+    change("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
+    assert cli("explain", NAME, "--json").json["unreached_hosts"] == []

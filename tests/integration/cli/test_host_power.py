@@ -25,9 +25,12 @@ class Rqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.told: list[str] = []
         self.user_logged_in = False
+        self.name = "render01"
 
     def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return rqd_pb2.RqdStaticReportStatusResponse()
+        answer = rqd_pb2.RqdStaticReportStatusResponse()
+        answer.host_report.host.name = self.name
+        return answer
 
     def _note(self, name: str, context: Any, answer: Any) -> Any:
         self.told.append(name)
@@ -108,3 +111,11 @@ def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: Rq
     assert "render01: its RQD refused: UNKNOWN: not supported when a user is logged in" in ran.err
     assert "render02: its RQD (127.0.0.1:1) does not answer; nothing is changed" in ran.err
     assert [host(rows, name) for name in ("render01", "render02")] == [("OPEN", "UP")] * 2
+
+
+@pytest.mark.parametrize("verb", ["reboot", "down"])
+def test_another_machine_that_a_name_leads_to_is_left_alone(cli: Cli, rqd: Rqd, rows: Rows, verb: str) -> None:
+    rqd.name = "render03.studio.example"
+    ran = cli("host", verb, "render01", "--now", "--yes")
+    assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
+    assert "answers as render03.studio.example; nothing is changed" in ran.err

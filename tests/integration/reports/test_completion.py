@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
+from structlog.testing import capture_logs
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -299,13 +300,20 @@ def test_a_report_nobody_knows_is_answered_and_ignored(engine: Engine, view: Far
     assert view.procs() == list(run.procs)
 
 
-def test_a_report_of_another_host_than_the_procs_changes_nothing(engine: Engine, view: FarmView) -> None:
-    run = start(view)
-    elsewhere = replace(run.report(), host_name="another.studio.example")
-    assert complete_frame(engine, elsewhere).verdict is RunVerdict.WRONG_HOST
-    assert (view.states(run.frames), view.procs()) == (["RUNNING"], list(run.procs))
-    with_domain = replace(run.report(), host_name=f"{run.host.name}.studio.example")
-    assert complete_frame(engine, with_domain).verdict is RunVerdict.APPLIED
+def test_the_end_of_a_run_counts_whichever_host_it_ran_on(engine: Engine, view: FarmView) -> None:
+    # given two runs, of which one was started where the name of its host leads by mistake
+    run = start(view, running=2)
+    astray = replace(run.report(), host_name="another.studio.example")
+    at_home = replace(run.report(1), host_name=f"{run.host.name}.studio.example")
+    # when both end
+    with capture_logs() as logs:
+        for report in (astray, at_home):
+            assert complete_frame(engine, report).verdict is RunVerdict.APPLIED
+    # then both frames are rendered, and both names of the first are told
+    assert (view.states(run.frames), view.procs()) == (["SUCCEEDED"] * 2, [])
+    view.assert_consistent()
+    told = [(line["log_level"], line["booked_on"], line["reported_by"]) for line in logs if "booked_on" in line]
+    assert told == [("warning", run.host.name, "another.studio.example")]
 
 
 def test_an_exit_status_too_wide_for_the_history_is_still_recorded(engine: Engine, view: FarmView) -> None:

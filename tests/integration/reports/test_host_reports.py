@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
 
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -375,6 +376,27 @@ def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmVi
     report = running_report(run, resource_id="another-proc")
     desk.status(report)
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_a_process_that_another_host_reports_with_its_right_proc_is_owned_and_both_names_are_told(
+    view: FarmView, desk: Desk
+) -> None:
+    # given a frame that was started where the name of its host leads by mistake
+    run = start(view)
+    with view.farm() as farm:
+        farm.host(name="astray")
+    age_procs(view)
+    report = running_report(run, max_rss=GB, rss=GB)
+    report.host.name = "astray.studio.example"
+    # when that machine reports it, twice
+    with capture_logs() as logs:
+        for _ in range(2):
+            desk.status(report)
+    # then it goes on, its proc is known to live, and the log has both names, once
+    assert desk.killer.asked == []
+    assert view.one("SELECT ts_ping > now() - interval '50 seconds' AS alive FROM proc").alive
+    told = [(line["booked_on"], line["reported_by"]) for line in logs if line["event"] == "frames_run_on_another_host"]
+    assert told == [(run.host.name, "astray.studio.example")]
 
 
 def test_kills_go_on_only_while_their_report_is_fresh(

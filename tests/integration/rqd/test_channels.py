@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
@@ -16,6 +19,7 @@ from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Whereabouts, look
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
+from tests.kit.lost_address import LostAddress
 from tests.kit.polling import eventually
 
 _A_FARM = """
@@ -109,3 +113,85 @@ def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
     channels.close()
     with pytest.raises(RuntimeError, match="closed"):
         channels.stub("sim0001")
+
+
+@pytest.fixture
+def moving(farm: SimulatedFarm) -> Iterator[tuple[LostAddress, RqdChannels]]:
+    """The address of sim0001, which can be lost, and connections to it."""
+    with (
+        LostAddress(farm.addresses["sim0001"]) as place,
+        RqdChannels(Rqd(addresses={"sim0001": place.address}, timeout=2.0)) as channels,
+    ):
+        assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+        yield place, channels
+
+
+def test_a_host_whose_address_changed_is_reached_again_over_a_new_connection(
+    moving: tuple[LostAddress, RqdChannels],
+) -> None:
+    # given a connection over which nothing comes back any more, and nobody says so
+    place, channels = moving
+    place.lose()
+    assert look(channels, request("sim0001").ref).place is Whereabouts.UNREACHABLE
+
+    # when calls run into their deadlines one after the other, then the name is looked up and dialled again
+    places = [look(channels, request("sim0001").ref).place for _ in range(2)]
+    assert places[-1] is Whereabouts.ABSENT
+    assert place.opened == 2
+
+
+def test_one_late_answer_costs_no_connection(farm: SimulatedFarm, moving: tuple[LostAddress, RqdChannels]) -> None:
+    place, channels = moving
+    for _ in range(2):
+        farm.freeze("sim0001")
+        assert look(channels, request("sim0001").ref).place is Whereabouts.UNREACHABLE
+        farm.thaw("sim0001")
+        assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+    assert place.opened == 1
+
+
+def test_a_deadline_too_short_for_any_answer_says_nothing_of_the_connection(
+    moving: tuple[LostAddress, RqdChannels],
+) -> None:
+    place, channels = moving
+    for _ in range(20):
+        look(channels, request("sim0001").ref, timeout=0.0001)
+    assert channels.unreached() == ()
+    assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+    assert place.opened == 1
+
+
+def test_a_host_that_does_not_answer_is_told_until_it_does(moving: tuple[LostAddress, RqdChannels]) -> None:
+    # given a host of which two calls in a row got no answer
+    place, channels = moving
+    assert channels.unreached() == ()
+    place.lose()
+    with capture_logs() as logs:
+        for _ in range(2):
+            look(channels, request("sim0001").ref)
+
+    # then it is told, with its address and what was heard, and once in the log
+    ((host, words),) = channels.unreached()
+    assert host == "sim0001"
+    assert place.address in words and "DEADLINE_EXCEEDED" in words
+    (line,) = [line for line in logs if line["event"] == "rqd_does_not_answer"]
+    assert (line["log_level"], line["host"], line["address"]) == ("warning", "sim0001", place.address)
+
+    # and no more once it answers
+    assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+    assert channels.unreached() == ()
+
+
+def test_a_call_that_others_wait_for_outlives_the_end_of_its_connection(
+    farm: SimulatedFarm, moving: tuple[LostAddress, RqdChannels]
+) -> None:
+    # given a host that is frozen, and a call that has time
+    _, channels = moving
+    farm.freeze("sim0001")
+    patient = ThreadPoolExecutor(1).submit(look, channels, request("sim0001").ref, timeout=100.0)
+    # when others give up, so that the connection is replaced
+    for _ in range(3):
+        assert look(channels, request("sim0001").ref).place is Whereabouts.UNREACHABLE
+    farm.thaw("sim0001")
+    # then that call has its answer all the same
+    assert patient.result().place is Whereabouts.ABSENT

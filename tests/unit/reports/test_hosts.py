@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
+from opencue_sched.domain.names import short_name
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.reports.host_reports import (
@@ -14,7 +15,6 @@ from opencue_sched.reports.host_reports import (
     next_hardware_state,
     read_host,
 )
-from opencue_sched.reports.run_ends import short_name
 from tests.kit.reported_hosts import GB, render_host
 
 

@@ -1,0 +1,100 @@
+"""A name, or an entry in ``rqd.addresses``, that leads to another machine than the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from opencue_sched.dispatch.refusals import Refusals
+from opencue_sched.embedded.rqds.simulated_host import HostSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.kill import Fate, RqdKiller, RunningFrameRef, kill_and_confirm
+from opencue_sched.rqd.launch import launch_all
+from opencue_sched.settings import Rqd
+from tests.kit.launches import request
+from tests.kit.polling import eventually
+
+
+@pytest.fixture
+def misled(farm: SimulatedFarm) -> Iterator[RqdChannels]:
+    """Connections for which sim0001 leads to the machine of sim0002, as long as they are open."""
+    addresses = dict(farm.addresses, sim0001=farm.addresses["sim0002"])
+    with RqdChannels(Rqd(addresses=addresses, timeout=5.0)) as channels:
+        yield channels
+
+
+def test_a_host_whose_name_leads_to_another_machine_gets_no_frames(farm: SimulatedFarm, misled: RqdChannels) -> None:
+    with capture_logs() as logs:
+        outcomes = launch_all(misled, [request("sim0001"), request("sim0001"), request("sim0002")])
+
+    # then nothing started there, for certain, and both names are told, once
+    assert [(outcome.sends, outcome.error is None) for outcome in outcomes] == [(0, False), (0, False), (1, True)]
+    assert f"its RQD ({farm.addresses['sim0002']}) answers as sim0002" in str(outcomes[0].error)
+    assert not any(outcome.error and outcome.error.outcome_unknown for outcome in outcomes)
+    assert {run.host_name for run in farm.runs()} == {"sim0002"} and len(farm.runs()) == 1
+    (line,) = [line for line in logs if line["event"] == "rqd_answers_as_another_host"]
+    assert (line["log_level"], line["host"], line["answers_as"]) == ("warning", "sim0001", "sim0002")
+    # and the host is left alone by the next plans
+    assert Refusals().blame(outcomes).hosts == {"sim0001"}
+
+
+def test_what_another_machine_does_not_run_is_not_known_to_have_ended(farm: SimulatedFarm, misled: RqdChannels) -> None:
+    # given a frame that sim0001 runs
+    with RqdChannels(Rqd(addresses=farm.addresses, timeout=20.0)) as right:
+        running = request("sim0001")
+        assert launch_all(right, [running])[0].error is None
+    # when its name leads elsewhere, then nobody takes the answer there for an end
+    fate, words = kill_and_confirm(misled, running.ref, reason="test", timeout=1.0)
+    assert fate is Fate.UNREACHABLE
+    assert "answers as sim0002" in words
+    assert not RqdKiller(misled).answers("sim0001", 5.0)
+    assert running.ref.frame_id in farm.running()
+
+
+def test_a_run_of_another_proc_on_the_other_machine_is_not_killed(farm: SimulatedFarm, misled: RqdChannels) -> None:
+    # given a frame that was lost on sim0001, and runs on sim0002 now
+    again = request("sim0002")
+    assert launch_all(misled, [again])[0].error is None
+    lost = RunningFrameRef("sim0001", again.ref.frame_id, "the proc before")
+    # when its former run is to be ended, then its present one goes on
+    assert kill_and_confirm(misled, lost, reason="test", timeout=1.0)[0] is Fate.UNREACHABLE
+    assert not RqdKiller(misled).ask("sim0001", lost.frame_id, "test")
+    assert again.ref.frame_id in farm.running()
+    assert farm.calls("sim0002")["KillRunningFrame"] == 0
+
+
+def test_a_frame_that_started_on_the_other_machine_can_be_ended_there(farm: SimulatedFarm, misled: RqdChannels) -> None:
+    # given a frame that was sent to sim0001 and runs on sim0002
+    astray = request("sim0002")
+    assert launch_all(misled, [astray])[0].error is None
+    ref = RunningFrameRef("sim0001", astray.ref.frame_id, astray.ref.proc_id)
+    assert kill_and_confirm(misled, ref, reason="test", timeout=1.0)[0] is not Fate.RUNNING
+    eventually(lambda: not farm.running())
+
+
+def test_a_host_is_booked_again_once_it_answers_by_its_own_name() -> None:
+    # given an address at which another machine answers
+    port = free_port()
+    with RqdChannels(Rqd(addresses={"sim0001": f"127.1.0.1:{port}"}, timeout=5.0)) as channels:
+        with SimulatedFarm([HostSpec("sim0002")], port=port):
+            assert launch_all(channels, [request("sim0001")])[0].error is not None
+        # when the host itself answers there, in its own spelling, then it gets frames
+        with SimulatedFarm([HostSpec("SIM0001.farm.example")], port=port):
+            eventually(lambda: launch_all(channels, [request("sim0001")])[0].error is None)
+
+
+def test_a_host_known_by_its_address_is_whoever_has_it(farm: SimulatedFarm) -> None:
+    with RqdChannels(Rqd(addresses={"10.0.0.7": farm.addresses["sim0001"]}, timeout=5.0)) as channels:
+        assert launch_all(channels, [request("10.0.0.7")])[0].error is None
+
+
+def test_a_name_is_asked_for_once_a_minute(farm: SimulatedFarm) -> None:
+    now = [0.0]
+    with RqdChannels(Rqd(addresses=farm.addresses, timeout=20.0), clock=lambda: now[0]) as channels:
+        for now[0], asked in ((0.0, 1), (59.0, 1), (61.0, 2)):
+            assert launch_all(channels, [request("sim0001")])[0].error is None
+            assert farm.calls("sim0001")["ReportStatus"] == asked
