@@ -13,13 +13,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import structlog
 from celery import Celery, bootsteps
 from celery.signals import beat_init, setup_logging, worker_shutting_down
+from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError, RedisError
@@ -35,9 +36,13 @@ from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import process_of
 
+if TYPE_CHECKING:
+    from celery.apps.beat import Beat as BeatProgram
+
 log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
+_LEADER_SCHEDULER = "opencue_sched.beat:LeaderScheduler"
 
 
 def is_celery(argv: Sequence[str]) -> bool:
@@ -54,7 +59,36 @@ def _refuse(error: Exception) -> NoReturn:
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
 
 
-app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
+class SchedulerApp(Celery):
+    """Celery whose beats have no scheduler but the one behind the leader gate."""
+
+    @property
+    def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name
+        """What ``celery beat`` makes, with a look at the named scheduler before that is made."""
+        from celery.apps.beat import Beat
+
+        class GatedBeat(Beat):
+            def __init__(self, *, scheduler: str | None = None, **options: Any) -> None:
+                _refuse_other_schedulers(scheduler or app.conf.beat_scheduler)
+                super().__init__(scheduler=scheduler, **options)
+
+        return cast("type[BeatProgram]", self.subclass_with_self(GatedBeat))
+
+
+def _refuse_other_schedulers(scheduler: str) -> None:
+    """End this process unless ``scheduler``, as Celery's options name it, is LeaderScheduler: two beats with another
+    would send every message twice, without a fence."""
+    cure = "leave --scheduler (-S) and beat_scheduler out"
+    try:
+        aliases = dict(cast(Iterable[tuple[str, str]], load_extension_class_names("celery.beat_schedulers")))
+        named = symbol_by_name(scheduler, aliases=aliases)
+    except (ImportError, AttributeError, ValueError) as error:
+        _refuse(InvalidInput(f"the scheduler {scheduler} cannot be imported ({error}); {cure}"))
+    if not (isinstance(named, type) and issubclass(named, symbol_by_name(_LEADER_SCHEDULER))):
+        _refuse(InvalidInput(f"the scheduler {scheduler} fires without the leader gate, beside other beats; {cure}"))
+
+
+app = SchedulerApp("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")
 
 
@@ -82,7 +116,9 @@ class ProcessStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.components:Pool",)
 
-    def __init__(self, parent: Any, **_: Any) -> None:
+    def __init__(self, parent: Any, *, beat: bool = False, **_: Any) -> None:
+        if beat:  # refused here: the embedded beat is a process of its own, and its end would not end the worker
+            _refuse_other_schedulers(parent.scheduler)
         if getattr(parent, "autoscale", None) and not hasattr(parent.pool_cls, "grow"):
             pool = parent.pool_cls.__module__.rpartition(".")[2]
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))

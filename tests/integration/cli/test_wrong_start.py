@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -36,6 +37,43 @@ def test_a_process_with_a_url_of_no_postgresql_says_so_and_is_not_started_again(
     assert "opencue-sched cannot start: setting OPENCUE_SCHED_DATABASE_URL: database_url is not a Post" in ran.stderr
     assert "sesame" not in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("beat", "-S", "celery.beat:PersistentScheduler"),
+        ("beat", "--scheduler=celery.beat.Scheduler"),
+        ("worker", "-B", "--scheduler", "celery.beat:PersistentScheduler"),
+        ("worker", "--beat", "--", "beat.scheduler=celery.beat:PersistentScheduler"),
+    ],
+    ids=" ".join,
+)
+def test_a_beat_with_another_scheduler_is_refused_before_that_scheduler_is_made(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    role, *given = words
+    ran = celery(role, "--schedule", str(tmp_path / "schedule"), *given)
+    assert ran.returncode == 78, ran.stderr
+    (said,) = [line for line in ran.stderr.splitlines() if "opencue-sched cannot start" in line]
+    assert "celery.beat" in said
+    assert "without the leader gate" in said
+    assert "leave --scheduler (-S) and beat_scheduler out" in said
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_scheduler_that_cannot_be_imported_is_refused_by_name() -> None:
+    ran = celery("beat", "-S", "no.such:Scheduler")
+    assert ran.returncode == 78, ran.stderr
+    assert "opencue-sched cannot start: the scheduler no.such:Scheduler" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("named", ["opencue_sched", "opencue_sched.beat:LeaderScheduler"])
+def test_a_beat_given_its_own_scheduler_by_name_goes_on_to_its_stores(named: str) -> None:
+    ran = celery("beat", "-S", named)
+    assert ran.returncode == 75, ran.stderr
 
 
 def test_a_worker_warns_of_a_misspelt_variable_in_its_log() -> None:
