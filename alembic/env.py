@@ -17,7 +17,14 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.errors import SchedulerError, WrongConfiguration
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings, setting_problems
-from opencue_sched.store.schema import VERSION_TABLE, explained, migration_lock, refuse_too_old
+from opencue_sched.store.schema import (
+    VERSION_TABLE,
+    announce_start_times,
+    explained,
+    migration_lock,
+    newly_possible,
+    refuse_too_old,
+)
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
@@ -33,6 +40,9 @@ def _migrate(connection: Connection) -> None:
     context.configure(connection=connection, version_table=VERSION_TABLE)
     with context.begin_transaction():
         context.run_migrations()
+    if newly_possible(connection):
+        announce_start_times(connection)
+        connection.commit()
     if not context.get_context().get_current_heads():
         connection.execute(text(f"DROP TABLE IF EXISTS {VERSION_TABLE}"))
         connection.commit()

@@ -13,7 +13,7 @@ from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import downgrade, revision_of, upgrade
+from opencue_sched.store.schema import downgrade, newly_possible, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -31,7 +31,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
     """
     url = get_settings().sqlalchemy_url
     with database() as engine:
-        before = ask(engine, revision_of)
+        before, possible = ask(engine, revision_of), ask(engine, newly_possible)
         if down:
             if not yes:
                 what = "what migrate made there: of a database that it found empty everything, with no way back"
@@ -42,7 +42,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
         with working("migrating the schema"):
             upgrade(url)
         after = ask(engine, revision_of)
-    done = "was" if after == before else "was brought"
+    done = "was" if after == before and not possible else "was brought"
     return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
 
 

@@ -72,7 +72,8 @@ class PassRunner:
     hosts: HostFeed
     permits: LayerPermits
     channels: RqdChannels
-    facts: SchemaFacts
+    facts: Callable[[], SchemaFacts]
+    """What the database has, as the process read it last."""
     layers: LayerCooldowns
     verdicts: VerdictLog | None = None
     imported: ImportedShows | None = None
@@ -256,7 +257,7 @@ class _Pass:
             gather,
             clusters,
             runner.settings,
-            facts=runner.facts,
+            facts=runner.facts(),
             in_use=runner.ledger.cores_in_use,
             skip=skip,
             most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(clusters) + 1),
@@ -375,7 +376,7 @@ class _Pass:
                         accepted,
                         answers.caps,
                         runner.settings,
-                        facts=runner.facts,
+                        facts=runner.facts(),
                         booked_at=booked_at,
                         clock=runner.clock,
                         queue=runner.queue,

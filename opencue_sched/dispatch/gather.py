@@ -292,7 +292,12 @@ class GpuWaits:
     """What waits for GPUs now, as of at most two seconds ago. Thread-safe."""
 
     def __init__(
-        self, engine: Engine, facts: SchemaFacts, in_use: CoresInUse, *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        facts: Callable[[], SchemaFacts],
+        in_use: CoresInUse,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._facts = facts
@@ -314,7 +319,7 @@ class GpuWaits:
     def _read(self) -> tuple[Demand, ...]:
         """Demands of shows that may book the same are one: what they need of a host is the same."""
         with reading(self._engine) as connection:
-            waiting = fetch_waiting_work(connection, None, self._facts, gpus=True)
+            waiting = fetch_waiting_work(connection, None, self._facts(), gpus=True)
             rows = [row for row in waiting if row.why == Verdict.BEHIND]
             shares = fetch_shares(connection, {row.pk_show for row in rows}) if rows else ()
         left = cores_left(subscriptions(shares, self._in_use)) if rows else {}

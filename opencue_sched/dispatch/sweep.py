@@ -83,6 +83,7 @@ class Sweeper:
 
     Each cluster has a posting for each shard that ``division`` says there is. Every worker hears of new work and of
     freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
+    ``on_reading`` is called before the clusters are read, for what else must be read anew now and then.
     """
 
     def __init__(
@@ -92,11 +93,13 @@ class Sweeper:
         postings: ClusterPostings,
         *,
         division: Callable[[], Division] = tuple,
+        on_reading: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._postings = postings
         self._division = division
+        self._on_reading = on_reading
         self._divided: Division = ()
         self.at_caps: set[str] = set()
         """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
@@ -157,6 +160,7 @@ class Sweeper:
         queue = self._settings.queue
         wanted = self._new_show and now >= self._read_for_new_show_at + queue.active_scan_interval
         if wanted or now >= self._read_at + queue.cluster_reload_interval:
+            self._on_reading()
             self.clusters = ask(self._engine, load_clusters, self._settings)
             self._read_at = now
             if wanted:

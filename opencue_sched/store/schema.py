@@ -90,6 +90,40 @@ class SchemaFacts:
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
 
 
+# What our migrations leave out on a Cuebot that has no column for it, and add once a newer Cuebot has made the column.
+
+_START_TIMES_REVISION = "0009"
+_START_TIMES_UNANNOUNCED = text(
+    """
+    SELECT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('layer') AND attname = 'ts_start_after' AND NOT attisdropped)
+       AND NOT EXISTS (SELECT FROM pg_trigger
+                        WHERE tgrelid = to_regclass('layer') AND tgname = 'opencue_sched_work_arrived')
+    """
+)
+_ANNOUNCE_START_TIMES = text(
+    """
+    CREATE TRIGGER opencue_sched_work_arrived AFTER UPDATE OF ts_start_after ON layer FOR EACH ROW
+    WHEN (OLD.ts_start_after IS DISTINCT FROM NEW.ts_start_after) EXECUTE FUNCTION opencue_sched_work_arrived()
+    """
+)
+
+
+def newly_possible(connection: Connection) -> list[str]:
+    """What the next migration would add to a database of our present revision, because its Cuebot was upgraded."""
+    if (revision_of(connection) or "") < _START_TIMES_REVISION:
+        return []
+    return ["announcements of start times that change"] if connection.scalar(_START_TIMES_UNANNOUNCED) else []
+
+
+def announce_start_times(connection: Connection) -> None:
+    """Have a layer whose start time changes announced as new work, where layers have start times (Cuebot V47)."""
+    if connection.scalar(_START_TIMES_UNANNOUNCED):
+        # The trigger needs the table to itself: rather give up than hold up everybody behind us.
+        connection.execute(text(f"SET LOCAL lock_timeout = {TABLE_LOCK_SECONDS * 1000:.0f}"))
+        connection.execute(_ANNOUNCE_START_TIMES)
+
+
 def triggers_of_proc(connection: Connection) -> frozenset[str]:
     """Our triggers on proc that are there and enabled."""
     return frozenset(connection.execute(_TRIGGERS).scalars())

@@ -8,9 +8,9 @@ neither does any other process.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from prometheus_client import Counter, Gauge
@@ -209,15 +209,13 @@ class FleetCensus:
         self._group = worker_group(settings.scheduler.facility, settings.coordination.group)
         self._client = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
+        self._facts: SchemaFacts | None = None
+        self._facts_until = -math.inf
         self._verdicts = VerdictLog(self._client, self._namespace)
         self._postings = cluster_postings(self._client, settings)
         self.thread = PeriodicThread(
             "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS
         )
-
-    @cached_property
-    def _facts(self) -> SchemaFacts:
-        return ask(self._engine, check_schema)
 
     def _census(self) -> float:
         if self._leads():
@@ -245,7 +243,11 @@ class FleetCensus:
 
     def look_at_farm(self) -> None:
         """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
-        settings, verdicts, facts = self._settings, self._verdicts, self._facts
+        settings, verdicts = self._settings, self._verdicts
+        if self._facts is None or time.monotonic() >= self._facts_until:  # Cuebot may have been upgraded since
+            self._facts = ask(self._engine, check_schema)
+            self._facts_until = time.monotonic() + settings.queue.cluster_reload_interval
+        facts = self._facts
         cooled = {it.key for it in self._postings.skipped() if it.until is not None}
         facility, staleness = settings.scheduler.facility, settings.host_cache.host_staleness_threshold
         with reading(self._engine) as connection:

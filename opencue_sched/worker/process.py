@@ -106,7 +106,9 @@ class Process:
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, send=self.messenger.send)
-        self.sweeper = Sweeper(self.engine, settings, self.postings, division=self.division)
+        self.sweeper = Sweeper(
+            self.engine, settings, self.postings, division=self.division, on_reading=self._read_facts
+        )
         self.leader_keys = beat_keys(namespace, facility)
         self._counters = PeriodicThread(
             "counters",
@@ -147,8 +149,15 @@ class Process:
 
     @cached_property
     def facts(self) -> SchemaFacts:
-        """What the database schema has. Raises WrongSchema."""
+        """What the database schema has, as it was read with the clusters last. Raises WrongSchema."""
         return ask(self.engine, check_schema)
+
+    def _read_facts(self) -> None:
+        """Read what the schema has again: its Cuebot may have been upgraded. Raises WrongSchema."""
+        known, found = self.facts, ask(self.engine, check_schema)
+        if found != known:
+            self.facts = found
+            log.info("schema_changed", **asdict(found))
 
     @cached_property
     def hosts(self) -> HostFeed:
@@ -183,12 +192,12 @@ class Process:
             hosts=self.hosts,
             permits=LayerPermits(self.client, self.settings.coordination.namespace, claim_ttl=CLAIM_SECONDS),
             channels=self.channels,
-            facts=self.facts,
+            facts=lambda: self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
             verdicts=VerdictLog(self.client, self.settings.coordination.namespace),
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
-            gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
+            gpu_waits=GpuWaits(self.engine, lambda: self.facts, self.ledger.cores_in_use),
             freed=self.waker.note,
         )
         return Dispatcher(

@@ -120,11 +120,11 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
         ),
         LayerPermits(client, "cue", claim_ttl=claim_ttl),
         channels,
-        facts,
+        lambda: facts,
         LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),
         at_caps=sweeper.at_caps,
-        gpu_waits=GpuWaits(engine, facts, ledger.cores_in_use),
+        gpu_waits=GpuWaits(engine, lambda: facts, ledger.cores_in_use),
     )
     try:
         yield Passes(engine, client, settings, runner, sweeper)

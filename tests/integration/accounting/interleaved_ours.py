@@ -97,7 +97,7 @@ class Ours(Side):
             HostFeed(self.engine, HostChanges(self.client, "cue"), settings.host_cache, instance=name),
             LayerPermits(self.client, "cue", claim_ttl=3),
             channels,
-            self.facts,
+            lambda: self.facts,
             LayerCooldowns(5.0),
             imported=ImportedShows(self.engine, ledger, quarantine_seconds=0, age_seconds=AGE),
             clock=lambda: time.monotonic() + self.clock.now,

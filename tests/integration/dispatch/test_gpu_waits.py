@@ -18,7 +18,7 @@ from tests.kit.gathering import counted_statements
 def waits_of(engine: Engine, **options: Any) -> GpuWaits:
     with engine.connect() as connection:
         facts = check_schema(connection)
-    return GpuWaits(engine, facts, options.pop("in_use", lambda _: {}), **options)
+    return GpuWaits(engine, lambda: facts, options.pop("in_use", lambda _: {}), **options)
 
 
 def test_it_says_how_many_frames_wait_for_which_hosts(engine: Engine) -> None:

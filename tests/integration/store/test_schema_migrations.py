@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from benchmarks import warm_start
@@ -98,6 +100,71 @@ def test_a_cuebot_of_v45_has_no_start_after(cuebot_url: str) -> None:
         connection.execute(text("ALTER TABLE layer DROP ts_start_after, DROP str_start_after_reason"))
     schema.upgrade(cuebot_url)
     assert not _facts(cuebot_url).has_start_after
+
+
+def test_what_an_upgraded_cuebot_makes_possible_is_added_by_the_next_migration(cuebot_url: str) -> None:
+    # given a database of a Cuebot before V47, migrated
+    with _session(cuebot_url) as connection:
+        connection.execute(text("ALTER TABLE layer DROP ts_start_after, DROP str_start_after_reason"))
+    schema.upgrade(cuebot_url)
+    assert _lacks(cuebot_url) == []
+    # when Cuebot is upgraded,
+    with _session(cuebot_url) as connection:
+        connection.execute(text("ALTER TABLE layer ADD ts_start_after timestamptz, ADD str_start_after_reason text"))
+    assert _lacks(cuebot_url) == ["announcements of start times that change"]
+    # then the next migration adds the trigger, once,
+    for _ in range(2):
+        schema.upgrade(cuebot_url)
+        assert _triggers_of_layer(cuebot_url) == ["opencue_sched_work_arrived"]
+        assert _lacks(cuebot_url) == []
+    # and it goes with all the others.
+    schema.downgrade(cuebot_url)
+    assert _our_names(cuebot_url) == set()
+
+
+def _lacks(url: str) -> list[str]:
+    with _session(url) as connection:
+        return schema.newly_possible(connection)
+
+
+def _triggers_of_layer(url: str) -> list[str]:
+    asked = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'layer'::regclass AND tgname LIKE 'opencue%'"
+    with _session(url) as connection:
+        return list(connection.execute(text(asked)).scalars())
+
+
+def test_a_migration_of_cuebots_that_alters_a_column_of_our_triggers_waits_until_ours_are_taken_back(
+    cuebot_url: str,
+) -> None:
+    """As docs/tasks/upgrade.md says, which names these columns."""
+    schema.upgrade(cuebot_url)
+    with _session(cuebot_url) as connection:
+        columns = set(connection.execute(text(_COLUMNS_OF_OUR_TRIGGERS)).scalars())
+    page = (_ROOT / "docs/tasks/upgrade.md").read_text(encoding="utf-8")
+    named = {
+        f"{table}.{column}"
+        for table, cell in re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
+        for column in re.findall(r"`(\w+)`", cell)
+    }
+    assert named == columns
+    altered = "ALTER TABLE layer ALTER ts_start_after TYPE timestamptz(3)"
+    with _session(cuebot_url) as connection, pytest.raises(DBAPIError, match="used in a trigger definition"):
+        connection.execute(text(altered))
+    schema.downgrade(cuebot_url)
+    with _session(cuebot_url) as connection:
+        connection.execute(text(altered))
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url).revision == schema.REVISION
+
+
+_COLUMNS_OF_OUR_TRIGGERS = """
+    SELECT DISTINCT t.tgrelid::regclass::text || '.' || a.attname
+    FROM pg_trigger t
+    JOIN pg_depend d ON d.classid = 'pg_trigger'::regclass AND d.objid = t.oid
+                    AND d.refobjid = t.tgrelid AND d.refobjsubid > 0
+    JOIN pg_attribute a ON a.attrelid = t.tgrelid AND a.attnum = d.refobjsubid
+    WHERE t.tgname LIKE 'opencue%'
+"""
 
 
 def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
