@@ -508,6 +508,9 @@ class _Pass:
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
             report.go_on |= found.more and not found.jobs
-            # No event tells when a host may be tried again.
-            if back_in is not None and report.ended is not PassEnd.NO_JOBS:
-                report.look_again = max(SHORTEST_SLEEP_SECONDS, back_in)
+            # No event tells when a host may be tried again, or a layer start. The database counts the seconds: its
+            # clock, by which a layer starts, is not that of the board.
+            soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
+            if found.starts_in is not None:
+                soon.append(found.starts_in - (runner.clock() - self.gathered_at))
+            report.look_again = max(SHORTEST_SLEEP_SECONDS, min(soon)) if soon else None

@@ -156,9 +156,9 @@ def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float
         return "again", 0.0
     if report.ended in (PassEnd.NOT_READY, PassEnd.QUERY_ERROR):
         return "put_off", STORE_TROUBLE_SLEEP_SECONDS
-    if report.ended is PassEnd.NO_JOBS:
-        return "idle", EMPTY_SLEEP_SECONDS
     soon = [] if report.look_again is None else [report.look_again]
+    if report.ended is PassEnd.NO_JOBS:
+        return ("sleep", soon[0]) if soon and soon[0] < EMPTY_SLEEP_SECONDS else ("idle", EMPTY_SLEEP_SECONDS)
     state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
     permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
     if permit_held or report.losses.keys() - {HostLocked.reason}:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row
@@ -64,12 +64,15 @@ class GatheredCluster(Work):
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it.
+
+    ``starts_in``: seconds until the next of its layers may start that may not yet; None without one.
     """
 
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
     versions: Mapping[str, str]
+    starts_in: float | None = None
 
 
 def gather(
@@ -102,10 +105,11 @@ def gather(
         if (row.show_id, row.facility_id) in places
     }
     found: list[list[Row[Any]]] = [[] for _ in clusters]
+    starts_in: dict[int, float] = {}
 
     def find_jobs(numbers: Sequence[int], *, held_back: bool = False) -> None:
         of = [clusters[number] for number in numbers]
-        for row in fetch_pending_jobs(
+        rows, starts = fetch_pending_jobs(
             connection,
             of,
             facts=facts,
@@ -115,8 +119,10 @@ def gather(
             draws=[seed_of_draw(it.show_id, it.shard, now, queue.priority_draw) for it in of],
             skipped=[skipped[number] for number in numbers],
             held_back=held_back,
-        ):
+        )
+        for row in rows:
             found[numbers[row.turn - 1]].append(row)
+        starts_in.update((numbers[turn - 1], seconds) for turn, seconds in starts.items())
 
     find_jobs(range(len(clusters)))
     # Of clusters without a job that can be booked, what it is that waits: the planner says of each layer why.
@@ -135,7 +141,10 @@ def gather(
     ):
         layer_rows[row.turn - 1].append(row)
     gathered = [
-        _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, queue.max_jobs_per_cluster_pass)
+        replace(
+            _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, queue.max_jobs_per_cluster_pass),
+            starts_in=starts_in.get(turn),
+        )
         for turn, cluster in enumerate(clusters)
     ]
     sizes = {(row.show_id, row.alloc_id): row.size_centicores / CENTICORES_PER_CORE for row in shares}

@@ -45,8 +45,8 @@ class PassReport:
     go_on: bool = False
     """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
-    """Seconds after which a host that PostgreSQL or an RQD refused may be tried again, which no event tells of. None
-    for no such host."""
+    """Seconds after which there may be something to do that no event tells of: a host that PostgreSQL or an RQD refused
+    may be tried again, or a layer may start. None without either."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -100,7 +100,8 @@ _ORDER_INSIDE, _ORDER_OUTSIDE = _ORDER.format(priority="r.int_priority"), _ORDER
 # start, sums the procs of a job that has one, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two;
 # the outer ORDER BY costs nothing, because the order is already there. The folder sums are one scan, made only if a
 # capped folder is met; which allocations a tag reaches is looked up only if a layer wants more than the fullest of them
-# has left.
+# has left. A cluster without such a job has one row, with the seconds until the next of its layers may start, which all
+# its rows have; each time is turned into seconds by itself, since it may be infinite.
 _PENDING_JOBS = f"""
     WITH folder_use AS MATERIALIZED (
         SELECT j.pk_folder, {USED}
@@ -116,10 +117,23 @@ _PENDING_JOBS = f"""
              AS headroom(pk_show, pk_alloc, cores)
         JOIN host h USING (pk_alloc) JOIN host_tag t USING (pk_host)
         GROUP BY headroom.pk_show, replace(t.str_tag, ' ', '')
+    ),
+    delayed AS MATERIALIZED (
+        SELECT j.pk_show, j.pk_facility, {_LAYER_TAGS} AS tags,
+               extract(epoch FROM {{starts}}) - extract(epoch FROM clock_timestamp()) AS seconds
+        FROM layer l
+        JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+        JOIN job j ON j.pk_job = l.pk_job JOIN show s USING (pk_show)
+        WHERE {{starts}} > now() AND j.pk_show = ANY(CAST(:shows AS varchar[])) AND {MAY_BE_BOOKED}
     )
-    SELECT c.turn, found.*
+    SELECT c.turn, CAST(next_start.seconds AS double precision) AS starts_in, found.*
     FROM {_CLUSTERS}
     CROSS JOIN LATERAL (
+        SELECT min(d.seconds) AS seconds
+        FROM delayed d
+        WHERE d.pk_show = c.show_id AND d.pk_facility = c.facility_id AND d.tags && c.tags
+    ) next_start
+    LEFT JOIN LATERAL (
     SELECT j.*, used.cores AS job_cores, used.gpus AS job_gpus,
            COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
     FROM (
@@ -177,7 +191,7 @@ _PENDING_JOBS = f"""
     )
     ORDER BY {_ORDER_OUTSIDE}
     LIMIT :max_jobs
-    ) found
+    ) found ON true
     ORDER BY c.turn
 """  # noqa: S608 - only our own constants
 
@@ -324,7 +338,7 @@ def fetch_pending_jobs(
     skipped: Sequence[SkippedLayers],
     max_jobs: int,
     held_back: bool = False,
-) -> Sequence[Row[Any]]:
+) -> tuple[list[Row[Any]], dict[int, float]]:
     """Of each cluster (``turn``, from 1) the first jobs that may book something now, in the order of its draw, or
     priority first, then the oldest, then the id. One statement. ``draws`` and ``skipped`` have one for each cluster.
     ``headroom``: whole cores left of each subscription, by show and allocation id.
@@ -334,6 +348,9 @@ def fetch_pending_jobs(
     cap by live usage is passed over, as is one whose waiting layers all want more than what is left of any cap, unless
     one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are no cap
     (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
+
+    The second answer has the seconds until the next layer with waiting frames and tags of a cluster may start, by the
+    cluster's ``turn``; nothing of a cluster without such a layer.
     """
     least: dict[str, int] = {}
     for (show_id, _), cores in headroom.items():
@@ -348,7 +365,9 @@ def fetch_pending_jobs(
         **_skipped(skipped),
         "max_jobs": max_jobs,
     }
-    return connection.execute(with_start_after(_PENDING_JOBS, facts.has_start_after), parameters).all()
+    rows = connection.execute(with_start_after(_PENDING_JOBS, facts.has_start_after), parameters).all()
+    starts_in = {row.turn: row.starts_in for row in rows if row.starts_in is not None}
+    return [row for row in rows if row.pk_job is not None], starts_in
 
 
 def fetch_waiting_layers(

@@ -72,9 +72,11 @@ ANNOUNCES_RELEASES = "opencue_sched_proc_released"
 @cache
 def with_start_after(template: str, has_start_after: bool) -> TextClause:
     """A statement on layers ``l``. ``{started}`` leaves out those that may not start yet, ``{start_after}`` adds the
-    column, where the database has it."""
-    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
-    return text(template.format(started=started, start_after=", l.ts_start_after" if has_start_after else ""))
+    column, where the database has it; ``{starts}`` is the time before which a layer may not start, or NULL."""
+    if not has_start_after:
+        return text(template.format(started="", start_after="", starts="CAST(NULL AS timestamptz)"))
+    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
+    return text(template.format(started=started, start_after=", l.ts_start_after", starts="l.ts_start_after"))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
+from tests.kit.gathering import with_start_times
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.passes import Passes, dispatch, passes
 from tests.kit.polling import eventually
@@ -95,6 +96,47 @@ def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing
     assert isinstance(dispatch(dispatcher, posting, SENT[0].ticket - 1), ClaimRefused)
+
+
+@pytest.mark.parametrize("others", [[], [LayerSpec(memory_gb=500)]], ids=["nothing else", "work without a host"])
+def test_a_cluster_sleeps_no_longer_than_until_its_next_layer_may_start(
+    here: Passes, engine: Engine, others: list[LayerSpec]
+) -> None:
+    # given a cluster that would sleep for a minute where nothing has a place, and for 30 s where nothing waits
+    with_start_times(engine)
+    queue = here.settings.queue.model_copy(update={"cluster_saturated_sleep": 60})
+    postings = here.sweeper._postings
+    renewer = ClaimRenewer(postings, ttl_seconds=3)
+    settings = here.settings.model_copy(update={"queue": queue})
+    dispatcher = Dispatcher(settings, postings, renewer, here.runner, "one", SENT.append, RESTS.append)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        farm.job([LayerSpec(name="late"), LayerSpec(name="later"), *others])
+        start = text("UPDATE layer SET ts_start_after = now() + make_interval(secs => :secs) WHERE str_name = :name")
+        connection.execute(start, [{"secs": 20, "name": "late"}, {"secs": 25, "name": "later"}])
+
+    # when a pass finds the first of its layers to start in 20 s
+    report = dispatch(dispatcher, posting := a_posting(here))
+    assert isinstance(report, PassReport)
+    assert report.frames_booked == 0
+
+    # then it is dispatched when the 20 s are over, whoever lives then
+    assert 5 < rests(here, posting) <= 20
+    assert sent_for_at_its_end(here, posting)
+    assert len(RESTS) == 1
+    assert 5 < RESTS[0] <= 20
+
+    # when the start is further away than the cluster would sleep
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE layer SET ts_start_after = 'infinity' WHERE str_name = 'later'"))
+        connection.execute(text("UPDATE layer SET ts_start_after = now() + interval '1 h' WHERE str_name = 'late'"))
+        shows = connection.execute(text("SELECT pk_show FROM show")).scalars().all()
+    here.sweeper.sweep(wake_shows=shows)
+    dispatch(dispatcher, posting)
+    # then that is how long it sleeps
+    assert rests(here, posting) == pytest.approx(60 if others else 30, abs=1)
+    renewer.stop()
 
 
 def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_locked(

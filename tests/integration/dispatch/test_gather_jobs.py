@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -15,7 +16,14 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SkippedLayers, fetch_pending_jobs
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import by_alloc, cluster_of, counted_statements, gathered, job_ids
+from tests.kit.gathering import (
+    by_alloc,
+    cluster_of,
+    counted_statements,
+    gathered,
+    job_ids,
+    with_start_times,
+)
 
 
 def test_jobs_come_by_priority_then_the_oldest_first(engine: Engine, settings: Settings) -> None:
@@ -231,6 +239,32 @@ def test_a_layer_waits_for_its_start_time(engine: Engine, settings: Settings) ->
     assert [layer.id for layer in found.snapshot.work[0].jobs[0].layers] == [job.layers[1].id]
 
 
+def test_a_cluster_knows_when_the_next_layer_with_its_tags_may_start(engine: Engine, settings: Settings) -> None:
+    with_start_times(engine)
+
+    def delayed(farm: Farm, seconds: int, tags: str, **job: Any) -> None:
+        farm.job([LayerSpec(tags=tags, name=f"in{seconds}")], name=f"job{seconds}", **job)
+        start = text("UPDATE layer SET ts_start_after = now() + make_interval(secs => :secs) WHERE str_name = :name")
+        farm.connection.execute(start, {"secs": seconds, "name": f"in{seconds}"})
+
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for seconds in (3000, 2000):
+            delayed(farm, seconds, "general")
+        delayed(farm, 1000, "special")
+        delayed(farm, 100, "general", paused=True)
+        delayed(farm, -100, "general")
+        delayed(farm, 50, "general", show=farm.show("another"))
+        general, special, other = (
+            gathered(connection, cluster_of(farm, *tags), settings).cluster.starts_in
+            for tags in (("general",), ("other", "special"), ("other",))
+        )
+
+    assert general == pytest.approx(2000, abs=60)
+    assert special == pytest.approx(1000, abs=60)
+    assert other is None
+
+
 @pytest.mark.parametrize("spelling", ["general", "general|other", "other | general", " general |other", "gen eral"])
 def test_tags_match_in_every_spelling(engine: Engine, settings: Settings, spelling: str) -> None:
     with engine.begin() as connection:
@@ -323,7 +357,7 @@ def test_in_a_drawn_epoch_jobs_come_first_as_often_as_their_priority_says(engine
         cluster, facts = cluster_of(farm), check_schema(connection)
 
         def first(seed: str) -> str:
-            rows = fetch_pending_jobs(
+            rows, _ = fetch_pending_jobs(
                 connection,
                 [cluster],
                 facts,
