@@ -449,7 +449,8 @@ _REMEDIES = {
     "a terminal gets text, everything else JSON": "logging.format",
     "logs are appended to logging.path when that is set": "logging.file_appender",
     "what procs reserve is taken off what hosts report free anyway": "host_cache.update_stat_on_book",
-    "use accounting.recompute_interval_seconds": "accounting.recompute_interval",
+    "use accounting.recompute_interval_seconds": "accounting.recompute_interval "
+    "queue.subscription_recalculation_interval queue.resource_recalculation_interval",
     "use accounting.limit_reseed_interval_seconds": "accounting.limit_reseed_interval",
     "use accounting.redis_url and accounting.redis_pool_size": "accounting.redis",
     "it follows from queue.metrics_port": "coordination.beat_metrics_port",
@@ -461,6 +462,14 @@ _REMEDIES = {
     "use rqd.timeout": "rqd.launch_timeout rqd.kill_timeout",
     "it follows from accounting.commit_deadline": "host_cache.checkout_timeout accounting.in_flight_age",
     "it follows from coordination.lease_ttl": "coordination.renew_deadline coordination.retry_interval",
+    "a cluster without work sleeps until there is some": "queue.cluster_empty_sleep",
+    "every host that fits a layer is found at once, in an index": "queue.host_candidate_attempts_per_layer "
+    "queue.host_candidate_attemps_per_layer",
+    "a proc reserves 250 MiB at least, as with Cuebot": "queue.mem_reserved_min",
+    "use host_cache.group_idle_timeout": "host_cache.clean_up_interval",
+    "use host_cache.concurrent_groups": "host_cache.concurrent_fetch_permit",
+    "whether a show is managed is read with each pass": "accounting.managed_shows_ttl",
+    "a recount needs no quiet moment, and so no retries": "accounting.cas_max_retries",
     "it is not needed here: see the metrics": "host_cache.monitoring_interval queue.monitor_interval",
     "OpenCue's schema counts 100 centicores a core: remove it": "queue.core_multiplier database.core_multiplier",
     "hosts are chosen by core_saturation and memory_saturation": "queue.host_booking_strategy.type "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,23 @@ def working(text: str) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(stderr=True).status(text)
+
+
+@contextmanager
+def counting_down(text: str) -> Iterator[Callable[[float], None]]:
+    """As ``working``; gives a function that sleeps, and shows on a terminal how many seconds of that are left."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+
+        def sleep(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                status.update(f"{text}: {math.ceil(left)} s left")
+                time.sleep(min(left, 1.0))
+            status.update(text)
+
+        yield sleep
 
 
 def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: bool = False) -> None:

@@ -22,7 +22,7 @@ from opencue_sched.cli.inputs import (
     new_name,
     redis_store,
 )
-from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, in_cores, working
+from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, counting_down, in_cores
 from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.names import counted, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX
@@ -186,9 +186,10 @@ def managed(engine: Engine, show: NamedRow, state: str) -> Done:
     settings, on = get_settings(), state == "on"
     quarantine = CUEBOT_CACHE_SECONDS if ask(engine, read_origin) == "cuebot" else 0.0
     hand, wait = (hand_over, quarantine) if on else (hand_back, settings.accounting.commit_deadline)
-    with redis_store() as client, working(f"handing {show.name} {'over' if on else 'back'}"):
+    with redis_store() as client, counting_down(f"handing {show.name} {'over' if on else 'back'}") as sleep:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
-        flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=settings.accounting.in_flight_age)
+        age = settings.accounting.in_flight_age
+        flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=age, sleep=sleep)
     away = "note: Redis is not open for booking yet; the first worker imports what runs before it books"
     answer = _SHOW_COLUMNS.changed(ask(engine, shows.list_shows, show.id)[0])
     return replace(answer, document=answer.document | asdict(flip), notes=[] if flip.store_ready else [away])

@@ -87,7 +87,12 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
     their changes while counters and ledger are compared (``acct:audit``).
     """
     ledger = Ledger(client, owner="audit")
-    checks = [compare_counters(ledger), compare_procs(engine, ledger, age_seconds=settings.accounting.in_flight_age)]
+    accounting = settings.accounting
+    counted_after = accounting.recompute_interval_seconds + LOST_AFTER_SECONDS
+    checks = [
+        compare_counters(ledger),
+        compare_procs(engine, ledger, age_seconds=accounting.in_flight_age, local_seconds=counted_after),
+    ]
     with engine.connect() as connection:
         for invariant, (text, _) in RULES.items():
             found = judge(connection, invariant, grace_seconds=LOST_AFTER_SECONDS)
@@ -168,32 +173,38 @@ def compare_procs(
     ledger: Ledger,
     *,
     age_seconds: float,
+    local_seconds: float = 0.0,
     select: Callable[[Contradictions], Collection[str]] | None = None,
 ) -> Finding:
     """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
-    flight may wait for its commit until it is ``age_seconds`` old.
+    flight may wait for its commit until it is ``age_seconds`` old. A local proc, which a Cuebot books without a word,
+    may wait for a recompute to count it until it is ``local_seconds`` old.
 
     ``select`` returns the ids of the contradictions that count; all do without it.
     """
 
-    def look() -> tuple[tuple[Mapping[str, Record], Mapping[str, Amounts]], dict[str, tuple[str, Record | None]]]:
+    def look() -> tuple[tuple[Mapping[str, Record], Mapping[str, Amounts], int], dict[str, tuple[str, Record | None]]]:
         records = {record.proc_id: record for record in ledger.records()}
         with engine.connect() as connection:
-            held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in procs(connection)}
+            rows = list(procs(connection))
+        young = {row.pk_proc for row in rows if row.local_seconds is not None and row.local_seconds < local_seconds}
+        uncounted = young - records.keys()
+        held = {row.pk_proc: (booked_cores(row.centicores), row.gpus) for row in rows if row.pk_proc not in uncounted}
         booked_before = int(ledger.client.time()[0]) - age_seconds
         found = {}
         for proc_id in records.keys() | held.keys():
             record = records.get(proc_id)
             if told := _contradicting(proc_id, record, held.get(proc_id), booked_before):
                 found[proc_id] = told, record
-        return (records, held), found
+        return (records, held, len(uncounted)), found
 
-    (records, held), wrong = _twice(look)
+    (records, held, uncounted), wrong = _twice(look)
     if select is not None:
         wrong = {proc_id: wrong[proc_id] for proc_id in select(wrong)} if wrong else {}
     booked = len(records.keys() - held.keys() - wrong.keys())
     text = (
         f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {len(held)} procs, {booked} being booked"
+        f"{f', {uncounted} local not counted yet' if uncounted else ''}"
     )
     return _check("I4", text, [wrong[proc_id][0] for proc_id in sorted(wrong)])
 

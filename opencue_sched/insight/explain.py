@@ -173,7 +173,8 @@ def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: flo
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
-            deciding = [WaitReason("not_seen", f"no pass has looked at it in the last day; {ask}", decides=False)]
+            not_seen = f"no pass has looked at it yet, or in the last day; {ask}"
+            deciding = [WaitReason("not_seen", not_seen, decides=False)]
         else:
             deciding = [WaitReason(verdict.verdict.verdict, verdict_words(verdict, now), decides=False)]
             if now - verdict.at > OLD_VERDICT_SECONDS:

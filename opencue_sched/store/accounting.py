@@ -270,7 +270,9 @@ _PROCS = text(
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,
            coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
            coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
-           proc.int_cores_reserved AS centicores, proc.int_gpus_reserved AS gpus, coalesce(held.limits, '') AS limits
+           proc.int_cores_reserved AS centicores, proc.int_gpus_reserved AS gpus, coalesce(held.limits, '') AS limits,
+           CASE WHEN proc.b_local THEN CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM proc.ts_booked)
+                                            AS double precision) END AS local_seconds
       FROM proc JOIN host USING (pk_host)
       JOIN show ON show.pk_show = proc.pk_show AND show.b_scheduler_managed
       LEFT JOIN job ON job.pk_job = proc.pk_job
@@ -297,7 +299,8 @@ def procs(
     """Procs of managed shows, of these shows or ids where such are given, with their vertices: an empty id where there
     is none.
 
-    ``limits`` are ids joined by commas, in no order.
+    ``limits`` are ids joined by commas, in no order. ``local_seconds``: how long ago a local proc was booked; None of
+    any other.
     """
     shows, ids = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids))
     rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)

@@ -235,6 +235,66 @@ def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_
     assert problem.startswith(f"setting {variable} ({key} in {file}): {reason}")
 
 
+REFERENCE_FILE = """
+sentry_dsn: https://key@sentry.example/0
+logging: {level: info, path: /var/log/scheduler.log, file_appender: false}
+database: {pool_size: 20, db_host: h, db_name: n, db_user: u, db_pass: p, db_port: 5432, core_multiplier: 100}
+rqd: {grpc_port: 8444, dry_run_mode: true}
+queue:
+  monitor_interval: 5s
+  worker_threads: 4
+  dispatch_frames_per_layer_limit: 20
+  core_multiplier: 100
+  memory_stranded_threshold: 2GiB
+  job_back_off_duration: 300s
+  cluster_empty_sleep: 30s
+  cluster_reload_interval: 120s
+  active_scan_interval: 2s
+  cluster_saturated_sleep: 5s
+  stream: {cluster_buffer_size: 3, job_buffer_size: 3}
+  max_jobs_per_cluster_pass: 20
+  manual_tags_chunk_size: 50
+  hostname_tags_chunk_size: 50
+  host_candidate_attempts_per_layer: 10
+  host_candidate_attemps_per_layer: 10
+  empty_job_cycles_before_quiting: 10
+  mem_reserved_min: 250MiB
+  subscription_recalculation_interval: 3s
+  resource_recalculation_interval: 10s
+  selfish_services: [service1]
+  host_booking_strategy:
+    {type: epvm, core_saturation: true, memory_saturation: false, max_candidates: 500, weights: {cores: 1.0}}
+  frame_memory_soft_limit: 1.6
+  frame_memory_hard_limit: 2.0
+  metrics_port: 9090
+host_cache:
+  concurrent_groups: 3
+  memory_key_divisor: 2GiB
+  checkout_timeout: 12s
+  monitoring_interval: 1s
+  clean_up_interval: 5m
+  group_idle_timeout: 10800s
+  concurrent_fetch_permit: 4
+  host_staleness_threshold: 2m
+  update_stat_on_book: false
+accounting: {redis: {host: h}, recompute_interval: 15s, limit_reseed_interval: 300s, managed_shows_ttl: 30s}
+scheduler: {facility: eat, ignore_tags: [tag_to_ignore1]}
+"""
+"""Every key that the reference scheduler's own file and program have, or had, the misspelt one too."""
+
+
+def test_each_key_of_the_reference_schedulers_file_is_taken_or_refused_with_the_reason(monkeypatch, tmp_path):
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(REFERENCE_FILE)
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(file))
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    problems = setting_problems(refusal.value)
+    assert [problem for problem in problems if "there is no such setting; " not in problem] == []
+    (attempts,) = [problem for problem in problems if "host_candidate_attempts_per_layer" in problem]
+    assert attempts.endswith("every host that fits a layer is found at once, in an index")
+
+
 def test_a_variable_of_a_section_that_is_no_more_is_refused(monkeypatch):
     monkeypatch.setenv("OPENCUE_SCHED_SUBMISSION__LOG_ROOT", "/logs")
     get_settings.cache_clear()

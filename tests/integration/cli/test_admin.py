@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import select
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
@@ -19,6 +21,8 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from tests.integration.accounting.stepped_store import pass_quarantines
 from tests.kit.command import Cli
+from tests.kit.polling import eventually
+from tests.kit.terminal import on_terminal
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -289,6 +293,28 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(600,)]
     assert rows("SELECT int_cores FROM job_resource") == [(600,)]
     assert redis_client.hget(key, "int_cores") == "0"
+
+
+def test_the_half_minute_of_a_hand_over_is_seen_to_pass_on_a_terminal(
+    build: Build, engine: Engine, redis_client: redis.Redis, environment: pytest.MonkeyPatch
+) -> None:
+    # given a show of a Cuebot's, whose quarantine takes half a minute, and an open store
+    build(lambda farm: farm.show("demo", managed=False))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test"), wait_age=0.1)
+
+    with on_terminal(["show", "managed", "demo", "on"]) as (terminal, process):
+
+        def seconds_left() -> int | None:
+            shown = re.findall(r"handing demo over: (\d+) s left", terminal.text())
+            return int(shown[-1]) if shown else None
+
+        first = eventually(seconds_left, 20, "seconds on the screen", told=terminal.text)
+        assert 0 < first <= 30
+        eventually(lambda: (seconds_left() or first) < first, 20, "fewer seconds", told=terminal.text)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
 
 
 def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows: Rows) -> None:

@@ -196,6 +196,25 @@ def test_a_booking_under_way_is_told_and_no_failure(world):
     assert any(check.text.endswith("1 being booked") for check in report.findings)
 
 
+def test_a_local_proc_of_a_cuebots_may_wait_for_the_next_recompute_and_no_longer(world):
+    # given a proc that a Cuebot booked for its own host's owner, which nobody told the ledger of
+    local = world.procs[0]
+    world.passes.runner.ledger.release([local])
+    world.sql("UPDATE proc SET b_local = true, ts_booked = clock_timestamp() WHERE pk_proc = :proc", proc=local)
+
+    # then it is told, and no failure, until a recompute has had its turn
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    assert not report.failed, "\n".join(report.lines())
+    assert any("1 local not counted yet" in check.text for check in report.findings)
+
+    # and afterwards it is wrong
+    interval = world.passes.settings.accounting.recompute_interval_seconds
+    world.sql("UPDATE proc SET ts_booked = ts_booked - make_interval(secs => :secs)", secs=interval + 61)
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
+    assert (failed.what, failed.offenders) == ("I4", (f"proc {local} is not in the ledger",))
+
+
 def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):
     from opencue_sched.cli import main
 
