@@ -516,7 +516,7 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
         def fail(*_: Any) -> None:
             raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
 
-        broken.setattr("opencue_sched.dispatch.clusters.waiting_tags", fail)
+        broken.setattr("opencue_sched.dispatch.sweep.waiting_tags", fail)
         with pytest.raises(OperationalError):
             here.sweeper.sweep()
     assert here.sweeper._postings.posted() != {}
