@@ -436,7 +436,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
 def get_settings() -> Settings:
     """The settings of this process, read once. Raises WrongConfiguration, or pydantic's ValidationError."""
     for name in unknown_variables(os.environ):
-        # A variable of a section that is no more would only be warned of: pydantic does not see it.
+        # A variable of a section that does not exist would only be warned of: pydantic does not see it.
         section = name.upper().removeprefix(PREFIX).partition("__")[0].lower()
         if section in _REPLACED:
             raise WrongConfiguration(f"setting {name}: there is no such setting; {_REPLACED[section]}")
@@ -453,15 +453,9 @@ _REMEDIES = {
     "queue.subscription_recalculation_interval queue.resource_recalculation_interval",
     "use accounting.limit_reseed_interval_seconds": "accounting.limit_reseed_interval",
     "use accounting.redis_url and accounting.redis_pool_size": "accounting.redis",
-    "it follows from queue.metrics_port": "coordination.beat_metrics_port",
-    "use coordination.lease_ttl": "coordination.handover_wait",
-    "scheduler.facility is that of hosts that report none": "release.facility",
-    "use log_root, with a value for each OS if need be": "submission",
     "it is not needed here: errors are in the log": "sentry_dsn",
     "a worker runs until it is told to stop": "queue.empty_job_cycles_before_quiting",
-    "use rqd.timeout": "rqd.launch_timeout rqd.kill_timeout",
-    "it follows from accounting.commit_deadline": "host_cache.checkout_timeout accounting.in_flight_age",
-    "it follows from coordination.lease_ttl": "coordination.renew_deadline coordination.retry_interval",
+    "it follows from accounting.commit_deadline": "host_cache.checkout_timeout",
     "a cluster without work sleeps until there is some": "queue.cluster_empty_sleep",
     "every host that fits a layer is found at once, in an index": "queue.host_candidate_attempts_per_layer "
     "queue.host_candidate_attemps_per_layer",
@@ -476,7 +470,7 @@ _REMEDIES = {
     "queue.host_booking_strategy.weights queue.host_booking_strategy.max_candidates",
 }
 _REPLACED = {key: remedy for remedy, keys in _REMEDIES.items() for key in keys.split()}
-"""Keys of former releases, and of the reference scheduler, that do not exist (any more), and what replaces them."""
+"""Keys of the reference scheduler that do not exist here, and what replaces them."""
 
 
 def setting_problems(error: ValidationError) -> list[str]:

@@ -213,13 +213,7 @@ def test_unknown_keys_and_nonsense_are_refused_by_the_variables_name(monkeypatch
             "accounting.recompute_interval",
             "there is no such setting; use accounting.recompute_interval_seconds",
         ),
-        (
-            "coordination: {renew_deadline: 5s}",
-            "coordination.renew_deadline",
-            "there is no such setting; it follows from coordination.lease_ttl",
-        ),
         ("log_root: {windows: S:/logs}", "log_root", "'default_os' is missing"),
-        ("submission: {log_root: /logs}", "submission", "there is no such setting; use log_root"),
         ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting"),
         ("logging: {level: loud}", "logging.level", "String should match pattern '^(?i:debug|info|warning|error)$'"),
     ],
@@ -295,10 +289,10 @@ def test_each_key_of_the_reference_schedulers_file_is_taken_or_refused_with_the_
     assert attempts.endswith("every host that fits a layer is found at once, in an index")
 
 
-def test_a_variable_of_a_section_that_is_no_more_is_refused(monkeypatch):
-    monkeypatch.setenv("OPENCUE_SCHED_SUBMISSION__LOG_ROOT", "/logs")
+def test_a_variable_for_a_key_of_the_reference_scheduler_is_refused_with_what_replaces_it(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_SENTRY_DSN", "https://sentry.example.com/1")
     get_settings.cache_clear()
-    with pytest.raises(WrongConfiguration, match=r"OPENCUE_SCHED_SUBMISSION__LOG_ROOT: .*; use log_root"):
+    with pytest.raises(WrongConfiguration, match=r"OPENCUE_SCHED_SENTRY_DSN: .*; it is not needed here"):
         get_settings()
 
 
