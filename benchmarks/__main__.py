@@ -35,25 +35,6 @@ def cli() -> None:
     """
 
 
-@cli.command("host-score")
-@click.option("--hours", default=6.0, show_default=True, help="Simulated hours, of which the first 1.5 do not count.")
-@click.option("--load", default=0.97, show_default=True, help="Work that arrives, as a part of the farm's cores.")
-@click.option("--seeds", default=3, show_default=True, help="Traces, each run with every policy.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def host_score(hours: float, load: float, seeds: int, json_path: Path | None) -> None:
-    """Compare queue.host_score by simulation: cores stranded, frames done, and how long wide frames wait.
-
-    Example: python -m benchmarks host-score --hours 4 --seeds 1
-    """
-    from dataclasses import asdict
-
-    from benchmarks.host_score import policies, run
-
-    results = [asdict(run(name, load, hours=hours, seed=seed)) for seed in range(1, seeds + 1) for name in policies()]
-    show(results, "which host")
-    write_json(json_path, results)
-
-
 @cli.command()
 @click.option("--workers", default=1, show_default=True, help="Celery workers.")
 @click.option("--scale", default=1.0, show_default=True, help="Size of both farms; 1 is OpenCue's own stress suite.")
