@@ -60,7 +60,9 @@ def _refuse(error: Exception) -> NoReturn:
 
 
 class SchedulerApp(Celery):
-    """Celery whose beats have no scheduler but the one behind the leader gate."""
+    """Celery that takes our files, and whose beats have no scheduler but the one behind the leader gate."""
+
+    loader_cls = "opencue_sched.worker.loader:Loader"
 
     @property
     def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name

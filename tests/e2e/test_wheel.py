@@ -1,7 +1,8 @@
 """The built wheel works in a fresh environment, far from the checkout.
 
 The environment borrows the installed dependencies of the running one through a .pth file; the package itself comes
-from the wheel, and the checkout is nowhere on its path.
+from the wheel, and the checkout is nowhere on its path. What may differ between a wheel and a checkout is tried with
+both.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ from tests.kit.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FARM_PAGE = ("/farm", "/farm.css", "/farm.js", "/farm/data")
+
+
+def _with(changes: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with ``changes``, and without what would lead to this checkout or set something."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENCUE_SCHED_"))}
+    return {**kept, **changes}
 
 
 def _run(
@@ -74,33 +81,34 @@ class Installation:
     def python(self, code: str, *arguments: str, **environment: str) -> Any:
         """Run code that prints JSON; returns what it printed last."""
         command: list[str | Path] = [self.bin / "python", "-c", code, *arguments]
-        return json.loads(_run(command, cwd=self.work, env=self._environment(environment)).splitlines()[-1])
+        return json.loads(_run(command, cwd=self.work, env=_with(environment)).splitlines()[-1])
 
     def program(self, *words: str, timeout_seconds: float = 240, **environment: str) -> str:
         """What ``opencue-sched WORDS`` prints."""
-        env = self._environment(environment)
+        env = _with(environment)
         return _run([self.bin / "opencue-sched", *words], cwd=self.work, env=env, timeout_seconds=timeout_seconds)
 
     def role(self, role: Role) -> GuardedProcess:
         """A role as the manifests start it, not yet started."""
         program, *words = role.command
         start = [self.bin / "python", "-m", "celery"] if program == "celery" else [self.bin / program]
-        env = self._environment(role.environment)
+        env = _with(role.environment)
         return GuardedProcess([*start, *words], log=self.work / f"role-{role.name}.log", cwd=self.work, env=env)
 
-    def celery(self, *arguments: str, **environment: str) -> GuardedProcess:
+    def celery(self, *arguments: str, directory: Path | None = None, **environment: str) -> GuardedProcess:
         """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
-        return GuardedProcess(
-            [self.bin / "python", "-m", "celery", "-A", "opencue_sched", *arguments],
-            log=self.work / f"{arguments[0]}.log",
-            cwd=self.work,
-            env=self._environment(environment),
-        )
+        # As a module, so that its working directory stands on its path.
+        return _celery([self.bin / "python", "-m", "celery"], directory or self.work, *arguments, **environment)
 
-    @staticmethod
-    def _environment(changes: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENCUE_SCHED_"))}
-        return {**kept, **changes}
+
+def _celery(program: list[str | Path], directory: Path, *arguments: str, **environment: str) -> GuardedProcess:
+    """A process ``PROGRAM -A opencue_sched ARGUMENTS`` in a directory, not yet started."""
+    return GuardedProcess(
+        [*program, "-A", "opencue_sched", *arguments],
+        log=directory / f"{arguments[0]}.log",
+        cwd=directory,
+        env=_with(environment),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +175,36 @@ def test_the_migrations_upgrade_an_empty_database(installation: Installation, em
     assert farm.frames > 0
 
 
-def test_worker_and_beat_of_the_wheel_book_frames(
-    installation: Installation,
+class Checkout:
+    """This checkout, with the programs of its environment."""
+
+    def celery(self, *arguments: str, directory: Path, **environment: str) -> GuardedProcess:
+        """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
+        return _celery([Path(sys.executable).with_name("celery")], directory, *arguments, **environment)
+
+
+@pytest.fixture(scope="module")
+def checkout() -> Checkout:
+    return Checkout()
+
+
+@pytest.mark.parametrize("taken_from", ["installation", "checkout"])
+def test_worker_and_beat_book_frames_in_a_directory_with_files_of_others(
+    taken_from: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
     redis_server: RedisServer,
     redis_client: redis.Redis,
     database_url: str,
     engine: Engine,
 ) -> None:
-    # given a farm with room for every frame
+    """Celery's manual gives these two names to everybody's files, and Celery looks in the working directory first."""
+    # given a directory that holds both
+    source: Installation | Checkout = request.getfixturevalue(taken_from)
+    (tmp_path / "celeryconfig.py").write_text("broker_url = 'redis://127.0.0.1:1/0'\nimports = ('tasks',)\n")
+    (tmp_path / "tasks.py").write_text("raise SystemExit('tasks of somebody else')\n")
+
+    # and a farm with room for every frame
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=8, memory_gb=16)
@@ -188,9 +218,9 @@ def test_worker_and_beat_of_the_wheel_book_frames(
         "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",
     }
 
-    # when a worker and a beat of the installed wheel run
-    worker = installation.celery("worker", "--concurrency", "2", **environment)
-    beat = installation.celery("beat", "--schedule", "beat-schedule", **environment)
+    # when a worker and a beat run there
+    worker = source.celery("worker", "--concurrency", "2", directory=tmp_path, **environment)
+    beat = source.celery("beat", "--schedule", "beat-schedule", directory=tmp_path, **environment)
     with worker, beat:
         # then every frame gets a proc
         told = tail_of(worker.log, beat.log)
