@@ -6,10 +6,15 @@ A file of unit or integration tests goes to whichever process is free, in the or
 processes, except that its cases, and all tests of a file whose fleet takes long to start, stay together. (The marks
 that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that in the end
 no process works alone; and they are spread over the others, because they wait as long as the others compute.
+
+How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
+any time and so comes before the rest, in a fresh clone all of it: what has the most tests first.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from pathlib import PurePath
 
 import pytest
@@ -24,34 +29,9 @@ SHARING_A_FLEET = {
     "test_stores.py",
     "test_wheel.py",
 }
-# Files and tests, by how long they take.
-LONGEST_FIRST = (
-    "test_chaos_under_load.py",
-    "test_stores.py",
-    "test_coordination_leader.py",
-    "test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies",
-    "test_demo.py",
-    "test_decisions.py",
-    "test_wheel.py",
-    "test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out",
-    "test_celery_commands.py",
-    "test_no_accident_strands_a_cluster_beyond_three_seconds",
-    "test_fleets_of_different_facilities_do_not_disturb_each_other",
-    "test_fleet.py",
-    "test_pass_steps.py",
-    "test_dashboards.py",
-    "test_coordination_leader_steps.py",
-    "test_shards.py",
-    "test_a_killed_instance_is_gone_within_15_seconds_and_its_messages_go_to_its_group",
-    "test_a_duplicate_instance_is_refused_with_a_clear_error",
-    "test_a_worker_killed_in_mid_pass_is_followed_by_another",
-    "test_duty_steps.py",
-    "test_coordination_board.py",
-    "test_farm_page.py",
-    "test_redis_urls.py",
-    "test_release_feeds.py",
-    "test_real_rqd.py",
-)
+SECONDS_IN_CACHE = "side_by_side/seconds_of_tests"
+SECONDS_OF_TESTS = pytest.StashKey[dict[str, float]]()
+"""Seconds that each test of whole processes took when it last ran, by its id."""
 
 
 class Together(LoadScopeScheduling):
@@ -76,19 +56,59 @@ def _scope(nodeid: str) -> str:
     return nodeid.partition("[")[0] if alone else file
 
 
-def _rank(item: pytest.Item) -> int:
-    names = (item.path.name, item.name.partition("[")[0])
-    return min((LONGEST_FIRST.index(name) for name in names if name in LONGEST_FIRST), default=len(LONGEST_FIRST))
+def _expected_seconds(tests: list[pytest.Item], seconds_of_tests: dict[str, float]) -> float:
+    """Seconds that tests which stay together took; infinite when none of them has run."""
+    known = [seconds_of_tests[test.nodeid] for test in tests if test.nodeid in seconds_of_tests]
+    return sum(known) if known else math.inf
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # A process of pytest-xdist gets them from the one that started it: all must come to the same order.
+    workerinput = getattr(config, "workerinput", None)
+    cache = getattr(config, "cache", None)
+    if workerinput is not None:
+        seconds = workerinput[SECONDS_IN_CACHE]
+    else:
+        seconds = cache.get(SECONDS_IN_CACHE, {}) if cache else {}
+    config.stash[SECONDS_OF_TESTS] = seconds
+    config.pluginmanager.register(_Timekeeper(seconds), "timekeeper")
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput[SECONDS_IN_CACHE] = node.config.stash[SECONDS_OF_TESTS]
+
+
+class _Timekeeper:
+    """Adds up what each test of whole processes takes in this run, and writes it into pytest's cache at the end."""
+
+    def __init__(self, last_run: dict[str, float]) -> None:
+        self._last_run = last_run
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if _of_processes(report.nodeid):
+            self._seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        cache = getattr(session.config, "cache", None)
+        if self._seconds and cache and not hasattr(session.config, "workerinput"):
+            cache.set(SECONDS_IN_CACHE, {**self._last_run, **self._seconds})
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Both kinds begin at once and end at once."""
+    seconds_of_tests = config.stash[SECONDS_OF_TESTS]
+    scopes: dict[str, list[pytest.Item]] = {}
+    for test in items:
+        scopes.setdefault(_scope(test.nodeid), []).append(test)
+    slow = sorted(
+        filter(_of_processes, scopes),
+        key=lambda scope: (-_expected_seconds(scopes[scope], seconds_of_tests), -len(scopes[scope])),
+    )
     place: dict[str, float] = {}
-    slow = sorted((item for item in items if _of_processes(item.nodeid)), key=_rank)
-    for kind in (slow, [item for item in items if not _of_processes(item.nodeid)]):
-        scopes = dict.fromkeys(_scope(item.nodeid) for item in kind)
-        place |= {scope: number / len(scopes) for number, scope in enumerate(scopes)}
-    items.sort(key=lambda item: place[_scope(item.nodeid)])
+    for kind in (slow, [scope for scope in scopes if not _of_processes(scope)]):
+        place |= {scope: number / len(kind) for number, scope in enumerate(kind)}
+    items.sort(key=lambda test: place[_scope(test.nodeid)])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:

@@ -1,0 +1,75 @@
+"""In which order tests of whole processes begin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import time
+
+import pytest
+
+def test_short():
+    pass
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_cases(number):
+    pass
+
+def test_long():
+    time.sleep(0.3)
+
+def test_longer():
+    time.sleep(0.6)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with tests of whole processes that take different times."""
+    (tmp_path / "tests" / "e2e").mkdir(parents=True)
+    (tmp_path / "tests" / "e2e" / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    return tmp_path
+
+
+def _pytest(project: Path, *words: str) -> str:
+    """What pytest prints with the plugin, side by side in two processes."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.side_by_side", "-n", "2", "--dist", "loadgroup", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([*command, "tests"], cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def _order(project: Path) -> list[str]:
+    """The tests in the order in which they are to begin, cases once."""
+    listed = _pytest(project, "--collect-only", "-q", "-n", "0")
+    names = [line.partition("::")[2].partition("[")[0] for line in listed.splitlines() if "::" in line]
+    return list(dict.fromkeys(names))
+
+
+def test_in_a_fresh_clone_what_has_the_most_cases_begins_first(project: Path):
+    assert _order(project) == ["test_cases", "test_short", "test_long", "test_longer"]
+
+
+def test_what_took_longest_in_the_last_run_begins_first(project: Path):
+    _pytest(project)
+    assert _order(project)[:2] == ["test_longer", "test_long"]
+
+
+def test_a_new_test_begins_before_those_that_are_known(project: Path):
+    # given a run of all there is
+    _pytest(project)
+    # when a test is added, and others run alone meanwhile
+    with (project / "tests" / "e2e" / "test_some.py").open("a") as file:
+        file.write("\ndef test_new():\n    pass\n")
+    _pytest(project, "-k", "short")
+    # then it is first, and what has not run this time is remembered
+    assert _order(project)[:3] == ["test_new", "test_longer", "test_long"]
