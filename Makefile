@@ -25,7 +25,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-deep demo bench compat lock clean
+.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-deep test-versions demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ test-chaos: $(INSTALLED) ## Tests that kill and freeze things
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
 	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \
 		tests/integration/accounting/test_stateful.py
+
+test-versions: $(INSTALLED) ## A worker of an older commit and one of this checkout on one farm (takes the older one out of git)
+	$(PYTEST) $(PYTEST_ARGS) tests/by_hand/test_versions.py
 
 demo: $(INSTALLED) ## A small farm on this machine renders an animation (DEMO_ARGS="--keep" leaves it up)
 	$(BIN)/opencue-sched demo $(DEMO_ARGS)
