@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
-from opencue_sched.domain.redis_url import read_redis_url
+from opencue_sched.domain.redis_url import read_redis_url, with_password
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 
 PREFIX = "OPENCUE_SCHED_"
@@ -259,6 +259,9 @@ class Accounting(_Section):
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis of the counters, board and broker."
     )
+    redis_password: SecretStr | None = Field(
+        None, description="Password for redis_url, as it is, instead of one in the URL, where it must be escaped."
+    )
     redis_pool_size: int = Field(20, ge=1, description="Most Redis connections of one process.")
     recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
     limit_reseed_interval_seconds: Seconds = Field(300.0, description="Seconds between reloads of caps.")
@@ -369,6 +372,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if self.queue.frame_memory_hard_limit < self.queue.frame_memory_soft_limit:
             raise ValueError("queue.frame_memory_hard_limit must not be below queue.frame_memory_soft_limit")
+        _ = self.redis_dsn  # refuses a second password
         return self
 
     @property
@@ -391,7 +395,9 @@ class Settings(BaseSettings):
     @property
     def redis_dsn(self) -> str:
         """The Redis URL. May contain a password: never log it."""
-        return (self.accounting.redis_url if self.redis_url is None else self.redis_url).get_secret_value()
+        url = (self.accounting.redis_url if self.redis_url is None else self.redis_url).get_secret_value()
+        password = self.accounting.redis_password
+        return url if password is None else with_password(url, password.get_secret_value())
 
     @classmethod
     def settings_customise_sources(

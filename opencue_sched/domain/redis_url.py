@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from opencue_sched.errors import InvalidInput
 
@@ -82,6 +82,18 @@ def read_redis_url(url: str) -> RedisUrl:
     username, password = (unquote(part) if part else None for part in (parts.username, parts.password))
     master = {"username": username, "password": password, "db": int(database or 0)}
     return RedisUrl(scheme, tls, nodes, path, asking | both, master | both)
+
+
+def with_password(url: str, password: str) -> str:
+    """A URL that read_redis_url has read, with this password in it. Raises InvalidInput for one that has a password."""
+    parts = urlsplit(url)
+    if parts.password is not None or "password" in parse_qs(parts.query):
+        raise _refusal(" has a password and accounting.redis_password is set: leave one of them out")
+    escaped = quote(password, safe="")
+    if parts.scheme == "unix":
+        return f"{url}{'&' if parts.query else '?'}password={escaped}"
+    user, _, hosts = parts.netloc.rpartition("@")
+    return url.replace(f"//{parts.netloc}", f"//{user}:{escaped}@{hosts}", 1)
 
 
 def _sentinels(parts: SplitResult) -> tuple[tuple[str, int], ...]:

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import redis
 from pydantic import ValidationError
 
 from opencue_sched import settings as settings_module
 from opencue_sched.coordination.keys import QueueName
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems, unknown_variables
 from tests.kit.setting_fields import setting_fields
@@ -405,6 +407,43 @@ def test_what_is_no_redis_url_is_refused_by_the_variables_name(monkeypatch, vari
 )
 def test_every_kind_of_redis_url_is_taken(url):
     assert Settings(redis_url=url).redis_dsn == url
+
+
+PASSWORD = 'p@s/s:w#o r%d?&"'
+
+
+def reached_by(url):
+    """Where redis-py connects with a URL, and as whom."""
+    options = redis.Redis.from_url(url).connection_pool.connection_kwargs
+    return {name: options.get(name) for name in ("host", "port", "path", "db", "username", "password")}
+
+
+@pytest.mark.parametrize("url", ["redis://h:6390/3", "redis://user@h", "rediss://h/0?ssl_cert_reqs=none"])
+def test_a_password_of_its_own_reaches_redis_as_it_is(url):
+    dsn = Settings(accounting={"redis_url": url, "redis_password": PASSWORD}).redis_dsn
+    assert reached_by(dsn) == {**reached_by(url), "password": PASSWORD}
+
+
+@pytest.mark.parametrize("url", ["unix:///run/redis.sock", "unix:///run/redis.sock?db=1"])
+def test_a_password_of_its_own_reaches_a_socket_as_it_is(url):
+    dsn = Settings(redis_url=url, accounting={"redis_password": PASSWORD}).redis_dsn
+    assert reached_by(dsn) == {**reached_by(url), "password": PASSWORD}
+
+
+def test_a_password_of_its_own_is_that_of_the_master_behind_sentinels():
+    dsn = Settings(redis_url="sentinel://a,b:1/main?db=1", accounting={"redis_password": PASSWORD}).redis_dsn
+    read = read_redis_url(dsn)
+    assert (read.nodes, read.service) == ((("a", 26379), ("b", 1)), "main")
+    assert (read.master["password"], read.asking["password"], read.master["db"]) == (PASSWORD, None, 1)
+
+
+@pytest.mark.parametrize("url", ["redis://:hush@h/0", "redis://u:hush@h", "unix:///s?password=hush"])
+def test_a_second_password_is_refused_without_showing_either(url):
+    with pytest.raises(ValidationError) as refusal:
+        Settings(redis_url=url, accounting={"redis_password": "quiet"})
+    (problem,) = setting_problems(refusal.value)
+    assert problem == "accounting.redis_url has a password and accounting.redis_password is set: leave one of them out"
+    assert not {"hush", "quiet"} & set(re.findall(r"\w+", str(refusal.value)))
 
 
 @pytest.mark.parametrize(

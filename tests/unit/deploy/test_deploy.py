@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
+from sqlalchemy import make_url
 
 from opencue_sched.cli import cli
 from opencue_sched.domain.verdicts import Verdict
@@ -359,6 +361,36 @@ def test_compose_starts_the_whole_fleet_with_commands_that_exist():
     assert "noeviction" in services["redis"]["command"]
     for volume in (v for service in services.values() for v in service.get("volumes", []) if v.startswith("..")):
         assert (DEPLOY / "compose" / volume.split(":")[0]).resolve().exists(), volume
+
+
+ODD_PASSWORD = "p@s/s:w#o r%d"
+
+
+def as_compose_reads(text: str, environment: dict[str, str]) -> str:
+    """A value of compose.yaml with the variables of an .env file in it."""
+
+    def value(match: re.Match[str]) -> str:
+        return environment.get(match["name"], match["default"] or "")
+
+    return re.sub(r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
+
+
+@pytest.mark.parametrize("role", ["migrate", "worker", "beat", "report-service", "flower"])
+def test_any_password_of_compose_reaches_the_stores_as_it_is(role, monkeypatch):
+    # given passwords with all that means something in a URL
+    passwords = {"POSTGRES_PASSWORD": ODD_PASSWORD, "REDIS_PASSWORD": ODD_PASSWORD}
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    for name, text in services[role]["environment"].items():
+        monkeypatch.setenv(name, as_compose_reads(text, passwords))
+    # when a role reads its settings, then each store gets the password it was started with
+    settings = Settings()
+    database = make_url(settings.sqlalchemy_url)
+    assert (database.host, database.username, database.database) == ("postgres", "cuebot", "cuebot")
+    assert database.password == as_compose_reads(services["postgres"]["environment"]["POSTGRES_PASSWORD"], passwords)
+    reached = redis.Redis.from_url(settings.redis_dsn).connection_pool.connection_kwargs
+    assert reached["host"] == "redis"
+    command = services["redis"]["command"]
+    assert reached["password"] == as_compose_reads(command[command.index("--requirepass") + 1], passwords)
 
 
 def test_prometheus_scrapes_every_process_where_it_serves_its_metrics():
