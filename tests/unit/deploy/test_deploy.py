@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -319,9 +320,27 @@ def test_what_connects_to_every_rqd_may_have_a_descriptor_for_each():
     for role in ("report-service", "worker"):
         assert services[role]["ulimits"] == {"nofile": 65536}, role
     for role in ("report-service", "worker"):
-        pods = next(iter(yaml.safe_load_all((DEPLOY / "k8s" / "base" / f"{role}.yaml").read_text())))
-        (container,) = pods["spec"]["template"]["spec"]["containers"]
-        assert container["command"][2].startswith("ulimit -n 65536; exec "), role
+        assert shell_of_pod(role).startswith("ulimit -n 65536 || "), role
+
+
+def shell_of_pod(role: str) -> str:
+    """What the shell of a pod runs."""
+    pods = next(iter(yaml.safe_load_all((DEPLOY / "k8s" / "base" / f"{role}.yaml").read_text())))
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:2] == ["sh", "-c"]
+    return str(container["command"][2])
+
+
+@pytest.mark.parametrize("role", ["report-service", "worker"])
+def test_a_pod_that_may_not_have_a_descriptor_for_each_rqd_says_so_and_ends(role):
+    # given a node whose hard limit is the default of a soft one
+    command = ["/bin/sh", "-c", f"ulimit -n 1024; {shell_of_pod(role)}"]
+    # when the pod starts there, as a user who may not raise limits
+    user = "nobody" if os.geteuid() == 0 else None
+    ran = subprocess.run(command, env={"PATH": "/none"}, user=user, capture_output=True, text=True, check=False)
+    # then the role is not started, and the log says what to do
+    assert ran.returncode == 78
+    assert "1024 RQDs" in ran.stderr and "65536" in ran.stderr
 
 
 def test_the_units_name_each_worker_as_an_instance_can_be_named():
@@ -403,6 +422,42 @@ def test_prometheus_scrapes_every_process_where_it_serves_its_metrics():
         assert port == metrics_port(services[name]["command"], environment), name
         assert environment["OPENCUE_SCHED_QUEUE__METRICS_HOST"] == "0.0.0.0"  # noqa: S104 - inside a container
     assert set(scraped) == {"worker", "beat", "report-service"}
+
+
+def test_an_end_that_comes_while_flower_starts_is_not_lost():
+    """Flower sets its signals late, and what PID 1 does not handle the kernel does not deliver."""
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    assert services["flower"]["init"] is True
+
+
+def test_compose_shows_a_worker_the_logs_where_jobs_write_them():
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    assert "\nLOG_ROOT=/shots\n" in (DEPLOY / "compose" / "env.example").read_text()
+    for environment in ({}, {"LOG_ROOT": "/mnt/projects"}):
+        root = environment.get("LOG_ROOT", "/shots")
+        mounted = [as_compose_reads(volume, environment) for volume in services["worker"]["volumes"]]
+        assert mounted == [f"{root}:{root}:ro"]
+        for role in ("worker", "beat", "report-service", "flower"):
+            told = as_compose_reads(services[role]["environment"]["OPENCUE_SCHED_LOG_ROOT"], environment)
+            assert told == root
+
+
+def test_git_never_sees_the_files_that_get_the_passwords(tmp_path):
+    # given a clone in which somebody has followed the steps
+    shutil.copy(DEPLOY.parent / ".gitignore", tmp_path)
+    written = ("deploy/compose/.env", "deploy/k8s/farm/secret.env", "deploy/k8s/farm/flower.env")
+    kept = (*(f"deploy/k8s/example/{path.name}" for path in (DEPLOY / "k8s" / "example").glob("*.env")),)
+    for name in (*written, *kept, "deploy/compose/env.example", "deploy/systemd/opencue-sched.env"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("PASSWORD=secret\n")
+    # when all there is is added
+    for words in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    # then the examples are in, and what has passwords is not
+    assert len(kept) == 2
+    assert not set(written) & set(listed.stdout.split())
+    assert {*kept, "deploy/compose/env.example", "deploy/systemd/opencue-sched.env"} < set(listed.stdout.split())
 
 
 def test_compose_asks_each_of_our_roles_how_it_is():

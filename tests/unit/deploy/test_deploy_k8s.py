@@ -150,19 +150,26 @@ def test_a_worker_is_given_the_time_that_it_takes_to_drain() -> None:
     assert grace > Settings().coordination.drain_grace
 
 
-def test_each_pod_gets_its_settings_from_what_the_example_makes() -> None:
+def variables_of(*files: str) -> set[str]:
+    """The variables that .env files of the example set."""
+    lines = [line for file in files for line in (K8S / "example" / file).read_text().splitlines()]
+    return {line.partition("=")[0] for line in lines if not line.startswith("#")}
+
+
+def test_each_pod_gets_its_settings_from_what_the_example_makes_and_only_flower_its_password() -> None:
     for name in PODS:
         assert container(name)["envFrom"] == [
             {"configMapRef": {"name": "opencue-sched", "optional": True}},
             {"secretRef": {"name": "opencue-sched"}},
+            *([{"secretRef": {"name": "opencue-sched-flower"}}] if name.endswith("flower") else []),
         ]
     example = yaml.safe_load((K8S / "example" / "kustomization.yaml").read_text())
-    assert [each["name"] for each in example["secretGenerator"] + example["configMapGenerator"]] == [
-        "opencue-sched"
-    ] * 2
-    lines = (K8S / "example" / "secret.env").read_text().splitlines()
-    made = {line.partition("=")[0] for line in lines if not line.startswith("#")}
-    assert made == {"OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL", "FLOWER_BASIC_AUTH"}
+    made = {each["name"]: variables_of(*each["envs"]) for each in example["secretGenerator"]}
+    assert made == {
+        "opencue-sched": {"OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL"},
+        "opencue-sched-flower": {"FLOWER_BASIC_AUTH"},
+    }
+    assert [each["name"] for each in example["configMapGenerator"]] == ["opencue-sched"]
 
 
 def test_services_lead_to_ports_of_pods_that_exist() -> None:
@@ -226,6 +233,11 @@ def test_a_kustomization_names_files_that_exist_and_leaves_none_out(directory: s
     assert here <= set(named)
 
 
+def flower_of(by_name: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    (only,) = by_name["Deployment", "opencue-sched-flower"]["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
 def test_the_example_is_built_from_the_base() -> None:
     """By kustomize itself, where kubectl is there."""
     kubectl = shutil.which("kubectl")
@@ -243,6 +255,17 @@ def test_the_example_is_built_from_the_base() -> None:
         spec = by_name[PODS[name]["kind"], name]["spec"]["template"]["spec"]["containers"][0]
         assert spec["image"] == "registry.example.com/opencue-sched:0.1.0"
         assert ("Secret", spec["envFrom"][1]["secretRef"]["name"]) in by_name
+    secrets = {each["secretRef"]["name"] for each in flower_of(by_name)["envFrom"][1:]}
+    assert {("Secret", name) for name in secrets} < set(by_name)
+    # commands typed in a worker's pod find the logs, and its names of hosts are the farm's
+    worker = by_name["Deployment", "opencue-sched-worker"]["spec"]["template"]["spec"]
+    (settings,) = [each["data"] for (kind, _), each in by_name.items() if kind == "ConfigMap"]
+    mounts = {each["mountPath"]: each for each in worker["containers"][0]["volumeMounts"]}
+    assert mounts[settings["OPENCUE_SCHED_LOG_ROOT"]]["readOnly"] is True
+    assert {each["name"] for each in mounts.values()} == {each["name"] for each in worker["volumes"]}
+    for role in ("worker", "report-service"):
+        spec = by_name["Deployment", f"opencue-sched-{role}"]["spec"]["template"]["spec"]
+        assert spec["dnsConfig"]["searches"] == ["farm.example.com"]
     assert "replicas" not in by_name["Deployment", "opencue-sched-worker"]["spec"]
     assert by_name["Service", "opencue-sched-report-service"]["spec"]["type"] == "LoadBalancer"
     reports = by_name["NetworkPolicy", "opencue-sched-report-service"]["spec"]["ingress"]
