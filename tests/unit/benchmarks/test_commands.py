@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 import pytest
@@ -32,3 +33,14 @@ def test_what_no_benchmark_can_read_is_wrong_usage(words: str) -> None:
 def test_figures_are_written_where_there_is_no_directory_yet(tmp_path) -> None:
     write_json(tmp_path / "of" / "today" / "figures.json", [{"phase": "drain"}])
     assert json.loads((tmp_path / "of" / "today" / "figures.json").read_text()) == [{"phase": "drain"}]
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands.keys() - {"host-score"}))
+def test_the_programs_of_another_postgres_are_given_by_their_directory(
+    name: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", "")
+    with cli.commands[name].make_context(name, ["--postgres", str(tmp_path)]):
+        assert os.environ["OPENCUE_SCHED_EMBEDDED_POSTGRES"] == str(tmp_path)
+    ran = CliRunner().invoke(cli, [name, "--postgres", str(tmp_path / "nowhere")])
+    assert ran.exit_code == 2, ran.output
