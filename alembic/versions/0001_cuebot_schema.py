@@ -4,8 +4,7 @@ On a database made by Cuebot nothing is created but the row that says so. Elsewh
 in the order of the file names: tables, views, functions, triggers, and the rows that a farm needs before its first
 show. The frame triggers that count states and write history run once a statement rather than once a row.
 
-Left out on purpose: helpers of Cuebot's migration from Oracle that nothing calls, and indexes on columns that change
-with every booking (idle cores, use, tiers, counts, memory), which no query selects by and every update would pay for.
+Left out on purpose: helpers of Cuebot's migration from Oracle that nothing calls.
 """
 
 from __future__ import annotations

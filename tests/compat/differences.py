@@ -17,27 +17,6 @@ _LEFT_OUT = {
         "function": "calculate_core_hours epoch_to_ts genkey history__period_clear history__period_shift render_weeks"
         " rename_allocs tmp_populate_folder tmp_populate_point tmp_populate_sub",
     },
-    "an index on values that bookings change, which no query selects by": {
-        "index": "i_folder_resource_int_cores i_folder_resource_fl_tier i_frame_int_gpu_mem_reserved i_host_int_gpu"
-        " i_host_int_gpu_idle i_host_int_gpu_mem i_host_int_gpu_mem_idle i_host_int_gpus i_host_int_gpus_idle"
-        " i_host_stat_int_gpu_mem_free i_host_stat_int_gpu_mem_total i_host_local_int_gpu_idle"
-        " i_host_local_int_gpu_max i_host_local_int_gpus_idle i_host_local_int_gpus_max i_job_mem_int_max_rss"
-        " i_job_resource_cores i_job_resource_gpus i_job_stat_int_waiting_count i_job_tier i_job_ts_updated"
-        " i_layer_mem_int_max_rss i_layerstat_int_waiting_count i_max_pss_job i_max_pss_layer i_point_tier"
-        " i_proc_int_gpu_mem_reserved i_sub_tier i_host_str_tags i_frame_history_int_ts_stopped"
-        " i_frame_history_int_exit_stat i_frame_history_str_state",
-    },
-    "an index on a value too common or too seldom asked for to be of use, or a copy of another": {
-        "index": "i_booking_3 i_depend_b_composite i_depend_str_target i_depend_str_type i_folder_res_int_max_cores"
-        " i_folder_res_int_max_gpus i_frame_dispatch_idx i_host_stat_str_os i_job_history_b_archived"
-        " i_job_int_min_cores i_job_resource_gpus_min_max i_job_resource_max_c i_job_resource_max_gpus"
-        " i_job_resource_min_max i_job_str_os i_layer_b_threadable i_layer_cores_gpus_mem"
-        " i_layer_cores_gpus_mem_thread i_layer_cores_mem i_layer_cores_mem_thread i_layer_history_b_archived"
-        " i_layer_history_str_type i_layer_int_cores_max i_layer_int_dispatch_order i_layer_int_gpu_mem_min"
-        " i_layer_int_gpus_mem_min_1 i_layer_int_gpus_min i_layer_mem_min i_layer_str_tags"
-        " i_limit_record_pk_limit_record i_service_int_gpu_mem_min i_service_int_gpus_min"
-        " i_show_service_int_gpu_mem_min i_show_service_int_gpus_min",
-    },
 }
 
 _ADDED = {

@@ -71,12 +71,15 @@ def test_differences_are_found_and_those_meant_have_a_reason(empty_database_url:
         connection.execute(text("ALTER TABLE host ALTER str_name TYPE varchar(40)"))
         connection.execute(text("ALTER TABLE frame ALTER int_version DROP DEFAULT"))
         connection.execute(text("DROP TRIGGER verify_subscription ON subscription"))
-        connection.execute(text("CREATE INDEX i_host_int_gpus_idle ON host (int_gpus_idle)"))
+        connection.execute(text("CREATE INDEX i_host_of_theirs ON host (str_name)"))
+        connection.execute(text("CREATE TABLE history_period_bak (pk integer)"))
     theirs = _catalog(empty_database_url)
     found = {(difference.kind, difference.name): bool(difference.reason) for difference in compare(theirs, ours)}
     assert found == {
         ("column", "host.str_name"): False,
         ("column", "frame.int_version"): False,
         ("trigger", "subscription.verify_subscription"): False,
-        ("index", "i_host_int_gpus_idle"): True,
+        ("index", "i_host_of_theirs"): False,
+        ("table", "history_period_bak"): True,
+        ("column", "history_period_bak.pk"): True,
     }

@@ -243,6 +243,15 @@ def test_the_work_of_a_failed_migration_is_undone(cuebot_url: str) -> None:
     assert _facts(cuebot_url).revision == schema.REVISION
 
 
+def test_a_database_made_without_some_of_cuebots_indexes_gets_them(empty_database_url: str) -> None:
+    schema.upgrade(empty_database_url, "0011")
+    whole = _catalog(empty_database_url)
+    with _session(empty_database_url) as connection:
+        connection.execute(text("DROP INDEX i_limit_record_pk_limit_record, i_layerstat_int_waiting_count"))
+    schema.upgrade(empty_database_url)
+    assert _catalog(empty_database_url) == whole
+
+
 def test_two_migrations_at_once_take_turns(empty_database_url: str) -> None:
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(_migrate_in_a_process, empty_database_url) for _ in range(3)]:
