@@ -61,7 +61,8 @@ def make_engine(
         connect_args={
             "connect_timeout": connect_seconds,
             "application_name": application_name,
-            "options": f"-c statement_timeout={statement_seconds}s -c timezone=UTC",
+            # No just-in-time compiler: our statements are short, and it compiles for seconds what a planner mistook.
+            "options": f"-c statement_timeout={statement_seconds}s -c timezone=UTC -c jit=off",
             **DEAD_CONNECTION,
         },
     )

@@ -169,7 +169,8 @@ class _Duty:
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
-        return {host.id: host for host in fetch_hosts_by_id(self.connection, sorted(ids), staleness)}
+        hosts = fetch_hosts_by_id(self.connection, sorted(ids), staleness, by_index=False)
+        return {host.id: host for host in hosts}
 
     def _candidates(
         self, asking: Sequence[Asked], kept: Sequence[Host]

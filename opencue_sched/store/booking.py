@@ -29,12 +29,15 @@ _SET_TIMEOUTS = text(
            set_config('idle_in_transaction_session_timeout', :idle_ms, true),
            CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
                 THEN set_config('transaction_timeout', :transaction_ms, true) END,
-           set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true)
+           set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true),
+           set_config('jit', 'off', true)
     """
 )
-# The last two are for the planner. Every row of a booking is named by its id, and statements here join in the order in
-# which they are written. Left to itself PostgreSQL reads all frames for some hundred ids, or all that wait of the few
-# shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
+# The last three are for the planner. Every row of a booking is named by its id, and statements here join in the order
+# in which they are written. Left to itself PostgreSQL reads all frames for some hundred ids, or all that wait of the
+# few shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
+# Where no index of a table serves, a plan without sequential scans has one all the same, at a cost beyond each
+# threshold of the just-in-time compiler: where that is on, such a statement takes 0.3 to 3 s.
 
 _LOCK_FRAMES = f"""
     SELECT f.pk_frame

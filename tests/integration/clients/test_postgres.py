@@ -17,7 +17,9 @@ from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.clients.store_errors import is_trouble
 from opencue_sched.insight.health import check_for_beat
 from opencue_sched.settings import Settings
+from opencue_sched.store.booking import set_timeouts
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.hosts import fetch_hosts_by_id
 from tests.kit.refusing_postgres import refusing_postgres
 
 WRITE = text("INSERT INTO opencue_sched_fence (name, fence) VALUES ('a', 1)")
@@ -57,6 +59,25 @@ def test_the_fences_of_a_beat_are_recorded_at_the_second_try(pooled: Engine) -> 
     with pytest.raises(InternalError):
         fences.claim("cue:beat", 1)
     assert fences.claim("cue:beat", 1)
+
+
+def test_no_session_compiles_statements(engine: Engine, settings: Settings) -> None:
+    """Whatever the database says, and whatever a connection pool in between has handed on."""
+    jit = text("SHOW jit")
+    with engine.begin() as connection:
+        connection.execute(text(f'ALTER DATABASE "{connection.engine.url.database}" SET jit = on'))
+    fresh = make_engine(settings)
+    with fresh.connect() as connection:
+        assert connection.execute(jit).scalar_one() == "off"
+        connection.execute(text("SET jit = on"))
+        connection.commit()
+        set_timeouts(connection, statement=1, lock=1, idle=1, whole=1)
+        assert connection.execute(jit).scalar_one() == "off"
+        connection.rollback()
+        assert connection.execute(jit).scalar_one() == "on"
+        fetch_hosts_by_id(connection, [], 60)
+        assert connection.execute(jit).scalar_one() == "off"
+    fresh.dispose()
 
 
 def test_a_connection_whose_server_vanished_is_dead_within_seconds(settings: Settings) -> None:

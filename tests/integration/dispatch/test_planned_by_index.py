@@ -1,0 +1,133 @@
+"""How PostgreSQL plans statements without sequential scans: nothing in them has to scan a table all the same.
+
+A scan that cannot be avoided gets so high a cost that a server with a just-in-time compiler compiles the statement each
+time, and has no index where the planner was promised one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.pool import NullPool
+
+from opencue_sched.dispatch.commit import by_vertex
+from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.settings import Settings
+from opencue_sched.store import booking
+from opencue_sched.store.hosts import fetch_hosts_by_id
+from opencue_sched.store.schema import check_schema, upgrade
+from tests.kit.plans import plan
+from tests.kit.promised import duty, with_queue
+
+_DISABLED_COST = 1e10
+"""What PostgreSQL before 18 adds to the cost of a node that is switched off; 18 says so of the node."""
+
+
+@pytest.fixture
+def procs(engine: Engine, settings: Settings) -> list[PlannedProc]:
+    """A plan of 600 frames, with limits, on a farm of 200 hosts where a wide layer waits as well."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=64, memory_gb=256) for _ in range(200)])
+        licence = farm.limit("licence", 10_000)
+        farm.jobs([JobSpec([LayerSpec(frames=10, limits=(licence,))] * 3) for _ in range(20)])
+        procs = plan(farm, settings)
+        farm.job([LayerSpec(frames=10, cores=60)])
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    assert len(procs) == 600
+    return procs
+
+
+def book(connection: Connection, procs: Sequence[PlannedProc]) -> None:
+    """All that a commit may send, also after waits that were too long."""
+    hosts = {proc.host.id for proc in procs}
+    booking.set_timeouts(connection, statement=60, lock=60, idle=60, whole=60)
+    booking.lock_frames(connection, procs, check_schema(connection))
+    booking.lock_hosts(connection, hosts, wait_seconds=60)
+    booking.lock_free_hosts(connection, hosts)
+    booking.read_caps(connection, by_vertex(procs))
+    booking.insert_procs(connection, procs)
+    booking.take_back_writes(connection)
+    booking.lock_free_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
+    assert len(booking.insert_procs(connection, procs)) == len(procs)
+    booking.take_from_hosts(connection, procs)
+    booking.start_frames(connection, procs)
+
+
+@contextmanager
+def sent_without_scans(engine: Engine) -> Iterator[list[str]]:
+    """The statements sent meanwhile in transactions that do without sequential scans, parameters filled in."""
+    sent: list[str] = []
+
+    def note(connection: Connection, cursor: Any, message: str, parameters: Any, *_: object) -> None:
+        with connection.connection.cursor() as other:
+            other.execute("SELECT current_setting('enable_seqscan')")
+            if other.fetchone() == ("off",):
+                sent.extend(cursor.mogrify(message, parameters).decode().split(";"))
+
+    event.listen(engine, "after_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(engine, "after_cursor_execute", note)
+
+
+def scans_in_spite(connection: Connection, statements: Sequence[str]) -> list[str]:
+    """What of these statements is planned although it is switched off: node and table."""
+    found: list[str] = []
+    with connection.connection.cursor() as cursor:
+        for statement in statements:
+            if not re.match(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b", statement):
+                continue  # savepoints
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {statement}")
+            found += _switched_off(cursor.fetchone()[0][0]["Plan"])
+            if re.match(r"\s*SELECT set_config", statement):
+                cursor.execute(statement)  # later ones are planned by it
+    return found
+
+
+def _switched_off(node: Mapping[str, Any]) -> list[str]:
+    below = [name for child in node.get("Plans", ()) for name in _switched_off(child)]
+    off = node.get("Disabled", node["Total Cost"] >= _DISABLED_COST)
+    name = f"{node['Node Type']} on {node.get('Relation Name', '-')}"
+    return below or ([name] if off else [])
+
+
+def test_no_statement_without_sequential_scans_needs_one(
+    engine: Engine, settings: Settings, procs: list[PlannedProc], empty_database_url: str
+) -> None:
+    # Given what a commit, the reading of single hosts and the granting of reservations send
+    with sent_without_scans(engine) as statements:
+        with engine.begin() as connection:
+            book(connection, procs)
+        with engine.begin() as connection:
+            fetch_hosts_by_id(connection, sorted({proc.host.id for proc in procs}), 3600)
+        duty(engine, with_queue(settings, reservation_block_time=1e-6))
+        duty(engine, with_queue(settings, reservation_block_time=1e-6))
+    # When it is explained where it was sent, on a full farm and on one without a row
+    assert len(statements) > 20
+    upgrade(empty_database_url)
+    empty = create_engine(empty_database_url, poolclass=NullPool)
+    for database in (engine, empty):
+        with database.connect() as connection:
+            booking.set_timeouts(connection, statement=60, lock=60, idle=60, whole=60)
+            scans = scans_in_spite(connection, statements)
+        database.dispose()
+        # Then an index serves each of them
+        assert scans == []
+
+
+def test_triggers_of_a_booking_scan_no_table(engine: Engine, procs: list[PlannedProc]) -> None:
+    engine.dispose()  # sessions keep the plans they made for functions while scans were allowed
+    with engine.begin() as connection:
+        book(connection, procs)
+        scanned = connection.execute(text("SELECT relname FROM pg_stat_xact_user_tables WHERE seq_scan > 0")).scalars()
+        assert sorted(scanned) == []
