@@ -1,5 +1,5 @@
-"""What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `in_doubt`), and for any
-work that met it (`is_trouble`). PostgreSQL's errors are told apart by SQLSTATE."""
+"""What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `was_cancelled`,
+`in_doubt`), and for any work that met it (`is_trouble`). PostgreSQL's errors are told apart by SQLSTATE."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def classify(error: Exception) -> Failure:
 def waited_too_long(error: Exception) -> bool:
     """Whether a statement that only locks rows ended because it took too long: at one row, or at one after another."""
     return _sqlstate(error) in (_LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
+
+
+def was_cancelled(error: Exception) -> bool:
+    """Whether a statement ended because it took longer than it may: statement_timeout, or a person's cancellation."""
+    return _sqlstate(error) == _QUERY_CANCELED
 
 
 def in_doubt(error: Exception) -> bool:

@@ -213,6 +213,11 @@ def verdicts(ns: str, job_id: str) -> str:
     return f"{ns}:verdicts:{job_id}"
 
 
+def failed_commits(ns: str, cluster_key: str) -> str:
+    """Hash of the commits of a cluster's plans that failed since the last that did not."""
+    return f"{ns}:failed-commits:{cluster_key}"
+
+
 def waiting_frames(ns: str) -> str:
     """Hash of how many frames the last pass over each cluster left waiting."""
     return f"{ns}:waiting"

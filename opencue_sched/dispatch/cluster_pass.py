@@ -24,7 +24,7 @@ from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, commit_plan, quarantine
+from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, PlanSizes, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, gather
 from opencue_sched.dispatch.host_feed import HostFeed
@@ -37,7 +37,7 @@ from opencue_sched.domain.frame_command import Environments
 from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.domain.plans import PlannedProc, Snapshot
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.errors import HostLocked, NotReady
+from opencue_sched.errors import DatabaseFailure, HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, plan_pass, policy_for
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
@@ -82,6 +82,7 @@ class PassRunner:
         default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, free=1)
     )
     queue: CommitQueue = field(default_factory=CommitQueue)
+    plan_sizes: PlanSizes = field(default_factory=PlanSizes)
     at_caps: set[str] = field(default_factory=set)
     """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
     gpu_waits: GpuWaits | None = None
@@ -135,6 +136,8 @@ class _Pass:
     planned_for: dict[str, PassReport] = field(default_factory=dict)
     """By proc id."""
     gathered_at: float = 0.0
+    most_frames: int = MAX_FRAMES
+    """Of the plan. Set in step 2."""
     asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
     refused_layers: frozenset[str] = frozenset()
@@ -196,7 +199,10 @@ class _Pass:
                 if self.ended:
                     runner.committing.difference_update(proc.layer.id for proc in self.procs)
                 if self.gathered and runner.verdicts is not None:
-                    runner.verdicts.record({it.cluster.key: it.verdicts for it in self.reports})
+                    commits = {
+                        it.cluster.key: it.commit_error for it in self.reports if it.frames_booked or it.commit_error
+                    }
+                    runner.verdicts.record({it.cluster.key: it.verdicts for it in self.reports}, commits=commits)
             if not self.ended:
                 self.end(self.reports)
             if launch is not None:
@@ -244,6 +250,7 @@ class _Pass:
         for cluster in clusters:
             runner.layers.hosts_changed(runner.hosts.refresh(cluster))
             self.progress()
+        self.most_frames = runner.plan_sizes.most(self.report.cluster.shard)
         # Both are read before what waits: changes and bookings of others in the meantime are then seen as such.
         self.host_changes = runner.layers.host_changes
         self.bookings_read = runner.permits.log_end()
@@ -260,7 +267,7 @@ class _Pass:
             facts=runner.facts(),
             in_use=runner.ledger.cores_in_use,
             skip=skip,
-            most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(clusters) + 1),
+            most_frames=min(self.most_frames, runner.hosts.cache.idle_cores(clusters) + 1),
         )
         self.gathered_at = runner.clock()
         for report, found in zip(self.reports, self.gathered, strict=True):
@@ -316,7 +323,7 @@ class _Pass:
         plans = plan_pass(
             replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster in clusters)),
             runner.hosts.cache,
-            replace(policy, admissions=tuple(admissions)),
+            replace(policy, admissions=tuple(admissions), max_frames=min(policy.max_frames, self.most_frames)),
             granted_layers=granted,
             # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
             # get it back from the other threads.
@@ -381,6 +388,10 @@ class _Pass:
                         clock=runner.clock,
                         queue=runner.queue,
                     )
+                if result.cancelled:
+                    runner.plan_sizes.cancelled(self.report.cluster.shard, len(accepted))
+                elif result.committed:
+                    runner.plan_sizes.committed(self.report.cluster.shard)
                 since_gathered = runner.clock() - self.gathered_at
                 self._after_commit(result, since_gathered)
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
@@ -432,6 +443,10 @@ class _Pass:
                 report.seconds_to_book.append(proc.frame.waited_seconds + since_gathered)
             runner.locked.worked(proc.host.id)
         self._count_losses((*result.lost, *result.unknown))
+        for proc, error in result.lost:
+            report = self.planned_for[proc.proc_id]
+            if isinstance(error, DatabaseFailure) and not report.frames_booked:
+                report.commit_error = str(error)
         for proc, error in result.unknown:
             log.error("commit_outcome_unknown", proc=proc.proc_id, frame=proc.frame.id, error=str(error))
         if result.lost:

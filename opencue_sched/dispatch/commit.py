@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
-from opencue_sched.clients.store_errors import Failure, classify, describe, in_doubt, waited_too_long
+from opencue_sched.clients.store_errors import Failure, classify, describe, in_doubt, waited_too_long, was_cancelled
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.units import CENTICORES_PER_CORE, cap_cores, enforced
 from opencue_sched.errors import (
@@ -39,6 +39,7 @@ from opencue_sched.errors import (
     HostHeld,
     HostLocked,
 )
+from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.reservations import against_hold
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
@@ -100,13 +101,37 @@ class CommitQueue:
                 self._changed.notify_all()
 
 
+class PlanSizes:
+    """How many frames the next plan of each shard may have: half of one whose commit the server cancelled for its time,
+    and twice as many after each commit that it did not cancel. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bounds: dict[str, int] = {}  # of shards with less than MAX_FRAMES; under the lock
+
+    def most(self, shard: str) -> int:
+        return self._bounds.get(shard, MAX_FRAMES)
+
+    def committed(self, shard: str) -> None:
+        with self._lock:
+            bound = 2 * self._bounds.pop(shard, MAX_FRAMES)
+            if bound < MAX_FRAMES:
+                self._bounds[shard] = bound
+
+    def cancelled(self, shard: str, frames: int) -> None:
+        """The commit of a plan of so many frames took longer than a statement may."""
+        with self._lock:
+            bound = self._bounds[shard] = max(1, min(self._bounds.get(shard, MAX_FRAMES), frames // 2))
+        log.warning("plans_halved", shard=shard, frames=frames, next_frames=bound)
+
+
 @dataclass(slots=True)
 class CommitResult:
     """How every proc of the plan ended.
 
     ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
     stay booked. ``quarantined``: job id -> why. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
-    that a pause while it was answered counts.
+    that a pause while it was answered counts. ``cancelled``: a transaction ended because a statement took too long.
     """
 
     committed: list[PlannedProc] = field(default_factory=list)
@@ -114,6 +139,7 @@ class CommitResult:
     unknown: list[Lost] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     sent_at: float = 0.0
+    cancelled: bool = False
 
 
 def commit_plan(
@@ -178,6 +204,7 @@ class _Commit:
                 self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
                 failure = classify(error)
+                self.result.cancelled |= was_cancelled(error)
                 if failure is Failure.REPEAT:
                     # The pause is random, so that the two that met do not meet again.
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))

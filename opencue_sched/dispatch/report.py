@@ -52,6 +52,8 @@ class PassReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each step the pass came to: gather, plan, book, commit, launch (and settle); and in ``total``."""
     error: str = ""
+    commit_error: str = ""
+    """Why PostgreSQL took nothing of its plan. Empty where it took something, or nobody asked it to."""
 
     @property
     def jobs_processed(self) -> int:

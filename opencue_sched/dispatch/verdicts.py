@@ -4,7 +4,8 @@ The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may 
 for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
 job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames wait
 by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
-counted them last.
+counted them last. ``{namespace}:failed-commits:{cluster}`` says since when, how often and why the commits of a cluster
+have failed; it is gone with the first that does not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import redis
@@ -29,6 +31,8 @@ from opencue_sched.errors import BookingError
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 24 * 3600
+FAILED_COMMITS_SECONDS = 600
+"""Life of what is kept of failed commits: a cluster with waiting frames has another pass long before."""
 SAME_PASS_SECONDS = 120.0
 """Verdicts of several clusters on one layer are compared when they are no further apart than this."""
 _SEPARATOR = "|"
@@ -42,6 +46,17 @@ class RecordedVerdict:
     verdict: LayerVerdict
     cluster: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCommits:
+    """The last commits of a cluster, none of which PostgreSQL took: how many, since when (epoch seconds of a worker),
+    and the error of the last."""
+
+    cluster: str
+    failures: int
+    since: float
+    error: str
 
 
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
@@ -59,9 +74,14 @@ class VerdictLog:
         self._clock = clock
         self._waiting_key = keys.waiting_frames(namespace)
 
-    def record(self, clusters: Mapping[str, Sequence[LayerVerdict]]) -> None:
+    def record(
+        self, clusters: Mapping[str, Sequence[LayerVerdict]], *, commits: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
-        failure is logged."""
+        failure is logged.
+
+        ``commits``: why the commit of a cluster failed; an empty text for one that did not.
+        """
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         for cluster_key, verdicts in clusters.items():
@@ -74,6 +94,15 @@ class VerdictLog:
                     key = keys.verdicts(self._namespace, job_id)
                     pipeline.hset(key, mapping=fields)
                     pipeline.expire(key, KEPT_SECONDS)
+                for cluster_key, error in commits.items():
+                    key = keys.failed_commits(self._namespace, cluster_key)
+                    if error:
+                        pipeline.hincrby(key, "failures", 1)
+                        pipeline.hsetnx(key, "since", at)
+                        pipeline.hset(key, "error", error[:LONGEST_ERROR])
+                        pipeline.expire(key, FAILED_COMMITS_SECONDS)
+                    else:
+                        pipeline.delete(key)
                 pipeline.execute()
         except redis.RedisError as error:
             log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
@@ -86,6 +115,21 @@ class VerdictLog:
                 pipeline.hgetall(keys.verdicts(self._namespace, job_id))
             found = zip(job_ids, pipeline.execute(), strict=True)
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
+
+    def failed_commits(self, cluster_keys: Iterable[str]) -> list[FailedCommits]:
+        """Those of these clusters whose last commits failed, more than one; the longest first. One round trip. Raises
+        RedisError."""
+        asked = list(cluster_keys)
+        with self._client.pipeline(transaction=False) as pipeline:
+            for cluster_key in asked:
+                pipeline.hmget(keys.failed_commits(self._namespace, cluster_key), "failures", "since", "error")
+            answers = pipeline.execute()
+        failed = [
+            FailedCommits(cluster_key, int(failures), float(since), error)
+            for cluster_key, (failures, since, error) in zip(asked, answers, strict=True)
+            if int(failures or 0) > 1
+        ]
+        return sorted(failed, key=lambda commits: commits.since)
 
     def record_waiting(self, scope: str, frames: Mapping[str, int]) -> None:
         """Keep how many frames of a facility scope wait, by verdict. Raises RedisError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from opencue_sched.clients.postgres import OURS, ask
 from opencue_sched.coordination.keys import QueueType
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import list_members
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
@@ -51,7 +53,10 @@ PROBE_SECONDS = 2.0
 
 _REACH = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
-
+_FAILED_COMMITS = (
+    "look for long transactions in pg_stat_activity and at PostgreSQL's log; all of a commit has to fit in "
+    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE, a statement in three tenths of it"
+)
 
 _ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity.WARN, Severity.FAIL))
 
@@ -184,7 +189,9 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         state = store_state(client)
         unhealed = _unhealed(database, client, settings) if database and state is StoreState.OPEN else []
         members = list_members(client, settings.coordination.namespace)
-        skipped = cluster_postings(client, settings).skipped()
+        postings = cluster_postings(client, settings)
+        skipped = postings.skipped()
+        failed_commits = VerdictLog(client, settings.coordination.namespace).failed_commits(postings.posted())
     except (SchedulerError, redis.RedisError) as error:
         yield _fail("Redis", describe_failure(error, settings))
         return
@@ -206,6 +213,10 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     if unreached := unreached_hosts(members):
         text = f"workers do not reach hosts: {listed([f'{host}: {words}' for host, words in unreached.items()])}"
         yield _warn("RQD", text, _REACH)
+    for commits in failed_commits:
+        since = datetime.fromtimestamp(commits.since).astimezone().strftime("%H:%M:%S")
+        of = f"the last {commits.failures} commits of cluster {commits.cluster}"
+        yield _fail("clusters", f"{of} failed, since {since} ({commits.error})", _FAILED_COMMITS)
     remedy = "`celery -A opencue_sched worker` and `... beat`"
     if workers := members.of(QueueType.DISPATCH.value):
         yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")

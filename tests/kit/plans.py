@@ -68,6 +68,22 @@ def reasons(result: CommitResult) -> list[str]:
     return [error.reason for _, error in result.lost]
 
 
+def refuse_more_than(engine: Engine, procs: int, sqlstate: str) -> None:
+    """From now on the server refuses to insert more procs at once, with this SQLSTATE."""
+    trigger = f"""
+        DROP TRIGGER IF EXISTS refuse ON proc;
+        CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            IF (SELECT count(*) FROM inserted) > {procs} THEN
+                RAISE EXCEPTION 'too many' USING ERRCODE = '{sqlstate}';
+            END IF;
+            RETURN NULL;
+        END$$;
+        CREATE TRIGGER refuse AFTER INSERT ON proc REFERENCING NEW TABLE AS inserted
+        FOR EACH STATEMENT EXECUTE FUNCTION refuse()"""  # noqa: S608 - a number and a code of the test
+    with engine.begin() as connection:
+        connection.exec_driver_sql(trigger)
+
+
 def assert_consistent(engine: Engine) -> None:
     """Hosts have what their procs left, frames run exactly where a proc is, and counters count them."""
     checks = {

@@ -1,0 +1,89 @@
+"""Plans get smaller where the server has no time for their commits, and grow again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.dispatch.commit import PlanSizes, commit_plan
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.placement.planner import MAX_FRAMES
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import check_schema
+from tests.kit.passes import Passes, passes
+from tests.kit.plans import plan, reasons, refuse_more_than
+
+JOBS, FRAMES_OF_A_JOB = 8, 5
+
+
+@pytest.fixture
+def one(engine: Engine, settings: Settings) -> Iterator[Passes]:
+    """A process beside a farm on which 40 frames wait and fit."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=64, memory_gb=256)
+        farm.jobs([JobSpec([LayerSpec(frames=FRAMES_OF_A_JOB)]) for _ in range(JOBS)])
+    dry_run = settings.rqd.model_copy(update={"dry_run_mode": True})
+    with passes(engine, settings.model_copy(update={"rqd": dry_run})) as found:
+        yield found
+
+
+def run_passes(one: Passes, count: int) -> list[PassReport]:
+    one.clusters = [cluster for cluster, _ in one.sweeper.sweep().send] or one.clusters
+    reports = []
+    for _ in range(count):
+        reports += one.runner.run(one.clusters, alive=lambda: True)
+    return reports
+
+
+def sizes(reports: list[PassReport]) -> list[tuple[int, int]]:
+    """What each pass planned, and what it booked of that."""
+    return [(0 if report.plan is None else len(report.plan.procs), report.frames_booked) for report in reports]
+
+
+def test_plans_are_halved_until_the_server_has_time_for_one_and_grow_again(one: Passes, engine: Engine) -> None:
+    # Given a server that has no time for more than ten frames at once
+    refuse_more_than(engine, 10, "57014")
+    # Then the plans shrink to that, and try twice as much after a success
+    assert sizes(run_passes(one, 4)) == [(40, 0), (20, 0), (10, 10), (20, 0)]
+    # When it is well again, they grow to what waits
+    refuse_more_than(engine, MAX_FRAMES, "57014")
+    assert sizes(run_passes(one, 2)) == [(10, 10), (20, 20)]
+
+
+def test_a_lock_that_is_not_granted_halves_nothing(one: Passes, engine: Engine) -> None:
+    refuse_more_than(engine, 0, "55P03")
+    assert sizes(run_passes(one, 2)) == [(40, 0), (40, 0)]
+
+
+def test_each_shard_has_its_own_size() -> None:
+    plan_sizes = PlanSizes()
+    plan_sizes.cancelled("a", 800)
+    plan_sizes.cancelled("a", 900)  # planned before the first came to an end
+    plan_sizes.cancelled("b", 1)
+    assert [plan_sizes.most(shard) for shard in "abc"] == [400, 1, MAX_FRAMES]
+    plan_sizes.committed("a")
+    plan_sizes.committed("c")
+    assert [plan_sizes.most(shard) for shard in "abc"] == [800, 1, MAX_FRAMES]
+    plan_sizes.committed("a")
+    assert plan_sizes.most("a") == MAX_FRAMES
+
+
+def test_a_statement_that_runs_out_of_time_says_so_in_the_result(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        procs = plan(farm, settings)
+        facts = check_schema(connection)
+        connection.exec_driver_sql("""
+            CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN PERFORM pg_sleep(60); RETURN NULL; END$$;
+            CREATE TRIGGER dawdle AFTER UPDATE OF int_cores_idle ON host EXECUTE FUNCTION dawdle()""")
+    accounting = settings.accounting.model_copy(update={"commit_deadline": 3.0})
+    result = commit_plan(engine, procs, {}, settings.model_copy(update={"accounting": accounting}), facts=facts)
+    assert (result.cancelled, reasons(result), result.quarantined) == (True, ["database_failure"], {})
