@@ -50,6 +50,14 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
     nothing, so that one odd row does not end every pass."""
     entries = {}
     for row in rows:
+        if (row.centicores, row.gpus) != (row.reserved_centicores, row.reserved_gpus):
+            log.warning(
+                "proc_reserves_what_no_host_has",
+                proc=row.pk_proc,
+                job=row.pk_job,
+                centicores=row.reserved_centicores,
+                gpus=row.reserved_gpus,
+            )
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
         show, alloc, folder, job, layer, dept = (it if SEPARATORS.isdisjoint(it) else "" for it in ids)
         limits = tuple(filter(None, row.limits.split(",")))

@@ -11,6 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, TextClause, text
 
+from opencue_sched.domain.units import INT_MAX
+from opencue_sched.store.pending import countable
+
 # ruff: noqa: S608 - the statements are put together from constants of this module only
 
 # Of two snapshots of one server the one that sees more commits has a higher xmax, or the same and fewer transactions in
@@ -148,8 +151,11 @@ class _Table:
     local: tuple[bool, bool] = (True, False)
 
     def sums(self, condition: str) -> str:
-        return f"""SELECT {self.summed_by} AS id, CAST(sum(proc.int_cores_reserved) AS bigint) AS cores,
-                          CAST(sum(proc.int_gpus_reserved) AS bigint) AS gpus
+        cores, gpus = (
+            f"CAST(LEAST(sum({countable(column)}), {INT_MAX}) AS bigint)"  # what each of the tables can hold
+            for column in ("proc.int_cores_reserved", "proc.int_gpus_reserved")
+        )
+        return f"""SELECT {self.summed_by} AS id, {cores} AS cores, {gpus} AS gpus
                      FROM {self.summed_from} WHERE {condition} AND (:local OR NOT proc.b_local)
                     GROUP BY {self.summed_by}"""
 
@@ -266,11 +272,13 @@ _TABLES = (
 # exclude it there only); the vertices are those of the job's folder and department and the host's allocation of now.
 
 _PROCS = text(
-    """
+    f"""
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,
            coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
            coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
-           proc.int_cores_reserved AS centicores, proc.int_gpus_reserved AS gpus, coalesce(held.limits, '') AS limits,
+           {countable("proc.int_cores_reserved")} AS centicores, {countable("proc.int_gpus_reserved")} AS gpus,
+           proc.int_cores_reserved AS reserved_centicores, proc.int_gpus_reserved AS reserved_gpus,
+           coalesce(held.limits, '') AS limits,
            CASE WHEN proc.b_local THEN CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM proc.ts_booked)
                                             AS double precision) END AS local_seconds
       FROM proc JOIN host USING (pk_host)
@@ -299,8 +307,8 @@ def procs(
     """Procs of managed shows, of these shows or ids where such are given, with their vertices: an empty id where there
     is none.
 
-    ``limits`` are ids joined by commas, in no order. ``local_seconds``: how long ago a local proc was booked; None of
-    any other.
+    ``centicores`` and ``gpus`` are what counts of those reserved. ``limits`` are ids joined by commas, in no order.
+    ``local_seconds``: how long ago a local proc was booked; None of any other.
     """
     shows, ids = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids))
     rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)

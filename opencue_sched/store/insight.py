@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.store.pending import countable
 
 # Of the jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
@@ -178,7 +179,7 @@ def proc_ages(connection: Connection, proc_ids: Sequence[str]) -> Sequence[Row[A
 
 OFFENDERS_NAMED = 5
 
-_OVER_CAP = """
+_OVER_CAP = f"""
     SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
     FROM (
         SELECT what, name, sum(used) AS used, cap, always
@@ -187,7 +188,9 @@ _OVER_CAP = """
         JOIN host h USING (pk_host) JOIN job j USING (pk_job)
         LEFT JOIN folder_resource f USING (pk_folder) LEFT JOIN job_resource r USING (pk_job)
         LEFT JOIN subscription sub ON sub.pk_show = p.pk_show AND sub.pk_alloc = h.pk_alloc AND NOT p.b_local
-        CROSS JOIN LATERAL (VALUES ((p.int_cores_reserved + 99) / 100, p.int_gpus_reserved)) booked (cores, gpus)
+        CROSS JOIN LATERAL (VALUES (
+            ({countable("p.int_cores_reserved")} + 99) / 100, {countable("p.int_gpus_reserved")}
+        )) booked (cores, gpus)
         CROSS JOIN LATERAL (VALUES
             ('subscription', sub.pk_show || ' in ' || sub.pk_alloc, booked.cores, sub.int_burst / 100::float8, true),
             ('folder cores', f.pk_folder, booked.cores, f.int_max_cores / 100::float8, false),
@@ -203,7 +206,7 @@ _OVER_CAP = """
         WHERE l.int_max_value IS NOT NULL
         GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
     ) vertices
-"""
+"""  # noqa: S608 - only our own constant
 
 _LOST_FRAMES = """
     SELECT f.pk_frame || ' RUNNING without a proc' AS detail,

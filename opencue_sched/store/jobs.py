@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import NoResultFound
 
 from opencue_sched.domain.states import FrameState
-from opencue_sched.store.pending import USED
+from opencue_sched.store.pending import USED, countable
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import INSERT_LAYER_LIMITS
 
@@ -48,7 +48,7 @@ _JOBS = f"""
              AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN lower(job.str_name)) > 0)
            ORDER BY place, job.ts_started, job.pk_job LIMIT :most) listed
      CROSS JOIN LATERAL (
-          SELECT CAST(coalesce(sum(p.int_cores_reserved), 0) AS bigint) AS centicores, {USED}
+          SELECT CAST(coalesce(sum({countable("p.int_cores_reserved")}), 0) AS bigint) AS centicores, {USED}
             FROM proc p WHERE p.pk_job = listed.id) used
      CROSS JOIN LATERAL (
           SELECT min(next.ts_eligible) AS eligible

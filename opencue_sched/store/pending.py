@@ -28,8 +28,14 @@ class SkippedLayers:
     kinds: Collection[str] = ()
 
 
-USED = """CAST(COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
-               CAST(COALESCE(sum(p.int_gpus_reserved), 0) AS bigint) AS gpus"""
+def countable(column: str) -> str:
+    """What counts of an amount that a proc has reserved: nothing of one below 0, at most INT_MAX of any other. No host
+    has more, and no sum of such amounts passes the largest bigint."""
+    return f"LEAST(GREATEST({column}, 0), {INT_MAX})"
+
+
+USED = f"""CAST(COALESCE(sum(({countable("p.int_cores_reserved")} + 99) / 100), 0) AS bigint) AS cores,
+               CAST(COALESCE(sum({countable("p.int_gpus_reserved")}), 0) AS bigint) AS gpus"""
 """What procs take, in whole cores and GPUs."""
 # Not as the index of the schema has it: PostgreSQL would, for the layers of each job, first read from the index all
 # layers of the farm with these tags (400 entries for each frame booked on 1,553 hosts).

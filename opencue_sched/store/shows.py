@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Row, column, delete, or_, select, table, text
 from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.domain.names import FOLDER_NAME_WIDTH
-from opencue_sched.store.pending import USED
+from opencue_sched.store.pending import USED, countable
 
 _SHOWS = text(
-    """
+    f"""
     SELECT show.pk_show AS id, show.str_name AS name, b_active AS active, b_scheduler_managed AS managed,
            b_booking_enabled AS booking, b_dispatch_enabled AS dispatch, b_paused AS paused,
            int_default_min_cores AS default_min_cores, int_default_max_cores AS default_max_cores,
@@ -32,11 +32,12 @@ _SHOWS = text(
                         sum(int_dead_count) AS dead
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
                   WHERE str_state = 'PENDING' GROUP BY pk_show) work ON work.pk_show = show.pk_show
-      LEFT JOIN (SELECT pk_show, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
+      LEFT JOIN (SELECT pk_show, sum({countable("int_cores_reserved")}) AS cores,
+                        sum({countable("int_gpus_reserved")}) AS gpus
                    FROM proc WHERE NOT b_local GROUP BY pk_show) used ON used.pk_show = show.pk_show
      WHERE CAST(:show AS varchar) IS NULL OR show.pk_show = :show
      ORDER BY show.str_name
-    """
+    """  # noqa: S608 - only our own constant
 )
 # What a department uses of a show. The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
 INSERT_POINT = text(
