@@ -16,6 +16,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
 PYTEST_ARGS ?=
+# PostgreSQL as Debian ships it, with its just-in-time compiler: the newest that its packages installed.
+DEBIAN_POSTGRES := $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin)))
+# What asks PostgreSQL most: schema and migrations, commits, what waits, hosts, reservations, the accounting, completions.
+ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispatch/test_commit_*.py \
+	dispatch/test_gather_*.py dispatch/test_plan*.py dispatch/test_promises.py accounting/test_tables.py \
+	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
+	reports/test_completion.py reports/test_dependencies.py insight)
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
 # OPENCUE_SCHED_COMPAT_DATABASE_URL.
 MIGRATIONS ?=
@@ -25,7 +32,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-deep test-versions demo bench compat lock clean
+.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +73,14 @@ test-e2e: $(INSTALLED) ## Tests of whole processes
 
 test-chaos: $(INSTALLED) ## Tests that kill and freeze things
 	$(TESTS) $(PYTEST_ARGS) tests/chaos
+
+test-debian: $(INSTALLED) ## Tests of what PostgreSQL is asked, and a small stress, on Debian's PostgreSQL
+ifeq ($(DEBIAN_POSTGRES),)
+	@echo "skipped: Debian's PostgreSQL is not installed (apt-get install postgresql)"; test -z "$$CI"
+else
+	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) -m 'not long' $(PYTEST_ARGS) $(ON_DEBIAN)
+	$(BIN)/python -m benchmarks stress --scale 0.2 --postgres $(DEBIAN_POSTGRES)
+endif
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
 	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \
