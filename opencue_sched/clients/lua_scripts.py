@@ -1,8 +1,9 @@
 """The Lua scripts of this package, and the way they are called.
 
 Scripts live in ``lua/`` (``opencue_sched/_lua`` in a wheel). A line ``--@include NAME`` is replaced by
-``lua/includes/NAME.lua``. Calls go by EVALSHA; a server that does not know a script gets it loaded and the call is
-made again - only that call, so nothing in a pipeline ever runs twice.
+``lua/includes/NAME.lua``. Calls go by EVALSHA; to a server that does not know a script the call is sent again by EVAL,
+after which it knows the script - only that call, so nothing in a pipeline ever runs twice. The command SCRIPT is not
+needed: hosted servers take it away.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ FENCED = "fenced"
 
 def call_script(client: redis.Redis, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
     """Run one script and return its answer."""
-    script = load_script(name)
+    return call_text(client, load_script(name), keys, args)
+
+
+def call_text(client: redis.Redis, script: LuaScript, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
+    """Run a script that need not be one of ours, and return its answer."""
     try:
         return client.evalsha(script.sha, len(keys), *keys, *args)
     except NoScriptError:
-        client.script_load(script.text)
-        return client.evalsha(script.sha, len(keys), *keys, *args)
+        return client.eval(script.text, len(keys), *keys, *args)
 
 
 def call_scripts(
@@ -90,7 +94,7 @@ def call_scripts(
 
     Returns the answers of both. An error of one call does not keep the others from running; the first error is raised
     when all have been read, or with ``raising`` False each stands among the answers. Scripts the server did not know
-    are loaded and called in a second round trip. Under a ``fence`` scripts that include ``ledger`` or ``board`` do
+    are called in a second round trip. Under a ``fence`` scripts that include ``ledger`` or ``board`` do
     nothing once a newer leader is recorded; then FencedOff is raised.
     """
     if fence is not None:
@@ -98,9 +102,7 @@ def call_scripts(
     answers = _pipelined(client, calls, reads)
     unknown = [i for i, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
     if unknown:
-        for name in {calls[i].name for i in unknown}:
-            client.script_load(load_script(name).text)
-        again = _pipelined(client, [calls[i] for i in unknown], reads)
+        again = _pipelined(client, [calls[i] for i in unknown], reads, with_texts=True)
         for i, answer in zip(unknown, again, strict=False):
             answers[i] = answer
         answers[len(calls) :] = again[len(unknown) :]
@@ -112,10 +114,23 @@ def call_scripts(
     return answers[: len(calls)], answers[len(calls) :]
 
 
-def _pipelined(client: redis.Redis, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str | int]]) -> list[Any]:
+def _pipelined(
+    client: redis.Redis,
+    calls: Sequence[ScriptCall],
+    reads: Sequence[Sequence[str | int]],
+    *,
+    with_texts: bool = False,
+) -> list[Any]:
+    """The answers; ``with_texts``: the first call of each script has its text, by which the server knows the others."""
+    known: set[str] = set()
     with client.pipeline(transaction=False) as pipe:
         for call in calls:
-            pipe.evalsha(load_script(call.name).sha, len(call.keys), *call.keys, *call.args)
+            script = load_script(call.name)
+            if with_texts and call.name not in known:
+                pipe.eval(script.text, len(call.keys), *call.keys, *call.args)
+                known.add(call.name)
+            else:
+                pipe.evalsha(script.sha, len(call.keys), *call.keys, *call.args)
         for read in reads:
             pipe.execute_command(*read)  # type: ignore[no-untyped-call]
         return list(pipe.execute(raise_on_error=False))

@@ -31,9 +31,10 @@ from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps, loads
 from prometheus_client import Counter
+from redis.commands.core import Script
 from redis.exceptions import DataError
 
-from opencue_sched.clients.lua_scripts import call_script
+from opencue_sched.clients.lua_scripts import LuaScript, call_script, call_text
 from opencue_sched.coordination.keys import waiting_ticks
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.settings import get_settings
@@ -71,8 +72,21 @@ _DECODER: Any = SimpleNamespace(decode_body=partial(virtual.Channel.decode_body,
 """The only thing that a message asks of its channel while it is read."""
 
 
+class _Script(Script):
+    """A script of kombu's, or of redis-py's lock, called as ours are: redis-py loads what a server does not know by
+    SCRIPT, which a server may not have."""
+
+    def __call__(self, keys: Any = None, args: Any = None, client: Any = None) -> Any:
+        at: Any = client or self.registered_client
+        called = LuaScript(str(self.script), self.sha)
+        return call_text(at, called, list(keys or ()), list(args or ()))
+
+
 class _CheckingClient(redis.Redis):
     """Gives the transport what can be read, and else an empty answer, as that of a queue on which nothing waits."""
+
+    def register_script(self, script: Any) -> Script:
+        return _Script(self, script)
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]

@@ -75,9 +75,11 @@ def shared_site(
 
 
 @contextmanager
-def site_on(database_url: str, engine: Engine, directory: Path) -> Iterator[Site]:
-    """An empty fleet with short leases, on this database and a Redis of its own."""
-    with EmbeddedRedis() as server, closing(_client(server)) as client:
+def site_on(
+    database_url: str, engine: Engine, directory: Path, *, server: EmbeddedRedis | None = None
+) -> Iterator[Site]:
+    """An empty fleet with short leases, on this database and a Redis of its own: ``server``, or one as any other."""
+    with server or EmbeddedRedis() as server, closing(_client(server)) as client:
         environment = {
             "OPENCUE_SCHED_DATABASE_URL": database_url,
             "OPENCUE_SCHED_REDIS_URL": server.url,

@@ -330,9 +330,16 @@ def _environment() -> dict[str, str]:
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """A private Redis that keeps nothing on disk and never evicts."""
+    """A private Redis that keeps nothing on disk and never evicts.
+
+    ``configuration`` adds to its configuration file, or replaces what is said there.
+    """
 
     name = "Redis"
+
+    def __init__(self, *, configuration: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._configuration = configuration or {}
 
     @property
     def url(self) -> str:
@@ -364,7 +371,8 @@ class EmbeddedRedis(EmbeddedServer):
         configuration.touch(mode=0o600)
         configuration.write_text(
             f"port {self.port}\nbind 127.0.0.1\nrequirepass {self._password}\ndir {self.directory}\n"
-            'save ""\nappendonly no\nmaxmemory-policy noeviction\ndaemonize no\n',
+            'save ""\nappendonly no\nmaxmemory-policy noeviction\ndaemonize no\n'
+            + "".join(f"{name} {value}\n" for name, value in self._configuration.items()),
             encoding="utf-8",
         )
         return GuardedProcess(

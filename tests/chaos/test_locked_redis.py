@@ -1,0 +1,35 @@
+"""A fleet on a Redis that is locked up: without the command SCRIPT, and for a user with the least permissions."""
+
+from __future__ import annotations
+
+import json
+
+import redis
+
+from opencue_sched.embedded.servers.services import EmbeddedRedis
+from tests.chaos.conftest import site_on
+from tests.chaos.test_coordination_workers import booked, plant, steer
+from tests.kit.polling import eventually
+
+
+def put_back(client: redis.Redis) -> int:
+    """How often kombu has looked, under its lock, for messages to put back."""
+    return int(client.info("commandstats").get("cmdstat_zrevrangebyscore", {}).get("calls", 0))
+
+
+def test_a_fleet_starts_and_books_on_a_redis_without_the_command_script(database_url, engine, tmp_path):
+    """Kubernetes operators and hosted Redis take it away by name. The lock under which kombu puts messages back ends by
+    a script, too."""
+    with (
+        EmbeddedRedis(configuration={"rename-command": 'SCRIPT ""'}) as server,
+        site_on(database_url, engine, tmp_path, server=server) as site,
+    ):
+        plant(site, frames=1)
+        site.client.config_resetstat()
+        site.fleet.worker("w1")
+        site.fleet.beat()
+        eventually(lambda: booked(site) == 1, 60, "the frame")
+        assert json.loads(steer(site, "pause", "--json").stdout) == {"w1@localhost": {"ok": "paused"}}
+        eventually(lambda: put_back(site.client) > 1, 60, "kombu's second look for messages to put back")
+        assert "unknown command" not in site.fleet.log("w1").read_text()
+        assert site.fleet.ended() == []
