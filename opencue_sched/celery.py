@@ -23,13 +23,13 @@ from celery.signals import beat_init, setup_logging, worker_shutting_down
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from pydantic import ValidationError
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import RedisError
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.health import check_for_beat, failure_lines
+from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong_configuration
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
 from opencue_sched.worker.logs import configure_logging, install_level_signals
@@ -52,7 +52,7 @@ def is_celery(argv: Sequence[str]) -> bool:
 
 def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
-    refused = isinstance(error, AuthenticationError | ProgrammingError)
+    refused = isinstance(error, ProgrammingError) or is_wrong_configuration(error)
     away = isinstance(error, RedisError | SQLAlchemyError | NotReady) and not refused
     for reason in failure_lines(error) or [str(error)]:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201

@@ -92,5 +92,10 @@ class WrongConfiguration(InvalidInput):
     """The settings cannot be used as they are: starting again would not help."""
 
 
+class StoreUnusable(WrongConfiguration):
+    """A Redis answers and is not one to work on: too old, a cluster, one that loses keys without a sound, or one whose
+    user may not do what is needed. The message says what to set."""
+
+
 class WrongSchema(WrongConfiguration):
     """The database has no OpenCue schema, one of a Cuebot older than V45, or our objects of an older revision."""

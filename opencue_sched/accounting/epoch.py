@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import redis
 from redis.connection import Connection
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from opencue_sched.accounting import keys
 from opencue_sched.clients.redis_client import make_redis
 from opencue_sched.clients.store_errors import takes_no_write
+from opencue_sched.errors import StoreUnusable
 from opencue_sched.settings import Settings
 
 _DUAL = "|dual"
@@ -69,11 +70,10 @@ def guard_epoch(connection: Connection) -> None:
 
     A restarted or failed-over Redis may hold an epoch (and counters of some moments ago) from the process before it.
     Nobody can book there without having connected first, so the first connection closes the store for all. A replica
-    may be connected to: it is read by people.
+    may be connected to: it is read by people. A node of a Redis Cluster may not: StoreUnusable is raised.
     """
     connection.guarded = False  # type: ignore[attr-defined]
-    connection.on_connect()  # type: ignore[no-untyped-call]
-    info = _ask(connection, "INFO", "server")
+    info = _introduced(connection)
     (stored,) = _ask(connection, "MGET", keys.EPOCH)
     if stored and f"run_id:{Epoch(stored).run_id}\r\n" not in info:
         try:
@@ -84,9 +84,37 @@ def guard_epoch(connection: Connection) -> None:
     connection.guarded = True  # type: ignore[attr-defined]
 
 
+def _introduced(connection: Connection) -> str:
+    """Log in, choose the database, and return what the server says of itself. Raises StoreUnusable for a cluster."""
+    refused: ResponseError | None = None
+    try:
+        connection.on_connect()  # type: ignore[no-untyped-call]
+    except ResponseError as error:
+        refused = error  # a cluster has no database but 0; what it is says more than that
+    info = str(_ask(connection, "INFO", "server"))
+    if "redis_mode:cluster" in info:
+        connection.disconnect()  # type: ignore[no-untyped-call] # redis-py would keep it for the next call
+        raise StoreUnusable(
+            f"Redis {_place(connection)} runs in cluster mode, in which counters cannot change together; name a single "
+            "Redis, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
+        )
+    if refused is not None:
+        raise refused
+    return info
+
+
+def _place(connection: Connection) -> str:
+    """Where a connection leads."""
+    place = dict(connection.repr_pieces())  # type: ignore[no-untyped-call]
+    return f"at {place.get('path') or '{host}:{port}'.format_map(place)}"
+
+
 def _ask(connection: Connection, *command: str) -> Any:
     connection.send_command(*command)  # type: ignore[no-untyped-call]
-    return connection.read_response()
+    try:
+        return connection.read_response()
+    except NoPermissionError as error:  # of a key Redis does not say which
+        raise NoPermissionError(f"{error}: {' '.join(command[:2])}") from error
 
 
 def look_at_store(client: redis.Redis) -> tuple[bool, float | None]:

@@ -14,7 +14,6 @@ import sys
 import click
 
 from opencue_sched import __version__
-from opencue_sched.errors import WrongConfiguration
 
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
@@ -99,13 +98,11 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
-        from pydantic import ValidationError
-
-        from opencue_sched.insight.health import failure_lines
+        from opencue_sched.insight.health import failure_lines, is_wrong_configuration
 
         problems = failure_lines(error)
         if not problems:
             raise
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
-        sys.exit(os.EX_CONFIG if isinstance(error, WrongConfiguration | ValidationError) else 1)
+        sys.exit(os.EX_CONFIG if is_wrong_configuration(error) else 1)

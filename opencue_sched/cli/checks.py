@@ -15,12 +15,13 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.cli.inputs import JOB, TOP, database, layer_ids, redis_store, with_names
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, working
 from opencue_sched.domain.units import duration_text
+from opencue_sched.errors import StoreUnusable
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import PassesSaid, explain_job, explanation_lines, passes_over
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.frame_logs import deaths_of
-from opencue_sched.insight.health import StoreUnusable, describe_failure
+from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import check_schema

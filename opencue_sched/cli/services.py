@@ -11,6 +11,7 @@ from opencue_sched.cli.inputs import TOP, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
+from opencue_sched.insight.health import check_service_redis
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import downgrade, newly_possible, revision_of, upgrade
@@ -57,8 +58,8 @@ def report_service_command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
-    with farm(), redis_store():
-        pass  # both are fit for use
+    with farm(), redis_store() as client:
+        check_service_redis(client, settings, broker=False)  # both are fit for use
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
     raise click.exceptions.Exit(serve(settings, count=metrics.record_event, alive=PULSE.beat))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.connection import AbstractConnection, Connection
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
 from redis.retry import Retry
@@ -47,11 +47,15 @@ def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]
     if named.scheme == "sentinel":
         asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
         sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-        return cast("redis.Redis", sentinel.master_for(named.service, **options, **named.master))  # type: ignore[no-untyped-call]
+        options |= named.options | {"ssl": named.tls is not None}
+        return cast("redis.Redis", sentinel.master_for(named.service, **options))  # type: ignore[no-untyped-call]
+    kind: type[Any] = SSLConnection if named.tls else Connection
+    place: dict[str, Any] = {"host": named.host, "port": named.port}
     if named.scheme == "unix":
+        kind, place = UnixDomainSocketConnection, {"path": named.path}
         del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
-    pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
-    pool.connection_class = leaving_replicas(pool.connection_class)
+    options |= named.options | place
+    pool = redis.BlockingConnectionPool(connection_class=leaving_replicas(kind), timeout=REDIS_SECONDS, **options)  # type: ignore[no-untyped-call]
     return redis.Redis.from_pool(pool)
 
 

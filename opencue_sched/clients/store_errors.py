@@ -1,11 +1,23 @@
 """What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `was_cancelled`,
-`in_doubt`), and for any work that met it (`is_trouble`). PostgreSQL's errors are told apart by SQLSTATE."""
+`in_doubt`), and for any work that met it (`is_trouble`, `is_lasting`). PostgreSQL's errors are told apart by SQLSTATE.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum, auto
 
-from redis.exceptions import DataError, MasterDownError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    DataError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.sentinel import MasterNotFoundError
 from sqlalchemy.exc import (
     DBAPIError,
     DisconnectionError,
@@ -28,6 +40,29 @@ _HOST_TEXT = "unable to allocate additional"
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 """SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""
 _COMPLETION_UNKNOWN = "40003"
+
+
+_REFUSED_CONNECTIONS = (
+    "authentication failed",
+    "no password supplied",
+    "pg_hba.conf",
+    " does not exist",
+    "is not permitted to log in",
+    "permission denied",
+    "does not support SSL",
+    "certificate",
+    "invalid sslmode",
+)
+"""What PostgreSQL, or libpq, says of a connection that will be refused the next time, too."""
+_REFUSED_BY_REDIS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "certificate verify failed",
+    "AuthenticationError(",
+    "NOPERM",
+    "DB index is out of range",
+    "without any password configured",
+)
+"""As much of Redis, or of Sentinels as redis-py quotes them."""
 
 
 class Failure(StrEnum):
@@ -76,12 +111,35 @@ def in_doubt(error: Exception) -> bool:
     return state[:2] not in _REFUSED_AT_COMMIT or state == _COMPLETION_UNKNOWN
 
 
+def is_lasting(error: Exception) -> bool:
+    """Whether a store refuses in a way that no waiting cures: a wrong password or database, a certificate that cannot
+    be verified, a permission that is missing.
+
+    A connection that fails has no SQLSTATE, so PostgreSQL's refusals of one are known by their text, in English.
+    """
+    if isinstance(error, OperationalError):
+        return any(word in str(error.orig) for word in _REFUSED_CONNECTIONS)
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return True
+    return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)
+
+
 def describe(error: Exception) -> str:
     """One line without the statement and its parameters."""
     cause = getattr(error, "orig", None) or error
+    if isinstance(cause, MasterNotFoundError):
+        return _sentinels_said(str(cause))
     state = _sqlstate(error)
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     return f"{lines[0]} (SQLSTATE {state})" if state else lines[0]
+
+
+def _sentinels_said(text: str) -> str:
+    """In short what redis-py says, with 500 characters for each Sentinel, when none of them names the master."""
+    service, _, details = text.removeprefix("No master found for ").partition(" : ")
+    reasons = dict.fromkeys(re.findall(r"\w+Error\((['\"])(.*?)\1\)", details))
+    said = "; ".join(reason for _, reason in reasons)
+    return f"no Sentinel names a master {service}" + (f": {said}" if said else "")
 
 
 def failure_reason(error: Exception) -> str:

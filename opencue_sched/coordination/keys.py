@@ -122,6 +122,11 @@ def reap_lease(ns: str, facility: str | None) -> str:
     return _in_scope(f"{ns}:turn:reap", facility)
 
 
+def everything_under(ns: str) -> str:
+    """Pattern of all keys and queues of a namespace."""
+    return f"{ns}:*"
+
+
 def worker_group(facility: str | None, group: str) -> str:
     """The group of a worker: a fleet scoped to a facility is a group of that name."""
     return facility.lower() if facility else group

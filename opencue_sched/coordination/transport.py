@@ -22,7 +22,7 @@ from functools import partial
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import redis
 import structlog
@@ -241,11 +241,14 @@ def broker_settings(url: str) -> BrokerSettings:
     TLS is given apart from the URL: kombu verifies no certificate for a ``rediss://`` that says nothing of it.
     """
     named = read_redis_url(url)
+    credentials, at = ":".join(quote(part or "", safe="") for part in (named.username, named.password)), "@"
+    if credentials == ":":
+        credentials = at = ""
     if named.scheme == "unix":
-        return BrokerSettings(url.replace("unix://", "redis+socket://", 1))
+        database = f"?virtual_host={named.database}" if named.database else ""
+        return BrokerSettings(f"redis+socket://{credentials}{at}{quote(named.path)}{database}")
     if named.scheme != "sentinel":
-        return BrokerSettings(url.partition("?")[0], use_ssl=named.tls)
-    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.master['db']}" for host, port in named.nodes]
+        return BrokerSettings(f"{named.scheme}://{url.partition('?')[0].partition('://')[2]}", use_ssl=named.tls)
+    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
     options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": named.asking}
     return BrokerSettings(";".join(urls), options, named.tls)

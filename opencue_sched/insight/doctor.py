@@ -39,6 +39,7 @@ from opencue_sched.insight.audit import (
 )
 from opencue_sched.insight.explain import cluster_words, listed, unreached_hosts
 from opencue_sched.insight.health import check_redis, describe_failure
+from opencue_sched.insight.redis_access import check_access
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.hosts import list_hosts
@@ -186,6 +187,8 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     try:
         check_redis(client, settings)
         info: Any = client.info()
+        if info.get("role") == "master":
+            check_access(client, settings)
         state = store_state(client)
         unhealed = _unhealed(database, client, settings) if database and state is StoreState.OPEN else []
         members = list_members(client, settings.coordination.namespace)
@@ -195,10 +198,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     except (SchedulerError, redis.RedisError) as error:
         yield _fail("Redis", describe_failure(error, settings))
         return
-    yield _ok("Redis", f"version {info.get('redis_version')}, does not evict")
-    if str(info.get("cluster_enabled", 0)) == "1":
-        remedy = "use a single Redis, or Sentinel: counters change together or not at all"
-        yield _fail("Redis", "runs in cluster mode, which the counters cannot use", remedy)
+    yield _ok("Redis", f"version {info.get('redis_version')}, does not evict, allows what a fleet does")
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
         yield _fail("Redis", f"is a {info.get('role')}: nothing can be written", remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -11,7 +11,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
 from opencue_sched.clients.postgres import ask, make_engine
-from opencue_sched.errors import SchedulerError
+from opencue_sched.domain.redis_url import without_secrets
+from opencue_sched.errors import SchedulerError, StoreUnusable, WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems
 from opencue_sched.store.schema import check_schema
 
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
     import redis
 
 
-class StoreUnusable(SchedulerError):
-    """A Redis is too old, or would lose keys without a sound; the message says what to set."""
-
-
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
     """Raises StoreUnusable and WrongSchema, and what the drivers raise for a store that does not answer."""
     ask(engine, check_schema)
-    check_redis(client, settings)
+    check_service_redis(client, settings)
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
@@ -34,7 +31,15 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
     from opencue_sched.clients.redis_client import why_unfit
 
     if unfit := why_unfit(client):
-        raise StoreUnusable(f"Redis at {_without_password(settings.redis_dsn)} {unfit}")
+        raise StoreUnusable(f"Redis at {without_secrets(settings.redis_dsn)} {unfit}")
+
+
+def check_service_redis(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
+    """As check_redis, for a process that runs on: of a user that may not do all it will do, too."""
+    from opencue_sched.insight.redis_access import check_access
+
+    check_redis(client, settings)
+    check_access(client, settings, broker=broker)
 
 
 def check_for_beat(settings: Settings) -> None:
@@ -67,20 +72,36 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     """A store's error in a line: the store, its reason, the variable that names it, and no password."""
     if isinstance(error, SchedulerError):
         return str(error)
+    from opencue_sched.clients.store_errors import describe, is_lasting
+
+    what = "refuses" if is_lasting(error) else "does not answer"
     if isinstance(error, SQLAlchemyError):
         where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
-        what = "does not answer" if isinstance(error, OperationalError) else "refuses"
+        if not isinstance(error, OperationalError):
+            what = "refuses"
         return f"PostgreSQL at {where} {what} ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
-    from redis.exceptions import AuthenticationError
+    from redis.exceptions import AuthenticationError, NoPermissionError
 
-    what = "refuses the password" if isinstance(error, AuthenticationError) else f"does not answer ({error})"
-    return f"Redis at {_without_password(settings.redis_dsn)} {what}; set OPENCUE_SCHED_REDIS_URL"
+    where = f"Redis at {without_secrets(settings.redis_dsn)}"
+    if isinstance(error, NoPermissionError):
+        return f"{where} refuses ({describe(error)}); the ACL that its user needs is in the operator guide"
+    if isinstance(error, AuthenticationError):
+        return f"{where} refuses the password; set OPENCUE_SCHED_REDIS_URL"
+    return f"{where} {what} ({describe(error)}); set OPENCUE_SCHED_REDIS_URL"
+
+
+def is_wrong_configuration(error: Exception) -> bool:
+    """Whether a process that ended in ``error`` would end so again: by its settings, or because a store refuses what
+    no waiting cures."""
+    if isinstance(error, ValidationError | WrongConfiguration):
+        return True
+    if not isinstance(error, SQLAlchemyError) and "redis" not in sys.modules:
+        return False  # no error of redis-py's, which stays unimported
+    from opencue_sched.clients.store_errors import is_lasting
+
+    return is_lasting(error)
 
 
 def reason_of(error: SQLAlchemyError) -> str:
     """The first line of what the server or the driver said: the rest is the statement, and a link."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.errors import InvalidInput, SchedulerError
-from opencue_sched.insight.health import check_redis
+from opencue_sched.insight.health import check_service_redis
 from opencue_sched.settings import get_settings
 
 
@@ -36,7 +36,7 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
         try:
             settings = get_settings()
             with guarded_redis(settings.redis_dsn, settings) as client:
-                check_redis(client, settings)
+                check_service_redis(client, settings)
             from opencue_sched.page.handlers import add_to_flower
 
             add_to_flower(settings)

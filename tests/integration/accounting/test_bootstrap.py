@@ -20,8 +20,8 @@ from opencue_sched.accounting.ledger import Ledger, epoch_set_call
 from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.servers.services import EmbeddedRedis
-from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.insight.health import StoreUnusable, check_redis
+from opencue_sched.errors import InvalidInput, NotReady, StoreUnusable
+from opencue_sched.insight.health import check_redis
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store
 from tests.integration.accounting.stepping import Actor, SteppedRedis

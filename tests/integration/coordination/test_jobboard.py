@@ -30,7 +30,8 @@ from opencue_sched.coordination.jobboard import (
     UnclaimableJob,
     fetch,
 )
-from opencue_sched.insight.health import StoreUnusable, check_redis
+from opencue_sched.errors import StoreUnusable
+from opencue_sched.insight.health import check_redis
 from tests.kit.polling import eventually
 
 

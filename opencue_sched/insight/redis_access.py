@@ -1,0 +1,129 @@
+"""What the Redis user of a fleet must be allowed, and what of it a server refuses.
+
+The operator guide lists the same as the smallest ACL; a test runs a whole fleet with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.show_handover import HANDED_BACK
+from opencue_sched.coordination.keys import control_exchange, everything_under
+from opencue_sched.domain.redis_url import read_redis_url, without_secrets
+from opencue_sched.errors import StoreUnusable
+from opencue_sched.settings import Settings
+
+if TYPE_CHECKING:
+    import redis
+
+_TRIED = """
+blpop K 1, brpop K 1, copy K K, del K, eval return 0, evalsha 0 0, exec, exists K, expire K 1, get K, hdel K f,
+hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K, incrby K 1,
+info server, lindex K 0, llen K, lpush K v, lrange K 0 0, lrem K 0 v, ltrim K 0 0, mget K, multi, pexpire K 1, ping,
+psubscribe C, pttl K, publish C v, punsubscribe C, rpop K, rpush K v, sadd K v, scan 0, select 0, set K v,
+sismember K v, smembers K, srem K v, time, type K, unlink K, unwatch, watch K, xadd K * f v, xrange K - +,
+xread streams K 0, xrevrange K + -, zadd K 0 v, zcard K, zrange K 0 0, zrangebyscore K 0 0, zrem K v,
+zremrangebyscore K 0 0, zrevrangebyscore K 0 0, zscore K v
+"""
+"""The commands of a fleet, each with arguments that its server takes: K a key, C a channel."""
+_CALLS = [call.split() for call in _TRIED.replace("\n", " ").split(",")]
+
+COMMANDS = tuple(call[0] for call in _CALLS)
+
+_NEVER_QUEUED = ("exec", "watch", "unwatch", "multi")
+"""Commands that have an effect, or are refused, between MULTI and EXEC. Tried before: EXEC without MULTI fails, and
+UNWATCH ends WATCH. MULTI comes last, and what follows is queued."""
+_OF_THE_BROKER = ("psubscribe", "publish", "punsubscribe", "brpop", "watch", "unwatch", "rpop")
+_RULES_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAccess:
+    """What a process does in Redis: commands, and patterns of the keys and channels it uses."""
+
+    commands: tuple[str, ...]
+    keys: tuple[str, ...]
+    channels: tuple[str, ...]
+    """Who subscribes to a pattern needs that very pattern."""
+
+    def rules(self) -> list[str]:
+        """The same as ACL SETUSER takes it."""
+        return [
+            *(f"+{command}" for command in self.commands),
+            *(f"~{key}" for key in self.keys),
+            *(f"&{channel}" for channel in self.channels),
+        ]
+
+
+def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
+    """What a fleet with these settings does; without ``broker`` what a report service does, which sends no message."""
+    namespace = settings.coordination.namespace
+    stores = (everything_under(namespace), keys.EVERYTHING, HANDED_BACK)
+    if not broker:
+        return RedisAccess(tuple(name for name in COMMANDS if name not in _OF_THE_BROKER), stores, ())
+    control = control_exchange(namespace, settings.scheduler.facility)
+    of_broker = ("_kombu.binding*", "unacked*", "celeryev.*", f"*.{control}.pidbox*")
+    legacy = tuple(f"{queue}*" for queue in settings.coordination.legacy_queues)
+    database = read_redis_url(settings.redis_dsn).database
+    channels = (f"/{database}.{control}.pidbox", f"/{database}.celeryev/*")
+    return RedisAccess(COMMANDS, stores + of_broker + legacy, channels)
+
+
+def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
+    """Raises StoreUnusable for a user that may not do what a process of a fleet does, with the ACL rules it lacks, and
+    RedisError."""
+    missing = _missing_rules(client, access_of(settings, broker=broker))
+    if not missing:
+        return
+    user = read_redis_url(settings.redis_dsn).username or "default"
+    more = f" and {len(missing) - _RULES_NAMED} more" if len(missing) > _RULES_NAMED else ""
+    raise StoreUnusable(
+        f"Redis at {without_secrets(settings.redis_dsn)} refuses what user {user} must be allowed: "
+        f"{' '.join(missing[:_RULES_NAMED])}{more}; the operator guide has them all, under A Redis user of its own"
+    )
+
+
+def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
+    """The rules whose lack makes Redis refuse a command, once each. Nothing is carried out: Redis looks at permissions
+    as it queues the commands of a transaction, and this one is never executed."""
+    calls = {call[0]: call for call in _CALLS if call[0] in access.commands}
+    before = [_with_places(calls.pop(name), access) for name in _NEVER_QUEUED if name in calls]
+    queued = [_with_places(call, access) for call in calls.values()]
+    queued += [([*call, key], f"~{key}") for key in access.keys for call in (["get"], ["incr"])]
+    queued += [(["psubscribe", channel], f"&{channel}") for channel in access.channels]
+    connection: Any = client.connection_pool.get_connection()
+    try:
+        missing = _refused(connection, before)
+        if "+multi" not in missing:  # else what follows would be carried out
+            missing |= _refused(connection, queued)
+        return list(missing)
+    finally:
+        connection.disconnect()  # ends the transaction
+        client.connection_pool.release(connection)
+
+
+def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, None]:
+    """The rules that are missing, in their order, of commands that are sent in one go."""
+    from redis.exceptions import NoPermissionError, ResponseError
+
+    connection.send_packed_command(connection.pack_commands([command for command, _ in tried]))
+    missing: dict[str, None] = {}
+    for command, rule in tried:
+        try:
+            connection.read_response()
+        except ResponseError as error:
+            if isinstance(error, NoPermissionError) or "NOPERM" in str(error):  # EXEC's word is EXECABORT
+                missing[f"+{command[0]}" if " run " in str(error) else rule] = None
+            elif command[0] == "multi":
+                raise
+            # Else of the command, which has no sense here: it was allowed.
+    return missing
+
+
+def _with_places(call: list[str], access: RedisAccess) -> tuple[list[str], str]:
+    """A command on the first key or channel, and the rule that is missing where Redis refuses that place."""
+    if "C" in call:
+        return [access.channels[0] if word == "C" else word for word in call], f"&{access.channels[0]}"
+    return [access.keys[0] if word == "K" else word for word in call], f"~{access.keys[0]}"
