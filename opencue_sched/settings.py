@@ -232,6 +232,11 @@ class Rqd(_Section):
     addresses: Texts = Field(
         default_factory=dict, description="host name -> address:port, for hosts that are not at name:grpc_port."
     )
+    dial_by: Literal["short", "full"] = Field(
+        "short",
+        description="The name a host is dialled by: `short`, as OpenCue does, or `full`, with the domain it reports "
+        "(host.str_fqdn), where only that resolves.",
+    )
     timeout: Seconds = Field(5.0, description="Deadline of one call: LaunchFrame, KillRunningFrame or ReportStatus.")
 
 

@@ -18,7 +18,7 @@ from opencue_sched.domain.names import counted
 from opencue_sched.domain.states import FrameState, HardwareState
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
-from opencue_sched.store.hosts import list_procs
+from opencue_sched.store.hosts import full_names, list_procs
 from opencue_sched.store.shows import NamedRow
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
 
     settings = get_settings()
     alive: dict[str, tuple[str, str]] = {}
-    with redis_store() as client, RqdChannels(settings.rqd) as channels:
+    with redis_store() as client, RqdChannels(settings.rqd, full_name=full_names(engine)) as channels:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
         yield JobControl(Releaser(engine, settings.release, ledger), killer), alive

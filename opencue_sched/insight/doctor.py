@@ -42,7 +42,7 @@ from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.insight.redis_access import check_access
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store.hosts import list_hosts
+from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, triggers_of_proc
@@ -52,7 +52,7 @@ OLDEST_POSTGRESQL = 130_000
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
-_REACH = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
+_REACH = "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 _FAILED_COMMITS = (
     "look for long transactions in pg_stat_activity and at PostgreSQL's log; all of a commit has to fit in "
@@ -137,6 +137,10 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
         yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_LISTENS}")
     else:
         yield _ok("hosts", text)
+    for names in names_in_two_cases(connection):
+        remedy = "`opencue-sched host delete` the one that does not report any more, once it is DOWN"
+        text = f"{listed(names)} are one name in different cases, so one machine may have two rows"
+        yield _warn("hosts", text, remedy)
 
 
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
@@ -145,15 +149,18 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
     elif up := [it for it in list_hosts(connection) if it.state == HardwareState.UP]:
         up.sort(key=lambda it: it.pinged, reverse=True)
-        yield _probed([it.host for it in up[:RQDS_PROBED]], settings)
+        yield _probed([it.host for it in up[:RQDS_PROBED]], settings, connection.engine)
 
 
-def _probed(names: list[str], settings: Settings) -> Finding:
+def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
     """Whether the RQD of each host answers."""
     from opencue_sched.rqd.channels import RqdChannels
     from opencue_sched.rqd.kill import RqdKiller
 
-    with RqdChannels(settings.rqd) as channels, ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
+    with (
+        RqdChannels(settings.rqd, full_name=full_names(engine)) as channels,
+        ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads,
+    ):
         answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)
         unfit = [name for name, there in zip(names, answers, strict=True) if not there]
         misnamed = {name: words for name in unfit if (words := channels.misnamed(name))}

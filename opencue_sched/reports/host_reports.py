@@ -26,6 +26,7 @@ from opencue_sched.store import reports
 from opencue_sched.store.hosts import set_lock, set_state, set_tags
 from opencue_sched.store.procs import Run, read_runs
 from opencue_sched.store.reports import HostRow, HostSize
+from opencue_sched.store.schema import read_origin
 
 _log = structlog.get_logger(__name__)
 
@@ -264,6 +265,8 @@ class HostReports:
         """Bring the host's rows up to date; its row as it was before."""
         with self.releaser.engine.begin() as connection:
             row = reports.find_host(connection, host.full_name, host.name)
+            if row is None and self._take_over(connection, host):
+                row = reports.find_host(connection, host.full_name, host.name)
             created = row is None
             if row is None:
                 row = self._create(connection, host)
@@ -274,6 +277,22 @@ class HostReports:
             # Triggers announce another lock, state or size, but neither a new host nor other tags.
             self.releaser.publish_hosts([row.id])
         return row
+
+    def _take_over(self, connection: Connection, host: ReportedHost) -> bool:
+        """Give a host whose domain changed the row it had, whether there is one. Raises InvalidInput while the row
+        belongs to another machine: one row for two machines would run frames twice."""
+        namesake = reports.find_namesake(connection, host.name)
+        if namesake is None:
+            return False
+        refusal = f"host {host.full_name}: the name {host.name!r} is another host's, {namesake.full_name}"
+        if read_origin(connection) == "cuebot":  # which finds its rows by the names that it gave them
+            raise InvalidInput(refusal)
+        silent = self.releaser.settings.host_down_after
+        taken = reports.take_over_host(connection, host.name, host.full_name, silent=silent)
+        if taken is None:
+            raise InvalidInput(f"{refusal}; its row becomes this one's when it has not reported for {silent:g} s")
+        _log.warning("host_taken_over", host=taken.name, before=taken.before, now=host.full_name)
+        return True
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
@@ -304,7 +323,7 @@ class HostReports:
             reports.resize_host(connection, row.id, host.size)
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
-            own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
+            own = [tag for tag in host.tags if tag not in (row.alloc_tag, row.name)]
             set_tags(connection, [row.id], ClusterKind.HARDWARE, add=own)
         before, temp_full = HardwareState(row.state), host.temp_full
         state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)

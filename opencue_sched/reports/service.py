@@ -34,6 +34,7 @@ from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings
+from opencue_sched.store.hosts import full_names
 
 _log = structlog.get_logger(__name__)
 
@@ -289,7 +290,7 @@ def open_service(settings: Settings, count: Callable[[str], object]) -> Iterator
     ledger = Ledger(client, owner=settings.instance)
     sender = AnnouncementSender(ledger, HostChanges(client, settings.coordination.namespace), count)
     try:
-        with RqdChannels(settings.rqd) as channels:
+        with RqdChannels(settings.rqd, full_name=full_names(engine)) as channels:
             releaser = Releaser(engine, settings.release, count=count, sender=sender)
             yield ReportService(settings, releaser, RqdKiller(channels))
     finally:

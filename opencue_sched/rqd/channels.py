@@ -117,8 +117,17 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
     """
 
-    def __init__(self, settings: Rqd, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Rqd,
+        *,
+        full_name: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``full_name`` is asked for the name with domain of a host where ``rqd.dial_by`` is full; it raises RqdFailure
+        where it cannot tell."""
         self.settings = settings
+        self._full_name = full_name
         self._clock = clock
         self._lock = threading.Lock()
         self._hosts: dict[str, _Host] = {}
@@ -127,22 +136,31 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         self._closed = False
 
     def address(self, host_name: str) -> str:
-        """``address:port`` of the RQD on a host: from ``rqd.addresses``, or else OpenCue's rule, ``name:8444``."""
+        """``address:port`` of the RQD on a host: from ``rqd.addresses``, or else OpenCue's rule, ``name:8444``,
+        where ``rqd.dial_by`` says so with the domain."""
         known = self.settings.addresses.get(host_name)
         if known is not None:
             return known
-        name = f"[{host_name}]" if ":" in host_name and not host_name.startswith("[") else host_name
+        name = self._full_name(host_name) if self.settings.dial_by == "full" else host_name
+        if ":" in name and not name.startswith("["):
+            name = f"[{name}]"
         return f"{name}:{self.settings.grpc_port}"
 
     def stub(self, host_name: str) -> Any:
         """The RqdInterfaceStub for a host. Ask for it at each call: the connection may be replaced."""
         with self._lock:
+            host = self._hosts.get(host_name)
             if self._closed:
                 raise RuntimeError("RqdChannels is closed")
-            host = self._hosts.get(host_name)
-            if host is None:
-                host = self._hosts[host_name] = _Host(host_name, self.address(host_name))
+            if host is not None and host.connection is not None:
+                return host.connection.stub
+        address = self.address(host_name)  # without the lock: it may ask the database
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("RqdChannels is closed")
+            host = self._hosts.setdefault(host_name, _Host(host_name, address))
             if host.connection is None:
+                host.address = address
                 host.connection = _Connection(host, self._options(), self._hear, self._name)
             return host.connection.stub
 

@@ -77,6 +77,8 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
         )
     except grpc.RpcError as error:
         return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD does not answer ({describe(error)})")
+    except RqdFailure as error:
+        return FrameSeen(Whereabouts.UNREACHABLE, str(error))
     seen = frame_seen(answer.host_report, ref)
     words = channels.misnamed(ref.host_name)
     # What another machine does not run, or runs for another proc, says nothing of this host.
@@ -171,8 +173,8 @@ class RqdKiller:
         request = rqd_pb2.RqdStaticReportStatusRequest()
         try:
             self._channels.stub(host_name).ReportStatus(request, timeout=seconds, wait_for_ready=True)
-        except grpc.RpcError:
-            return f"({self._channels.address(host_name)}) does not answer"
+        except (grpc.RpcError, RqdFailure) as error:
+            return str(error) if isinstance(error, RqdFailure) else f"({self._address(host_name)}) does not answer"
         return self._channels.misnamed(host_name)
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
@@ -197,6 +199,13 @@ class RqdKiller:
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
         fate, detail = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
         if fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
-            place = f"{ref.host_name} ({self._channels.address(ref.host_name)})"
+            place = f"{ref.host_name} ({self._address(ref.host_name)})"
             self._notify(ref.frame_id, place, detail)
         return fate
+
+    def _address(self, host_name: str) -> str:
+        """Where a host is dialled, for people."""
+        try:
+            return self._channels.address(host_name)
+        except RqdFailure as error:
+            return str(error)

@@ -8,12 +8,13 @@ upstream adds its lagging counters to every host, and every host of a show looke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from sys import intern
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.hosts import Host
@@ -21,6 +22,7 @@ from opencue_sched.domain.names import os_names
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import INT_MAX, MOST_KB
+from opencue_sched.errors import RqdFailure
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
@@ -145,6 +147,36 @@ _COUNT = text(
 def count_hosts(connection: Connection, facilities: Sequence[str] | None) -> int:
     """How many hosts there are in these facilities (None: all), up or not."""
     return int(connection.execute(_COUNT, {"facilities": facilities}).scalar_one())
+
+
+# The names that are those of two hosts but for case, each group sorted.
+_NAMES_IN_TWO_CASES = text(
+    """
+    SELECT array_agg(str_name ORDER BY str_name) FROM host
+     GROUP BY lower(str_name) HAVING count(*) > 1 ORDER BY lower(str_name)
+    """
+)
+
+
+def names_in_two_cases(connection: Connection) -> Sequence[list[str]]:
+    """The names of hosts that differ in case alone, group by group."""
+    return connection.execute(_NAMES_IN_TWO_CASES).scalars().all()
+
+
+_FULL_NAME = text("SELECT coalesce(str_fqdn, str_name) FROM host WHERE str_name = :name")
+
+
+def full_names(engine: Engine) -> Callable[[str], str]:
+    """What looks up the name with domain under which a host reports: for RqdChannels. It raises RqdFailure."""
+
+    def look_up(name: str) -> str:
+        try:
+            with engine.connect() as connection:
+                return str(connection.execute(_FULL_NAME, {"name": name}).scalar() or name)
+        except SQLAlchemyError as error:
+            raise RqdFailure(f"PostgreSQL did not tell its full name ({type(error).__name__})") from error
+
+    return look_up
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:

@@ -17,8 +17,7 @@ from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store import frame_memory
 from opencue_sched.store.shows import insert_row
 
-_FIND_HOST = text(
-    """
+_HOST = """
     SELECT host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state, host_stat.str_state AS state,
            alloc.str_tag AS alloc_tag, host_stat.ts_ping AS pinged_at,
            EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
@@ -27,8 +26,41 @@ _FIND_HOST = text(
            int_procs AS procs, int_cores AS centicores, int_mem AS memory_kb, int_gpus AS gpus,
            int_gpu_mem AS gpu_memory_kb, b_nimby AS nimby
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+"""
+# The host that reports under a name: by full name, else by name.
+_FIND_HOST = text(
+    f"""
+    {_HOST}
      WHERE host.str_fqdn = :name OR host.str_name = :name OR (host.str_name = :short AND host.str_fqdn IS NULL)
      ORDER BY (host.str_fqdn = :name) DESC NULLS LAST LIMIT 1
+    """
+)
+# The same without regard to case, which no index serves.
+_FIND_HOST_IN_ANY_CASE = text(
+    f"""
+    {_HOST}
+     WHERE lower(host.str_fqdn) = lower(:name) OR lower(host.str_name) = lower(:name)
+        OR (lower(host.str_name) = lower(:short) AND host.str_fqdn IS NULL)
+     ORDER BY (lower(host.str_fqdn) = lower(:name)) DESC NULLS LAST, host.str_name LIMIT 1
+    """
+)
+# The host that has a short name, in any case, under whatever domain.
+_FIND_NAMESAKE = text(
+    """
+    SELECT str_name AS name, coalesce(str_fqdn, str_name) AS full_name
+      FROM host WHERE lower(str_name) = lower(:short) ORDER BY str_name LIMIT 1
+    """
+)
+# A host with that short name that has been silent so long goes on under another full name.
+_TAKE_OVER = text(
+    """
+    WITH silent AS (
+        SELECT host.pk_host, host.str_fqdn FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
+         WHERE lower(host.str_name) = lower(:short)
+           AND host_stat.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
+         ORDER BY (host.str_name = :short) DESC, host.str_name LIMIT 1 FOR NO KEY UPDATE)
+    UPDATE host SET str_fqdn = :full_name FROM silent WHERE host.pk_host = silent.pk_host
+    RETURNING host.str_name AS name, silent.str_fqdn AS before
     """
 )
 _FIND_ALLOC = text(
@@ -106,8 +138,24 @@ has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with t
 
 
 def find_host(connection: Connection, name: str, short_name: str) -> HostRow | None:
-    """The host that reports under ``name``: by full name, else by name."""
-    return connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
+    """The host that reports under ``name``: by full name, else by name, and if there is none without regard to case."""
+    for statement in (_FIND_HOST, _FIND_HOST_IN_ANY_CASE):
+        row = connection.execute(statement, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
+        if row is not None:
+            return row
+    return None
+
+
+def find_namesake(connection: Connection, short_name: str) -> Row[Any] | None:
+    """The ``name`` and ``full_name`` of the host with that short name, in any case."""
+    return connection.execute(_FIND_NAMESAKE, {"short": short_name}).one_or_none()
+
+
+def take_over_host(connection: Connection, short_name: str, full_name: str, *, silent: float) -> Row[Any] | None:
+    """Have the host with that short name, if it has not reported for ``silent`` seconds, go on under another full name;
+    its ``name``, and the full name it had ``before``."""
+    wanted = {"short": short_name, "full_name": full_name, "silent": silent}
+    return connection.execute(_TAKE_OVER, wanted).one_or_none()
 
 
 def find_alloc(connection: Connection, facility: str, tags: Sequence[str]) -> Row[Any] | None:

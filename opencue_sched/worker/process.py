@@ -51,6 +51,7 @@ from opencue_sched.insight.health import check_stores
 from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings, get_settings
+from opencue_sched.store.hosts import full_names
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import metrics
@@ -87,7 +88,7 @@ class Process:
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
         self.changes = HostChanges(self.client, namespace)
         self.announcements = AnnouncementSender(self.ledger, self.changes, metrics.record_event)
-        self.channels = RqdChannels(settings.rqd)
+        self.channels = RqdChannels(settings.rqd, full_name=full_names(self.engine))
         self.postings = ClusterPostings(
             self.client, cluster_board(namespace, facility), division=lambda: self.division()
         )

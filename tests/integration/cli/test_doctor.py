@@ -499,3 +499,13 @@ def test_a_host_whose_name_leads_to_another_machine_is_told_with_both_names(
     ran = cli("doctor", "--json")
     assert (levels(ran)["RQD"], ran.err) == ("warn", "")
     assert f"; render02 ({there}) answers as render01" in ran.out
+
+
+def test_two_rows_whose_names_differ_in_case_alone_are_named_with_the_remedy(
+    cli: Cli, build: Build, healthy: None
+) -> None:
+    build(lambda farm: farm.host(name="RENDER01"))
+    told = [one for one in cli("doctor", "--json").json["findings"] if "cases" in one["text"]]
+    assert [(one["what"], one["level"]) for one in told] == [("hosts", "warn")]
+    assert told[0]["text"].startswith("RENDER01 and render01 are one name in different cases")
+    assert "`opencue-sched host delete`" in told[0]["remedy"]

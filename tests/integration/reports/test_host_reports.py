@@ -162,6 +162,86 @@ def test_nonsense_creates_nothing(view: FarmView, desk: Desk, fields: dict[str, 
     assert view.rows("SELECT * FROM host") == []
 
 
+def names(view: FarmView) -> list[tuple[str, str]]:
+    rows = view.rows("SELECT str_name, str_fqdn FROM host ORDER BY str_name")
+    return [(row.str_name, row.str_fqdn) for row in rows]
+
+
+@pytest.mark.usefixtures("allocs")
+@pytest.mark.parametrize("again", ["render-pc01.farm", "Render-PC01.FARM", "render-pc01", "RENDER-PC01"])
+def test_a_host_that_spells_its_name_in_another_case_is_the_same_host(view: FarmView, desk: Desk, again: str) -> None:
+    desk.boot(name="RENDER-PC01.farm")
+    report = report_pb2.HostReport(host=render_host(name=again, free_mem=3 * GB))
+    desk.status(report)
+    assert names(view) == [("RENDER-PC01", "RENDER-PC01.farm")]
+    assert view.one("SELECT int_mem_free FROM host_stat").int_mem_free == 3 * GB
+
+
+@pytest.mark.usefixtures("allocs")
+def test_of_two_rows_that_differ_in_case_the_exact_one_is_the_hosts(view: FarmView, desk: Desk) -> None:
+    # given two rows of an earlier release, with what hangs on them
+    for name in ("RENDER-PC01", "other"):
+        desk.boot(name=f"{name}.farm")
+    view.run_sql("UPDATE host SET str_name = 'render-pc01', str_fqdn = 'render-pc01.farm' WHERE str_name = 'other'")
+    # when the machine reports by each spelling, then each row is still its own
+    for name, free in (("RENDER-PC01.farm", 3 * GB), ("render-pc01.farm", 4 * GB)):
+        desk.status(report_pb2.HostReport(host=render_host(name=name, free_mem=free)))
+        found = "SELECT int_mem_free FROM host JOIN host_stat USING (pk_host) WHERE str_fqdn = :name"
+        assert view.one(found, name=name).int_mem_free == free
+    assert len(names(view)) == 2
+
+
+@pytest.mark.usefixtures("allocs")
+@pytest.mark.parametrize("name", ["node1", "NODE1"])
+def test_a_host_whose_domain_changed_takes_its_row_over_once_that_is_silent(
+    view: FarmView, desk: Desk, name: str
+) -> None:
+    # given a host with a tag of a person's, which has been silent as long as makes a host DOWN
+    host_id = desk.boot(name="node1.old.example")
+    view.run_sql(
+        "INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type) VALUES ('t', :h, 'ssd', 'MANUAL')",
+        h=host_id,
+    )
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '301 seconds', str_state = 'DOWN'")
+    # when it reports with another domain
+    with capture_logs() as logs:
+        desk.boot(name=f"{name}.new.example")
+    # then its row goes on, under its name, with all that hangs on it
+    assert names(view) == [("node1", f"{name}.new.example")]
+    assert ("ssd", "MANUAL") in tags(view, host_id)
+    assert view.one("SELECT str_state FROM host_stat").str_state == "UP"
+    (line,) = [line for line in logs if line["event"] == "host_taken_over"]
+    assert (line["host"], line["before"], line["now"]) == ("node1", "node1.old.example", f"{name}.new.example")
+    # and one that comes back under the old name is the second machine now
+    with pytest.raises(InvalidInput, match=r"node1\.old\.example: the name 'node1' is another host's"):
+        desk.boot(name="node1.old.example")
+
+
+@pytest.mark.usefixtures("allocs")
+def test_while_both_report_the_second_machine_is_refused_with_both_full_names(view: FarmView, desk: Desk) -> None:
+    desk.boot(name="node1.old.example")
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '299 seconds'")
+    words = r"host NODE1\.new\.example: the name 'NODE1' is another host's, node1\.old\.example"
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=words):
+            desk.boot(name="NODE1.new.example")
+    assert names(view) == [("node1", "node1.old.example")]
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_row_of_a_cuebot_is_never_renamed(view: FarmView, desk: Desk) -> None:
+    # given a database that a Cuebot made
+    desk.boot(name="node1.old.example")
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
+    view.run_sql("UPDATE opencue_sched_origin SET origin = 'cuebot'")
+    try:
+        with pytest.raises(InvalidInput, match=r"is another host's, node1\.old\.example"):
+            desk.boot(name="node1.new.example")
+    finally:
+        view.run_sql("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
+    assert names(view) == [("node1", "node1.old.example")]
+
+
 @pytest.mark.usefixtures("allocs")
 def test_two_hosts_with_one_short_name_are_told_apart(view: FarmView, desk: Desk) -> None:
     desk.boot(name="node1.first.example")

@@ -14,9 +14,11 @@ from structlog.testing import capture_logs
 
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
+from opencue_sched.errors import RqdFailure
 from opencue_sched.rqd import channels as channels_module
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.rqd.kill import Whereabouts, look
+from opencue_sched.rqd.kill import RqdKiller, Whereabouts, look
+from opencue_sched.rqd.launch import launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
 from tests.kit.lost_address import LostAddress
@@ -45,6 +47,28 @@ with SimulatedFarm(host_specs(1)) as farm:
 def test_a_host_is_at_its_name_and_the_usual_port_unless_settings_say_otherwise(host: str, address: str) -> None:
     with RqdChannels(Rqd(addresses={"special": "127.0.0.9:9000"})) as channels:
         assert channels.address(host) == address
+
+
+def test_a_host_is_dialled_by_the_name_with_its_domain_where_a_setting_says_so() -> None:
+    full = {"pod1": "pod1.rqd.svc.cluster.local", "v6": "fd00::7"}
+    settings = Rqd(dial_by="full", addresses={"special": "127.0.0.9:9000"})
+    with RqdChannels(settings, full_name=full.__getitem__) as channels:
+        assert channels.address("pod1") == "pod1.rqd.svc.cluster.local:8444"
+        assert channels.address("v6") == "[fd00::7]:8444"
+        assert channels.address("special") == "127.0.0.9:9000"
+
+
+def test_a_host_whose_full_name_is_not_known_is_out_of_reach_and_gets_no_frames() -> None:
+    def away(_name: str) -> str:
+        raise RqdFailure("PostgreSQL did not tell its full name (OperationalError)")
+
+    with RqdChannels(Rqd(dial_by="full"), full_name=away) as channels:
+        seen = look(channels, request("pod1").ref)
+        assert (seen.place, "did not tell its full name" in seen.detail) == (Whereabouts.UNREACHABLE, True)
+        assert not RqdKiller(channels).answers("pod1", 1.0)
+        assert not RqdKiller(channels).ask("pod1", "frame", "test")
+        (outcome,) = launch_all(channels, [request("pod1")])
+        assert (outcome.sends, outcome.unfit_host) == (0, True)
 
 
 def test_the_usual_port_is_a_setting() -> None:

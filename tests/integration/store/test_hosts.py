@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.domain.hosts import Host
@@ -11,7 +11,8 @@ from opencue_sched.domain.shards import buckets, shard_of
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id
+from opencue_sched.errors import RqdFailure
+from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id, full_names
 from tests.kit.gathering import counted_statements
 
 KB_PER_GB = 1024 * 1024
@@ -182,3 +183,19 @@ def test_a_host_says_what_runs_on_it(engine: Engine) -> None:
         hosts = fetch_hosts_by_id(connection, [busy.id, idle.id], STALENESS)
 
     assert {host.id: host.running for host in hosts} == {busy.id: {first.id: 2, second.id: 1}, idle.id: {}}
+
+
+def test_the_full_name_of_a_host_is_the_one_it_reports_under(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for name in ("pod1", "pod2"):
+            farm.host(name=name)
+        connection.execute(text("UPDATE host SET str_fqdn = 'pod1.rqd.svc.cluster.local' WHERE str_name = 'pod1'"))
+        connection.execute(text("UPDATE host SET str_fqdn = NULL WHERE str_name = 'pod2'"))
+    full_name = full_names(engine)
+    assert [full_name(name) for name in ("pod1", "pod2", "gone")] == ["pod1.rqd.svc.cluster.local", "pod2", "gone"]
+
+
+def test_a_full_name_that_postgresql_does_not_tell_is_a_failure_to_reach_the_host() -> None:
+    with pytest.raises(RqdFailure, match="did not tell its full name"):
+        full_names(create_engine("postgresql+psycopg2://nobody@127.0.0.1:1/farm"))("pod1")
