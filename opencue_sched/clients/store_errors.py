@@ -96,7 +96,7 @@ def waited_too_long(error: Exception) -> bool:
     return _sqlstate(error) in (_LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
 
 
-def was_cancelled(error: Exception) -> bool:
+def was_cancelled(error: BaseException | None) -> bool:
     """Whether a statement ended because it took longer than it may: statement_timeout, or a person's cancellation."""
     return _sqlstate(error) == _QUERY_CANCELED
 
@@ -150,7 +150,7 @@ def failure_reason(error: Exception) -> str:
     return f"{kind}: {type(error).__name__}: {describe(error)}"
 
 
-def _sqlstate(error: Exception) -> str:
+def _sqlstate(error: BaseException | None) -> str:
     orig = error.orig if isinstance(error, DBAPIError) else None
     return getattr(orig, "pgcode", None) or ""
 

@@ -201,6 +201,8 @@ class _Commit:
             try:
                 self._transaction(procs)
             except DatabaseFailure as too_late:
+                # After a statement that was cancelled, what was left of the time did not do for another try.
+                self.result.cancelled |= was_cancelled(too_late.__context__)
                 self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
                 failure = classify(error)

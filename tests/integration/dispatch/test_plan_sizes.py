@@ -14,6 +14,7 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
+from tests.kit.gathering import counted_statements
 from tests.kit.passes import Passes, passes
 from tests.kit.plans import plan, reasons, refuse_more_than
 
@@ -71,6 +72,24 @@ def test_each_shard_has_its_own_size() -> None:
     assert [plan_sizes.most(shard) for shard in "abc"] == [800, 1, MAX_FRAMES]
     plan_sizes.committed("a")
     assert plan_sizes.most("a") == MAX_FRAMES
+
+
+def test_a_commit_whose_second_try_comes_too_late_ran_out_of_time_as_well(engine: Engine, settings: Settings) -> None:
+    # Given a statement that is cancelled, and no time left once what it wrote is taken back
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        procs = plan(farm, settings)
+        facts = check_schema(connection)
+    refuse_more_than(engine, 0, "57014")
+    with counted_statements(engine) as statements:
+
+        def clock() -> float:
+            return 9.0 if any("ROLLBACK TO SAVEPOINT" in statement for statement in statements) else 0.0
+
+        result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
+    assert (result.cancelled, reasons(result)) == (True, ["database_failure"])
 
 
 def test_a_statement_that_runs_out_of_time_says_so_in_the_result(engine: Engine, settings: Settings) -> None:
