@@ -32,7 +32,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions demo bench compat lock clean
+.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 ran
 
 test-versions: $(INSTALLED) ## A worker of an older commit and one of this checkout on one farm (takes the older one out of git)
 	$(PYTEST) $(PYTEST_ARGS) tests/by_hand/test_versions.py
+
+image-test: $(INSTALLED) ## The image is built, and each role runs from it (docker, podman, or as root buildah)
+	$(PYTEST) $(PYTEST_ARGS) tests/by_hand/test_image.py
 
 demo: $(INSTALLED) ## A small farm on this machine renders an animation (DEMO_ARGS="--keep" leaves it up)
 	$(BIN)/opencue-sched demo $(DEMO_ARGS)

@@ -1,1 +1,2 @@
-"""Tests that a person runs: what they need (an older commit, a container engine) is not everywhere."""
+"""Tests that no suite runs, each with a make target: what they need (an older commit, a container engine) is not
+everywhere."""
