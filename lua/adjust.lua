@@ -7,11 +7,13 @@
 --         is sent again, or after the check ran out (then another may have corrected the same), does nothing.
 --@include ledger
 --@include counters
+--@include seq
+local seq = seq_now()
 if AUDITING ~= ARGV[2] .. '|' .. (ARGV[3] - 1) then
-  return {1, tonumber(call('GET', SEQ) or 0), 0}
+  return {1, seq, 0}
 end
 call('SET', AUDIT, ARGV[2] .. '|' .. ARGV[3], 'KEEPTTL')
 for i = 4, #ARGV, 3 do
   add_to(ARGV[i], ARGV[i + 1], ARGV[i + 2])
 end
-return {1, call('INCR', SEQ), 1}
+return {1, next_seq(), 1}

@@ -57,6 +57,7 @@ if refused then
 end
 -- From the owner on ARGV is what a record ends with: with its first three replaced, one concatenation makes the record.
 local seq = call('INCR', SEQ)
+if seq < 1 or seq > 999999999999999 then error('acct:seq cannot be used') end -- as includes/seq.lua says
 ARGV[1], ARGV[2], ARGV[3] = '1|F', now, seq
 if call('HSETNX', LEDGER, id, table.concat(ARGV, '|')) == 0 then
   return {1, 0, 'already'}

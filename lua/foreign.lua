@@ -9,6 +9,8 @@
 -- Invariants: adds, never overwrites; a decrement is never taken off twice unless it comes after the grace.
 --@include ledger
 --@include counters
+--@include seq
+seq_now()
 local now, corrected = tonumber((clock())), false
 for i = 4, #ARGV do
   local key = ARGV[i]
@@ -29,5 +31,5 @@ for i = 4, #ARGV do
     end
   end
 end
-if corrected then call('INCR', SEQ) end
+if corrected then next_seq() end
 return {1}

@@ -5,7 +5,8 @@
 -- Invariants: every change the counters hold has a number at or below seq; only a counter that is no number is written.
 --@include ledger
 --@include counters
-local answer = {1, tonumber(call('GET', SEQ) or 0)}
+--@include seq
+local answer = {1, seq_now()}
 for i = 2, #ARGV do
   local limit = string.sub(ARGV[i], 1, 11) == 'acct:limit:'
   local read = limit and counters(ARGV[i], 'int_running') or counters(ARGV[i], 'int_cores', 'int_gpus')

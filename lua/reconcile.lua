@@ -33,7 +33,7 @@ for i, id in ipairs(ids) do
     or (not old and state ~= '' and tombstoned(id, bucket)) then
     answer[#answer + 1] = id
   else
-    seq = seq or call('INCR', SEQ)
+    seq = seq or next_seq()
     if old and old ~= entry then
       move(id, old, -1, seq, DUAL and state == '')
     end
@@ -53,5 +53,5 @@ if seq then
   if #gone > 0 then call('HDEL', LEDGER, unpack(gone)) end
   if #fields > 0 then call('HSET', LEDGER, unpack(fields)) end
 end
-answer[2] = seq or tonumber(call('GET', SEQ) or 0)
+answer[2] = seq or seq_now()
 return answer

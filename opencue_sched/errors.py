@@ -77,6 +77,10 @@ class NotReady(SchedulerError):
     """The Redis store is empty, restarted or failed over: nothing may be booked before it is bootstrapped again."""
 
 
+class StoreDamaged(NotReady):
+    """A key that everything is counted by is of another type, or a number that cannot be used: the store is lost."""
+
+
 class FencedOff(SchedulerError):
     """A newer leader was elected: Redis refuses what a task that an older leader sent would change."""
 

@@ -1,4 +1,5 @@
 -- Sums up entries per vertex and moves each vertex once; releases procs. Needs includes/ledger.
+--@include seq
 local moves = {}
 
 local function move_key(key, cores, gpus, ledger_only)
@@ -87,7 +88,7 @@ local function release(ids)
   for i, id in ipairs(ids) do
     local entry = read_record(known[i])
     if known[i] then
-      seq = seq > 0 and seq or call('INCR', SEQ)
+      seq = seq > 0 and seq or next_seq()
       move(id, entry, -1, seq)
       gone[#gone + 1] = id
     end

@@ -1,9 +1,10 @@
 """Filling the counters: always before the first booking of a fleet, and after Redis was lost.
 
 A store is *open* when ``acct:epoch`` names this very Redis process. It is not open when it is empty, when Redis was
-restarted or failed over (accounting.connection deletes such an epoch), or while a bootstrap fills it; then every script
-answers not_ready and nobody books. One process fills, under a lease; its writes carry the filling epoch, so that a
-filler that lost its lease in a pause is refused by the scripts themselves.
+restarted or failed over (accounting.epoch deletes such an epoch), when somebody damaged its keys (accounting.damage
+closes it), or while a bootstrap fills it; then every script answers not_ready and nobody books. One process fills,
+under a lease; its writes carry the filling epoch, so that a filler that lost its lease in a pause is refused by the
+scripts themselves.
 
 After a loss the store stays closed for one age before its filler takes a snapshot: by then nothing that was booked
 before can still be committed, so the proc table is the whole truth. The successor of a filler that died waits as long.
@@ -24,12 +25,13 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.age_marks import DEFAULT_AGE_SECONDS
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
+from opencue_sched.accounting.damage import close_if_damaged
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.recompute import additions, entries_of, may_still_commit, recompute
 from opencue_sched.clients.lua_scripts import call_script, call_scripts, chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
-from opencue_sched.errors import InvalidInput, NotReady
+from opencue_sched.errors import InvalidInput, NotReady, StoreDamaged
 from opencue_sched.store import accounting as store
 
 log = structlog.get_logger(__name__)
@@ -72,7 +74,7 @@ def store_state(client: redis.Redis) -> StoreState:
 
 def server_run_id(client: redis.Redis) -> str:
     """The id of the Redis process itself: another one after every restart and failover."""
-    with answering():
+    with answering(client):
         return str(cast("dict[str, object]", client.info("server"))["run_id"])
 
 
@@ -94,8 +96,10 @@ def ensure_bootstrapped(
     filler = _Filler(engine, ledger, dual=dual, wait_age=wait_age, sleep=sleep)
     action = Action.VERIFIED
     while True:
-        state = store_state(ledger.client)
         with answering():
+            close_if_damaged(ledger.client)
+        state = store_state(ledger.client)
+        with answering(ledger.client):
             others_done = action is Action.WAITED and not ledger.client.exists(keys.BOOTSTRAP_LEASE)
         if state is StoreState.OPEN and (others_done or not fleet_start):
             if ledger.learn_epoch().dual != dual:
@@ -133,15 +137,19 @@ class _Filler:
         return self._take()
 
     def __exit__(self, *_: object) -> None:
-        with answering():
+        with answering(self._client):
             call_script(self._client, "lease_drop", [keys.BOOTSTRAP_LEASE], [self._token])
 
-    def reconcile(self) -> Action:
-        """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt."""
+    def reconcile(self) -> Action | None:
+        """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt. None when the
+        store turns out to be damaged: then it is closed."""
         if self._ledger.learn_epoch().dual != self._dual and (filled := self.fill(close_open=True)):
             return filled
-        reseed_limits(self._engine, self._ledger)
-        recompute(self._engine, self._ledger, age_seconds=self._age)
+        try:
+            reseed_limits(self._engine, self._ledger)
+            recompute(self._engine, self._ledger, age_seconds=self._age)
+        except StoreDamaged:
+            return None
         return Action.RECONCILED
 
     def fill(self, *, close_open: bool = False) -> Action | None:
@@ -172,7 +180,7 @@ class _Filler:
         if not self._replace(filling, opened):
             return None
         self._ledger.learn_epoch()
-        with answering():
+        with answering(self._client):
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
         note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
@@ -193,20 +201,20 @@ class _Filler:
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
         spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
-        with answering():
+        with answering(self._client):
             stored = set(self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
         for part in chunks(list(stored - spared), _SCAN_COUNT):
             self._ledger.call_under(id_calls("free", part, filling.text, "all"))
 
     def _replace(self, seen: Epoch, wanted: Epoch) -> bool:
         """Put another epoch in the place of the one that was seen; whether it was still there."""
-        with answering():
+        with answering(self._client):
             (answer,), _ = call_scripts(self._client, [epoch_set_call(seen.text, wanted.text)])
         return int(answer) == 1
 
     def _take(self) -> bool:
         arguments: list[str | int] = [self._token, round(LEASE_SECONDS * 1000)]
-        with answering():
+        with answering(self._client):
             return bool(call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], arguments))
 
     def _renew(self) -> None:

@@ -63,7 +63,7 @@ def imported_shows(client: redis.Redis) -> dict[str, str]:
     To be read before PostgreSQL is asked for frames that the ledger does not have: a show that is imported in between
     is taken for one that is not, and its frames count twice for a moment rather than not at all.
     """
-    with answering():
+    with answering(client):
         texts = cast("Mapping[str, str]", client.hgetall(keys.IMPORTED))
     notes = {show_id: ImportNote.parse(text) for show_id, text in texts.items()}
     return {show_id: note.version for show_id, note in notes.items() if note is not None and not note.due}
@@ -72,7 +72,7 @@ def imported_shows(client: redis.Redis) -> dict[str, str]:
 def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
     """These shows are ours, as their rows were in these versions; one whose row was changed since is imported again."""
     if versions:
-        with answering():
+        with answering(client):
             client.hset(keys.IMPORTED, mapping={show: ImportNote(version).text for show, version in versions.items()})
 
 
@@ -111,7 +111,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
     Subscriptions that were deleted get burst 0. Of all shows the keys of layers, and of jobs that are finished or gone,
     are freed if they count nothing: a layer has no caps, and those of a job are loaded again when it is booked.
     """
-    with answering():
+    with answering(ledger.client):
         wanted = keys.EVERYTHING if show_ids is None else keys.subscription("*")
         scanned = cast("Iterable[str]", ledger.client.scan_iter(wanted, count=_SCAN_COUNT))
         stored = {key: found for key in scanned if (found := keys.parse(key))}

@@ -68,7 +68,7 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
     # A second check at once would empty the log of the first, and correct what that has corrected.
-    with answering():
+    with answering(ledger.client):
         mine = bool(call_script(ledger.client, "lease_take", _LEASE, [f"{token}|0", _LIFE_MS]))
     try:
         records = {record.proc_id: record for record in ledger.records()}
@@ -81,7 +81,7 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
             check = correct(ledger, check, token)
     finally:
         if mine:
-            with answering():
+            with answering(ledger.client):
                 dropped = bool(call_script(ledger.client, "lease_drop", _LEASE, [token]))
     return check if mine and dropped else replace(check, complete=False, healed={})
 
@@ -105,7 +105,7 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
 
 def vertex_keys(ledger: Ledger) -> set[str]:
     """Every vertex of the store, by SCAN."""
-    with answering():
+    with answering(ledger.client):
         scanned = cast("Iterable[str]", ledger.client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
         return {key for key in scanned if keys.parse(key) is not None}
 
@@ -122,7 +122,7 @@ def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict
 def _read_log(ledger: Ledger) -> list[EntryChange]:
     events: list[EntryChange] = []
     while True:
-        with answering():
+        with answering(ledger.client):
             page = cast("list[str]", ledger.client.lrange(keys.AUDIT_LOG, len(events), len(events) + _LOG_PAGE - 1))
         for line in page:
             seq, sign, proc_id, entry = line.split("|", 3)

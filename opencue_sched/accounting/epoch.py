@@ -54,7 +54,7 @@ class Epoch:
         return cls(text) if text and text.startswith("open|") and cls(text).run_id else None
 
 
-_DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+DROP_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 def guarded_redis(url: str, settings: Settings) -> redis.Redis:
@@ -77,7 +77,7 @@ def guard_epoch(connection: Connection) -> None:
     (stored,) = _ask(connection, "MGET", keys.EPOCH)
     if stored and f"run_id:{Epoch(stored).run_id}\r\n" not in info:
         try:
-            _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", keys.EPOCH, stored)
+            _ask(connection, "EVAL", DROP_EPOCH, "1", keys.EPOCH, stored)
         except ResponseError as error:
             if not takes_no_write(error):
                 raise

@@ -23,11 +23,22 @@ AUDIT_LOG = "acct:audit:log"
 BOOTSTRAP_LEASE = "acct:bootstrap"
 RECOMPUTED_AT = "acct:recomputed"
 IMPORTED = "acct:counted"
+HANDED_BACK = "handed-back:shows"
+"""Sorted set of shows given back to Cuebot, by when every Cuebot knows (Redis TIME, seconds)."""
 MARKS_PREFIX = "acct:marks:"
+TOMBSTONES_PREFIX = "acct:tomb:"
+TOMBSTONE_BUCKET_SECONDS = 120
+"""TOMB_WIDTH of the scripts."""
 LIMIT_PREFIX = "acct:limit:"
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
+
+
+def tombstones(now: int) -> list[str]:
+    """The buckets of released ids that the scripts may touch at this moment, in Redis TIME."""
+    bucket = now // TOMBSTONE_BUCKET_SECONDS
+    return [f"{TOMBSTONES_PREFIX}{near}" for near in range(bucket - 1, bucket + 3)]
 
 
 class VertexKind(StrEnum):

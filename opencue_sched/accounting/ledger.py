@@ -25,6 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.damage import raise_if_damaged
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall, call_scripts, chunks
@@ -140,8 +141,10 @@ class Ledger:
         for answer in (*answers, *reads):
             # Any other error than of one spoilt key says that Redis refuses whatever it is sent.
             if isinstance(answer, Exception) and (type(answer) is not ResponseError or takes_no_write(answer)):
-                with answering():
+                with answering(self.client):
                     raise answer
+        if any(isinstance(answer, Exception) for answer in (*answers, *reads)):
+            raise_if_damaged(self.client)
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := keys.read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
@@ -188,6 +191,17 @@ class Ledger:
         )
         return Mark(self.epoch(), int(answer[1]), int(now[0]))
 
+    def seq_behind(self, records: Iterable[Record], *, at_least: int = -1) -> str | None:
+        """What is wrong when acct:seq is below the number of an entry, in words: somebody set it back or deleted it.
+
+        A number that comes again would keep entries of vanished procs for ever, and let a change be taken for none.
+        ``at_least``: acct:seq at some moment before, which mostly spares reading it again.
+        """
+        newest = max((record.changed_seq for record in records), default=0)
+        if newest <= at_least or newest <= (seq := self.mark().seq):
+            return None
+        return f"{keys.SEQ} is {seq}, below the {newest} of an entry"
+
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[list[str], list[int]]:
         """Apply differences that were found under ``epoch``; returns the ids passed over because they had changed, and
         our sequence numbers."""
@@ -213,7 +227,7 @@ class Ledger:
 
         What nobody can read is no entry: it counts for nothing, and a recompute writes it anew if its proc runs.
         """
-        with answering():
+        with answering(self.client):
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
                 with suppress(InvalidInput):
                     yield keys.unpack(proc_id, text)
@@ -243,24 +257,30 @@ class Ledger:
     def _send(
         self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]], *, raising: bool = True
     ) -> tuple[list[Any], list[Any]]:
-        with answering():
+        with answering(self.client):
             return call_scripts(self.client, calls, reads=reads, raising=raising, fence=self._fence)
 
 
 def stored_epoch(client: redis.Redis) -> str | None:
     """The epoch as it stands in the store; None for none, and for a key of another type. Raises NotReady."""
-    with answering():
+    with answering(client):
         (stored,) = cast("list[str | None]", client.mget(keys.EPOCH))
     return stored
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """Turn "Redis does not answer, or may not write" into NotReady: for a booking it means the same."""
+def answering(client: redis.Redis | None = None) -> Iterator[None]:
+    """Turn "Redis does not answer, or may not write" into NotReady: for a booking it means the same.
+
+    With ``client``, what Redis refuses because a key of the store is damaged closes the store (StoreDamaged).
+    """
     try:
         yield
     except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
         if isinstance(error, ResponseError) and not takes_no_write(error):
+            if client is not None:
+                with answering():
+                    raise_if_damaged(client)
             raise
         raise NotReady(f"Redis cannot be used for the counters: {error}") from error
 

@@ -21,6 +21,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.age_marks import DEFAULT_AGE_SECONDS, is_too_old, seen_an_age_ago
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency
+from opencue_sched.accounting.damage import close_store
 from opencue_sched.accounting.differences import Pass, find_differences
 from opencue_sched.accounting.foreign_decrements import reseed_booked
 from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, amounts
@@ -30,6 +31,7 @@ from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.clock import boot_clock
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.units import booked_cores
+from opencue_sched.errors import StoreDamaged
 from opencue_sched.store import accounting as store
 
 log = structlog.get_logger(__name__)
@@ -105,6 +107,10 @@ def reconcile(
     managed, entries = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch, heal=True)
     records = check.records.values()
+    if damage := ledger.seq_behind(records, at_least=mark.seq):
+        with answering():
+            close_store(ledger.client, mark.epoch, damage)
+        raise StoreDamaged(damage)
     old = frozenset(it.proc_id for it in records if is_too_old(it, seen, mark.seconds, age_seconds=age_seconds))
     too_old = frozenset[str]() if stalled else old
     changes, absent = find_differences(mark.seq, entries, records, too_old=too_old, managed=managed, only=only)
@@ -188,7 +194,7 @@ def recompute(
     if write_tables:
         store.refresh_tables(engine, only or done.managed)
     if only is None:
-        with answering():
+        with answering(ledger.client):
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
     in_flight = [r.booked_at for r in done.check.records.values() if r.state is EntryState.IN_FLIGHT]
     report = RecomputeReport(

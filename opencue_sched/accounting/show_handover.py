@@ -55,11 +55,8 @@ log = structlog.get_logger(__name__)
 CUEBOT_CACHE_SECONDS = 30.0
 """How long a Cuebot may believe that a show is still its own, or still ours."""
 
-HANDED_BACK = "handed-back:shows"
-"""Sorted set of shows given back to Cuebot, by when every Cuebot knows (Redis TIME, seconds)."""
-
 _REFRESHED_SECONDS = 600
-"""A show stays in HANDED_BACK this much longer: a refresh passes over rows that are locked."""
+"""A show stays in keys.HANDED_BACK this much longer: a refresh passes over rows that are locked."""
 
 
 def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
@@ -114,14 +111,14 @@ class ImportedShows:
         ours = (self._ledger.epoch().text, version)
         if self._ours.get(show_id) == ours:
             return 0
-        with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
+        with answering(self._ledger.client), self._ledger.client.pipeline(transaction=False) as pipe:
             pipe.hget(keys.IMPORTED, show_id)
             pipe.time()
             text, (seconds, micros) = pipe.execute()
         note, now = ImportNote.parse(text), float(seconds) + float(micros) / 1e6
         wanted = self._next(show_id, note, version, now)
         if wanted != note:
-            with answering():
+            with answering(self._ledger.client):
                 self._ledger.client.hset(keys.IMPORTED, show_id, wanted.text)
         if wanted.due:
             return wanted.due - now
@@ -242,7 +239,7 @@ def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) ->
     """
     # The notes are read before the flags: of a show that is handed over in between there is no note yet. One whose flag
     # is set again after that is imported once more.
-    with answering():
+    with answering(ledger.client):
         noted = cast("list[str]", ledger.client.hkeys(keys.IMPORTED))
     gone = _take_notes(ledger.client, sorted(set(noted) - ask(engine, managed_show_ids)))
     if gone:
@@ -257,9 +254,9 @@ def _take_notes(client: redis.Redis, show_ids: Sequence[str]) -> list[str]:
     """
     if not show_ids:
         return []
-    with answering():
+    with answering(client):
         known_at = float(client.time()[0]) + CUEBOT_CACHE_SECONDS
-        client.zadd(HANDED_BACK, dict.fromkeys(show_ids, known_at))
+        client.zadd(keys.HANDED_BACK, dict.fromkeys(show_ids, known_at))
         return [show_id for show_id in show_ids if client.hdel(keys.IMPORTED, show_id)]
 
 
@@ -269,12 +266,12 @@ def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
     Each call does it again for ten minutes, because it passes over locked rows. Raises RedisError.
     """
     now = float(client.time()[0])
-    known = client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)
+    known = client.zrange(keys.HANDED_BACK, "-inf", str(now), byscore=True)
     if not known:
         return 0
     theirs = set(map(str, known)) - ask(engine, managed_show_ids)
     written = sum(refresh_tables(engine, theirs, as_cuebot=True).values())
-    client.zremrangebyscore(HANDED_BACK, "-inf", now - _REFRESHED_SECONDS)
+    client.zremrangebyscore(keys.HANDED_BACK, "-inf", now - _REFRESHED_SECONDS)
     log.info("tables_of_handed_back_shows", shows=len(theirs), rows=written)
     return written
 

@@ -18,8 +18,9 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
+from opencue_sched.accounting.damage import find_damage
 from opencue_sched.accounting.keys import EntryState, Record, unpack_entry
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
@@ -89,16 +90,20 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
     ledger = Ledger(client, owner="audit")
     accounting = settings.accounting
     counted_after = accounting.recompute_interval_seconds + LOST_AFTER_SECONDS
-    checks = [
-        compare_counters(ledger),
-        compare_procs(engine, ledger, age_seconds=accounting.in_flight_age, local_seconds=counted_after),
-    ]
+    ready = check_ready(ledger)
+    checks = [ready]
+    if ready.level is Severity.OK:
+        age = accounting.in_flight_age
+        checks.append(compare_counters(ledger))
+        checks.append(compare_procs(engine, ledger, age_seconds=age, local_seconds=counted_after))
+    else:
+        text = f"not looked at: {ready.text}"
+        checks += [Finding(Severity.WARN, what, text, "run it again") for what in ("I1", "I4")]
     with engine.connect() as connection:
         for invariant, (text, _) in RULES.items():
             found = judge(connection, invariant, grace_seconds=LOST_AFTER_SECONDS)
             text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
             checks.append(_check(invariant, text, found.named or ()))
-    checks.append(_ready(ledger))
     return Report(tuple(sorted(checks, key=attrgetter("what"))))
 
 
@@ -106,11 +111,18 @@ def _check(invariant: str, text: str, wrong: Sequence[str]) -> Finding:
     return Finding(Severity.FAIL if wrong else Severity.OK, invariant, text, offenders=tuple(wrong[:OFFENDERS_NAMED]))
 
 
-def _ready(ledger: Ledger) -> Finding:
+def check_ready(ledger: Ledger) -> Finding:
+    """I8: the counters are open, and none of the keys that they are counted by is damaged. Closes no store."""
     try:
         ledger.learn_epoch()
+        with answering():
+            damage = find_damage(ledger.client)
+        damage = damage or ledger.seq_behind(ledger.records())
     except NotReady as error:
         return Finding(Severity.FAIL, "I8", f"the counters cannot be booked against: {error}")
+    if damage:
+        text = f"the counters are damaged: {damage}"
+        return Finding(Severity.FAIL, "I8", text, "find out what writes to acct:*; a worker fills them anew by itself")
     return Finding(Severity.OK, "I8", "the counters are filled and open")
 
 

@@ -34,6 +34,7 @@ from opencue_sched.insight.audit import (
     Finding,
     Report,
     Severity,
+    check_ready,
     compare_counters,
     compare_procs,
 )
@@ -197,7 +198,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         if info.get("role") == "master":
             check_access(client, settings)
         state = store_state(client)
-        unhealed = _unhealed(database, client, settings) if database and state is StoreState.OPEN else []
+        counters = _counters(database, client, settings) if state is StoreState.OPEN else []
         members = list_members(client, settings.coordination.namespace)
         postings = cluster_postings(client, settings)
         skipped = postings.skipped()
@@ -209,12 +210,10 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
         yield _fail("Redis", f"is a {info.get('role')}: nothing can be written", remedy)
-    if state is StoreState.OPEN:
-        yield _ok("counters", "open for booking")
-    else:
+    yield from counters
+    if state is not StoreState.OPEN:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
-    yield from unhealed
     for it in skipped:
         yield _warn("clusters", cluster_words(it))
     if unreached := unreached_hosts(members):
@@ -236,6 +235,14 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
 
 RECOMPUTES_MISSED = 2
 """So many intervals without a recompute, and the next is not waited for any more: what contradicts is told."""
+
+
+def _counters(engine: Engine | None, client: redis.Redis, settings: Settings) -> list[Finding]:
+    """Whether counters that are open can be booked against, and are as they should be. Raises as `_unhealed`."""
+    ready = check_ready(Ledger(client, owner="doctor"))
+    if ready.level is not Severity.OK:
+        return [replace(ready, what="counters")]
+    return [_ok("counters", "open for booking"), *(_unhealed(engine, client, settings) if engine is not None else [])]
 
 
 def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[Finding]:

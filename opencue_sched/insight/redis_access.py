@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.show_handover import HANDED_BACK
 from opencue_sched.coordination.keys import control_exchange, everything_under
 from opencue_sched.domain.redis_url import read_redis_url, without_secrets
 from opencue_sched.errors import StoreUnusable
@@ -60,7 +59,7 @@ class RedisAccess:
 def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
     """What a fleet with these settings does; without ``broker`` what a report service does, which sends no message."""
     namespace = settings.coordination.namespace
-    stores = (everything_under(namespace), keys.EVERYTHING, HANDED_BACK)
+    stores = (everything_under(namespace), keys.EVERYTHING, keys.HANDED_BACK)
     if not broker:
         return RedisAccess(tuple(name for name in COMMANDS if name not in _OF_THE_BROKER), stores, ())
     control = control_exchange(namespace, settings.scheduler.facility)

@@ -12,7 +12,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps, note_imported
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
-from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, follow_handed_back, hand_over
+from opencue_sched.accounting.show_handover import ImportedShows, follow_handed_back, hand_over
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -208,7 +208,7 @@ def test_a_show_taken_back_by_cuebot_is_looked_after_and_has_to_be_counted_again
     assert follow_handed_back(world.engine, world.ledger, age_seconds=AGE) == []
     flag(world, False)
     assert follow_handed_back(world.engine, world.ledger, age_seconds=AGE) == [world.show.id]
-    assert world.store.client.zscore(HANDED_BACK, world.show.id) is not None
+    assert world.store.client.zscore(keys.HANDED_BACK, world.show.id) is not None
     flag(world, True)
     assert not counted(world).admits(world.show.id)
 

@@ -509,3 +509,21 @@ def test_two_rows_whose_names_differ_in_case_alone_are_named_with_the_remedy(
     assert [(one["what"], one["level"]) for one in told] == [("hosts", "warn")]
     assert told[0]["text"].startswith("RENDER01 and render01 are one name in different cases")
     assert "`opencue-sched host delete`" in told[0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda client: client.set("acct:seq", "9223372036854775807"), "acct:seq is '9223372036854775807'"),
+        (lambda client: client.set("acct:seq", "0"), "acct:seq is 0, below the"),
+        (lambda client: client.rename("acct:seq", "acct:counted"), "acct:counted is a string, and must be a hash"),
+    ],
+)
+def test_damaged_counters_must_be_put_right(
+    cli: Cli, running: str, redis_client: redis.Redis, damage: Callable[[redis.Redis], object], words: str
+) -> None:
+    damage(redis_client)
+    ran = cli("doctor", "--json")
+    assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "counters")
+    assert words in finding(ran, "FAIL")["text"]
+    assert redis_client.exists("acct:epoch"), "doctor only looks"

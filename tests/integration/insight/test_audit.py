@@ -165,6 +165,17 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
         "idle 1300",
     ),
     "a host with too few GPUs idle": ("I7", sql("UPDATE host SET int_gpus_idle = 1"), "procs hold"),
+    "a number that cannot be counted on from": (
+        "I8",
+        lambda w: w.client.set(keys.SEQ, "somebody"),
+        "damaged: acct:seq is 'somebody'",
+    ),
+    "a ledger of another type": (
+        "I8",
+        lambda w: w.client.delete(keys.LEDGER) and w.client.rpush(keys.LEDGER, "x"),
+        "damaged: acct:ledger is a list, and must be a hash",
+    ),
+    "a number that was set back": ("I8", lambda w: w.client.set(keys.SEQ, "1"), "damaged: acct:seq is 1, below the"),
     "counters that are not open": ("I8", lambda w: w.client.delete("acct:epoch"), "cannot be booked against"),
 }
 

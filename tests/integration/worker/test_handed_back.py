@@ -16,7 +16,6 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, note_imported
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
-    HANDED_BACK,
     follow_handed_back,
     hand_back,
     refresh_handed_back,
@@ -58,7 +57,7 @@ class GivenBack:
             return {int(connection.execute(text(query)).scalar_one()) for query in queries}
 
     def cuebots_know(self) -> None:
-        self.client.zincrby(HANDED_BACK, -CUEBOT_CACHE_SECONDS - 1, self.show_id)
+        self.client.zincrby(keys.HANDED_BACK, -CUEBOT_CACHE_SECONDS - 1, self.show_id)
 
     def look_after(self) -> int:
         return refresh_handed_back(self.engine, self.client)
@@ -98,10 +97,10 @@ def test_procs_deleted_by_a_cuebot_that_had_not_heard_are_taken_off_afterwards(s
     assert show.used() == {400}
     assert show.look_after() == 0
     # and after ten minutes the show is forgotten
-    assert show.client.zcard(HANDED_BACK) == 1
-    show.client.zincrby(HANDED_BACK, -600, show.show_id)
+    assert show.client.zcard(keys.HANDED_BACK) == 1
+    show.client.zincrby(keys.HANDED_BACK, -600, show.show_id)
     show.look_after()
-    assert show.client.zcard(HANDED_BACK) == 0
+    assert show.client.zcard(keys.HANDED_BACK) == 0
 
 
 @pytest.mark.parametrize("steps", [(delete, decrement), (decrement, delete)], ids=["proc first", "tables first"])
@@ -185,4 +184,4 @@ def test_the_tables_of_a_show_that_a_cuebot_gives_back_are_right_before_any_reco
         cuebot.execute(text("UPDATE show SET b_scheduler_managed = false"))
     eventually(lambda: given.used() == {600}, RECENT, "tables that know what runs")
     eventually(lambda: worker.client.hlen(keys.LEDGER) == 0, RECENT, "a ledger without the show")
-    assert worker.client.zcard(HANDED_BACK) == 1, "for what Cuebots do who have not heard yet"
+    assert worker.client.zcard(keys.HANDED_BACK) == 1, "for what Cuebots do who have not heard yet"
