@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 from functools import cache
@@ -12,7 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
+from opencue_sched.accounting import keys as counter_keys
 from opencue_sched.cli import cli
+from opencue_sched.coordination import keys as coordination_keys
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from tests.kit import metrics_table
@@ -69,6 +72,36 @@ def test_every_setting_that_policies_name_exists():
     named = re.findall(r"`((?:queue|release)\.\w+)", (ROOT / "docs" / "policies.md").read_text())
     assert {"queue.shares", "release.frame_memory"} <= set(named)
     assert [name for name in named if not any(key == name or key.startswith(f"{name}.") for key in keys)] == []
+
+
+def keys_named(document: str) -> set[str]:
+    """What stands in the first column of the table of keys of a document."""
+    section = (ROOT / "docs" / document).read_text().partition("## Keys\n")[2].partition("\n## ")[0]
+    return {key for row in re.findall(r"^\| (`.*?) \|", section, re.M) for key in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_table_of_keys_has_every_key_of_the_counters():
+    patterns = ("EVERYTHING", "LIMIT_PREFIX")
+    constants = {name: text for name, text in vars(counter_keys).items() if name.isupper() and name not in patterns}
+    spelt = {text for text in constants.values() if isinstance(text, str) and ":" in text and "," not in text}
+    spelt |= {counter_keys.vertex(kind, "") for kind in counter_keys.VertexKind}
+    assert {key.partition("{")[0] for key in keys_named("accounting.md")} == spelt
+
+
+def test_the_table_of_keys_has_every_key_of_the_namespace():
+    """Every key that a function or a property of the module builds, from parameters called as they are there."""
+    board, leader = coordination_keys.BoardKeys("{ns}", "{board}"), coordination_keys.LeaderKeys("{ns}", "{role}")
+    built = {leader.lease, leader.fence, board.job("{uuid}"), board.of("{part}")}
+    built |= {board.call("{token}"), board.entity("{kind}", "{name}")}
+    for function in filter(inspect.isfunction, vars(coordination_keys).values()):
+        names = list(inspect.signature(function).parameters)
+        if names[0] == "ns":
+            called = {name: f"{{{name.removesuffix('_id').rstrip('_')}}}" for name in names}
+            key = function(**called | ({"facility": None} if "facility" in called else {}))
+            built |= {key} if isinstance(key, str) and key.startswith("{ns}:") and "*" not in key else set()
+    named = keys_named("coordination.md")
+    assert built - named == set()
+    assert named - built == {"{ns}:q:work:..."}
 
 
 def test_the_verdicts_table_is_the_codes():
