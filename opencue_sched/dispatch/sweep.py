@@ -16,17 +16,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import ask, reading
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
-from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind, normalise_tag
 from opencue_sched.domain.shards import Division, shard_of, shards
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import tags_of_hosts
-from opencue_sched.store.pending import WaitingTag, waiting_tags
+from opencue_sched.store.pending import WaitingTag, have_a_cluster, waiting_tags
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +47,14 @@ woken for them ten times a second at most, and where many clusters could use the
 # Most clusters of a show are idle at any moment; asking each in turn cost upstream a query per cluster and round. One
 # scan of the waiting layers' tags answers for all of them. It must never miss a cluster in which the pending-jobs query
 # would find work, so it has fewer conditions than that query, never more.
+
+
+def without_cluster(
+    awake: frozenset[WaitingTag], clusters: Iterable[Cluster], *, ignored: Collection[str]
+) -> frozenset[WaitingTag]:
+    """What of the awake scan's answer none of ``clusters`` has, but for tags that are ``ignored``."""
+    reached = {(cluster.facility_id, cluster.show_id, tag) for cluster in clusters for tag in cluster.tags}
+    return frozenset(waiting for waiting in awake - reached if waiting[2] not in ignored)
 
 
 def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
@@ -112,6 +120,8 @@ class Sweeper:
         self._nap_until = self._scanned_at = float("-inf")
         self._woken_at: dict[str, float] = {}
         self._new_show = self._withdraw_due = False
+        self._tags_asked_at = float("-inf")
+        self._ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
         self._lock = threading.Lock()
 
     def reload(self) -> None:
@@ -181,6 +191,7 @@ class Sweeper:
                     self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
                     self._scanned_at = began
                     scanned = time.monotonic() - began
+                self._make_missing_clusters(connection, freed_tags, now)
         with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
         ready = [replace(cluster, shard=shard) for cluster in with_some for shard in swept]
         active = frozenset(ready)
@@ -209,6 +220,19 @@ class Sweeper:
             self._postings.withdraw(gone, fence=fence)
             self._withdraw_due = False
         return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching else 0.0)
+
+    def _make_missing_clusters(self, connection: Connection, freed_tags: Collection[str], now: float) -> None:
+        """Read the clusters again when a host has got a tag that work waits for and no cluster has: else other work
+        would have the host until the next reading. Asked for a host that was announced with such a tag, and otherwise
+        once an active_scan_interval."""
+        missing = without_cluster(self._awake, self.clusters, ignored=self._ignored)
+        announced = any(tag in freed_tags for _, _, tag in missing)
+        if not missing or not (announced or now >= self._tags_asked_at + self._settings.queue.active_scan_interval):
+            return
+        self._tags_asked_at = now
+        if have_a_cluster(connection, missing):
+            self.clusters = load_clusters(connection, self._settings)
+            self._withdraw_due = True
 
     def _keep_trashed(self) -> None:
         """A cluster that an operator put into the trash in any shard stays there, whatever the shards are called."""

@@ -462,6 +462,19 @@ _WAITING_TAGS = text(
 )
 
 
+# By the index of the tags as they are written: one with spaces in it waits for the next reading of the clusters.
+_TAGS_WITH_A_CLUSTER = text(
+    """
+    SELECT EXISTS (
+        SELECT FROM unnest(CAST(:facilities AS varchar[]), CAST(:shows AS varchar[]), CAST(:tags AS varchar[]))
+                    AS wanted(pk_facility, pk_show, tag)
+        JOIN host_tag t ON t.str_tag = wanted.tag JOIN host h USING (pk_host)
+        JOIN alloc a ON a.pk_alloc = h.pk_alloc AND a.pk_facility = wanted.pk_facility
+        JOIN subscription sub ON sub.pk_alloc = h.pk_alloc AND sub.pk_show = wanted.pk_show
+    )
+    """
+)
+
 WaitingTag = tuple[str, str, str]
 """The ids of a facility and a show, and a tag that a layer of theirs with waiting frames asks for."""
 
@@ -481,6 +494,13 @@ def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> fr
     """Where work waits: a superset of what ``store.pending`` can return for any cluster."""
     rows = connection.execute(_WAITING_TAGS, {"facility_ids": facilities})
     return frozenset((row.pk_facility, row.pk_show, row.tag) for row in rows)
+
+
+def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bool:
+    """Whether there is a cluster for any of these tags: a host that has one, where the show has a subscription."""
+    facilities, shows, tags = (list(column) for column in zip(*wanted, strict=True))
+    found = connection.execute(_TAGS_WITH_A_CLUSTER, {"facilities": facilities, "shows": shows, "tags": tags})
+    return bool(found.scalar_one())
 
 
 def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:

@@ -132,6 +132,56 @@ def test_the_clusters_are_read_at_their_interval_and_at_once_for_a_show_nobody_k
     assert next_load() >= 0.8
 
 
+@pytest.mark.parametrize("announced", [True, False], ids=["announced", "found by a scan"])
+def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
+    here: Passes, engine: Engine, announced: bool
+) -> None:
+    # given work for a tag that no host has, on a farm whose clusters were read a moment ago
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(), LayerSpec(tags="new")])
+    assert [cluster.tags for cluster, _ in here.sweeper.sweep().send] == [("general",)]
+
+    # when a host comes that has it
+    with engine.begin() as connection:
+        host = Farm(connection).host(name="new", tags=["new"], hostname_tag=False)
+
+    # then its cluster is sent for
+    def sent_for() -> bool:
+        report = here.sweeper.sweep(wake_hosts=[host.id] if announced else [])
+        return ("new",) in [cluster.tags for cluster, _ in report.send]
+
+    if announced:
+        assert sent_for()
+    else:  # what is not announced is asked for once an active_scan_interval
+        eventually(sent_for, 20.0)
+
+
+def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given work for a tag on a host of an allocation without a subscription of its show, and for one on no host
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(name="new", alloc=farm.alloc("elsewhere"), tags=["new"], hostname_tag=False)
+        farm.job([LayerSpec(tags="new"), LayerSpec(tags="nowhere")])
+    loads: list[Settings] = []
+    load = sweep.load_clusters
+
+    def loading(connection: Connection, settings: Settings) -> frozenset[Cluster]:
+        loads.append(settings)
+        return load(connection, settings)
+
+    monkeypatch.setattr(sweep, "load_clusters", loading)
+    queue = here.settings.queue.model_copy(update={"active_scan_interval": 0.001})
+    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.sweeper._postings)
+    for _ in range(3):
+        sweeper.sweep(wake_hosts=[host.id])
+        sweeper.sweep()
+    assert len(loads) == 1
+
+
 def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(
     here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

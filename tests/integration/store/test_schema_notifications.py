@@ -330,3 +330,25 @@ def test_hosts_whose_lock_state_or_hardware_changed_are_told_and_reports_and_boo
         with engine.begin() as connection:
             connection.execute(text(statement), {"host": host.id})
         assert listener.heard(engine) == {"release": [{"hosts": [host.id]}]}, statement
+
+
+def test_a_new_host_and_a_new_tag_are_told_once_and_tags_written_as_they_were_are_not(
+    engine: Engine, listener: Listener
+) -> None:
+    """So too by Cuebot's first report of a host, by CueGUI and by ``cueadmin``."""
+    with engine.begin() as connection:
+        host = Farm(connection).host(tags=["a", "b"])
+    told = {"release": [{"hosts": [host.id]}]}
+    assert listener.heard(engine) == told
+    for change in (
+        "INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)"
+        " VALUES ('tag', :host, 'new', 'MANUAL', false)",
+        "UPDATE host_tag SET str_tag = 'newer' WHERE str_tag = 'new' AND pk_host = :host",
+    ):
+        with engine.begin() as connection:
+            connection.execute(text(change), {"host": host.id})
+        assert listener.heard(engine) == told
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE host_tag SET str_tag = str_tag"))
+        connection.execute(text("DELETE FROM host_tag WHERE str_tag = 'newer'"))
+    assert listener.heard(engine) == {}

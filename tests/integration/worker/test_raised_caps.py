@@ -139,3 +139,27 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
 
     # then the work is booked
     eventually(lambda: ended() == "booked", RECENT, "a cluster that is awake")
+
+
+def test_work_for_a_tag_that_no_host_had_gets_the_new_host_that_has_it(runtime: Process, engine: Engine) -> None:
+    # given work that waits for such a tag, in no cluster, and clusters that nobody sweeps by the clock
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        farm.host(cores=1, lock="LOCKED", hostname_tag=False)
+        job = farm.job([LayerSpec(frames=1, tags="fast")], show=show)
+    known(runtime)
+    assert runtime.sweep(wake_shows=[show.id]).active == 0
+
+    # when a host with the tag comes, whoever inserts it
+    with engine.begin() as connection:
+        Farm(connection).host(name="new", cores=1, tags=["fast"], hostname_tag=False)
+
+    # then it renders that work
+    def jobs_that_run() -> list[str]:
+        for posting in runtime.postings.posted().values():
+            run_task(dispatch.dispatch_cluster, runtime, posting)
+        with engine.connect() as connection:
+            return list(connection.execute(text("SELECT pk_job FROM proc")).scalars())
+
+    assert eventually(jobs_that_run, RECENT, "a frame on the new host") == [job.id]
