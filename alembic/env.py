@@ -14,12 +14,13 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from opencue_sched.errors import SchedulerError, WrongConfiguration
+from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongConfiguration
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.store.schema import (
     VERSION_TABLE,
     announce_start_times,
+    check_writable,
     explained,
     migration_lock,
     newly_possible,
@@ -27,6 +28,7 @@ from opencue_sched.store.schema import (
 )
 
 EXIT_FAILED = 1
+EXIT_AWAY = 75
 EXIT_CONFIG = 78
 
 config = context.config
@@ -35,6 +37,7 @@ if config.config_file_name is not None and config.get_section("loggers"):
 
 
 def _migrate(connection: Connection) -> None:
+    check_writable(connection)
     refuse_too_old(connection)
     connection.commit()
     context.configure(connection=connection, version_table=VERSION_TABLE)
@@ -66,6 +69,8 @@ def run_for_alembic() -> None:
         _end(EXIT_CONFIG, *setting_problems(error))
     except WrongConfiguration as error:
         _end(EXIT_CONFIG, str(error))
+    except TakesNoWrites as error:
+        _end(EXIT_AWAY, str(error))
     except SchedulerError as error:
         _end(EXIT_FAILED, str(error))
     except OperationalError as error:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
-from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
+from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNoWrites
 from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong_configuration
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
@@ -53,7 +53,7 @@ def is_celery(argv: Sequence[str]) -> bool:
 def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
     refused = isinstance(error, ProgrammingError) or is_wrong_configuration(error)
-    away = isinstance(error, RedisError | SQLAlchemyError | NotReady) and not refused
+    away = isinstance(error, RedisError | SQLAlchemyError | NotReady | TakesNoWrites) and not refused
     for reason in failure_lines(error) or [str(error)]:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)

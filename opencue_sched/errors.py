@@ -81,6 +81,10 @@ class StoreDamaged(NotReady):
     """A key that everything is counted by is of another type, or a number that cannot be used: the store is lost."""
 
 
+class TakesNoWrites(SchedulerError):
+    """PostgreSQL answers, but is a standby or read only: it may take writes later, or another server does now."""
+
+
 class FencedOff(SchedulerError):
     """A newer leader was elected: Redis refuses what a task that an older leader sent would change."""
 

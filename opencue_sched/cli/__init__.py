@@ -14,6 +14,7 @@ import sys
 import click
 
 from opencue_sched import __version__
+from opencue_sched.errors import TakesNoWrites
 
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
@@ -71,8 +72,9 @@ def cli(context: click.Context) -> None:
     The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
     OPENCUE_SCHED_CONFIG. Workers, beats and Flower are Celery's: `celery -A opencue_sched worker`.
 
-    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 78 wrong configuration,
-    or a database to migrate first; 130 stopped by Ctrl-C.
+    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 75 a database that
+    takes no writes now, where a service or a migration needs them; 78 wrong configuration, or a database to migrate
+    first; 130 stopped by Ctrl-C.
 
     Example: opencue-sched audit --json
     """
@@ -105,4 +107,6 @@ def main() -> None:
             raise
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
+        if isinstance(error, TakesNoWrites):
+            sys.exit(os.EX_TEMPFAIL)
         sys.exit(os.EX_CONFIG if is_wrong_configuration(error) else 1)

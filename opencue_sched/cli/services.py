@@ -14,7 +14,7 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_service_redis
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import downgrade, newly_possible, revision_of, upgrade
+from opencue_sched.store.schema import check_writable, downgrade, newly_possible, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -58,7 +58,8 @@ def report_service_command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
-    with farm(), redis_store() as client:
+    with farm() as engine, redis_store() as client:
+        ask(engine, check_writable)
         check_service_redis(client, settings, broker=False)  # both are fit for use
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)

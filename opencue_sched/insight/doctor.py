@@ -28,7 +28,7 @@ from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.errors import SchedulerError
+from opencue_sched.errors import SchedulerError, TakesNoWrites
 from opencue_sched.insight.audit import (
     Contradictions,
     Finding,
@@ -46,7 +46,7 @@ from opencue_sched.store import insight as figures
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
-from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, triggers_of_proc
+from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, check_writable, triggers_of_proc
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
@@ -95,6 +95,11 @@ def _server(connection: Connection) -> Iterator[Finding]:
         yield _fail("PostgreSQL", f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
     else:
         yield _ok("PostgreSQL", f"{where} answers, version {version}")
+    try:
+        check_writable(connection)
+    except TakesNoWrites as error:
+        text, _, remedy = str(error).partition(": ")
+        yield _fail("PostgreSQL", text, remedy)
     if not server.client.startswith(OURS):
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"

@@ -14,15 +14,23 @@ from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.redis_url import without_secrets
 from opencue_sched.errors import SchedulerError, StoreUnusable, WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import check_schema, check_writable
 
 if TYPE_CHECKING:
     import redis
 
 
+_ADVICE = {
+    "25006": ("takes no writes", "name the primary in OPENCUE_SCHED_DATABASE_URL (`opencue-sched doctor` says more)"),
+}
+"""What a refusal of PostgreSQL means, by its SQLSTATE, and what to do where that is not to set the URL."""
+
+
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
-    """Raises StoreUnusable and WrongSchema, and what the drivers raise for a store that does not answer."""
+    """Raises StoreUnusable, WrongSchema and TakesNoWrites, and what the drivers raise for a store that does not
+    answer."""
     ask(engine, check_schema)
+    ask(engine, check_writable)
     check_service_redis(client, settings)
 
 
@@ -79,7 +87,9 @@ def describe_failure(error: Exception, settings: Settings) -> str:
         where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
         if not isinstance(error, OperationalError):
             what = "refuses"
-        return f"PostgreSQL at {where} {what} ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
+        state = getattr(getattr(error, "orig", None), "pgcode", None) or ""
+        what, advice = _ADVICE.get(state, (what, "set OPENCUE_SCHED_DATABASE_URL"))
+        return f"PostgreSQL at {where} {what} ({reason_of(error)}); {advice}"
     from redis.exceptions import AuthenticationError, NoPermissionError
 
     where = f"Redis at {without_secrets(settings.redis_dsn)}"

@@ -19,7 +19,7 @@ from psycopg2 import errorcodes
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.errors import SchedulerError, WrongSchema
+from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongSchema
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -55,6 +55,7 @@ _FACTS = text(
            EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue
     """
 )
+_WRITES = text("SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') = 'on' AS read_only")
 _TRIGGERS = text(
     """
     SELECT tgname FROM pg_trigger
@@ -147,6 +148,21 @@ def refuse_too_old(connection: Connection) -> Row[Any]:
             "upgrade Cuebot first. Nothing was changed."
         )
     return facts
+
+
+def check_writable(connection: Connection) -> None:
+    """Raises TakesNoWrites, saying what to do, for a standby and for a database whose sessions begin read only."""
+    found = connection.execute(_WRITES).one()
+    if found.standby:
+        raise TakesNoWrites(
+            "this PostgreSQL is a standby and takes no writes: name the primary in OPENCUE_SCHED_DATABASE_URL, or all "
+            "servers and ?target_session_attrs=read-write, or promote this one"
+        )
+    if found.read_only:
+        raise TakesNoWrites(
+            "this database takes no writes, since default_transaction_read_only is on: turn it off in postgresql.conf, "
+            "or wherever ALTER SYSTEM, DATABASE or ROLE set it (or name another in OPENCUE_SCHED_DATABASE_URL)"
+        )
 
 
 def check_schema(connection: Connection) -> SchemaFacts:
