@@ -10,10 +10,12 @@ from logging.config import fileConfig
 
 from alembic import context
 from pydantic import ValidationError
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
+from opencue_sched.clients.postgres import engine_at
+from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, sessions_of
 from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongConfiguration
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings, setting_problems
@@ -56,9 +58,12 @@ def run() -> None:
     if context.is_offline_mode():
         raise SystemExit("these migrations look at the database before they change it: --sql cannot work")
     url = config.attributes.get("url") or get_settings().sqlalchemy_url
-    engine = create_engine(url, poolclass=NullPool, connect_args={"application_name": "opencue-sched-migrate"})
-    with explained(), engine.connect() as connection, migration_lock(connection):
-        _migrate(connection)
+    engine = engine_at(url, application_name="opencue-sched-migrate", poolclass=NullPool)
+    with explained(), engine.connect() as connection:
+        if not sessions_of(engine).own:
+            raise WrongConfiguration(f"{SHARED}, nor a lock of the migration's held: {OWN_SESSIONS}")
+        with migration_lock(connection):
+            _migrate(connection)
 
 
 def run_for_alembic() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from select import POLLIN, poll
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import psycopg2
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 
+from opencue_sched.clients.postgres_sessions import Sessions, set_up_sessions
 from opencue_sched.settings import Settings
 
 _T = TypeVar("_T")
@@ -24,6 +25,10 @@ CONNECT_SECONDS = 5
 """Time to make a connection, or to get one of the pool: shorter than a leader's lease lives after a missed renewal."""
 STATEMENT_SECONDS = 30
 """After this the server cancels a statement: the longest of ours take a second, so the farm's data are out of hand."""
+
+SESSION_SETTINGS = {"TimeZone": "UTC", "jit": "off"}
+"""What every session of ours has set, besides a statement time-out. No just-in-time compiler: our statements are short,
+and it compiles for seconds what a planner mistook."""
 
 DEAD_CONNECTION = {
     "keepalives": 1,
@@ -44,35 +49,53 @@ def make_engine(
     connect_seconds: int = CONNECT_SECONDS,
     statement_seconds: int = STATEMENT_SECONDS,
 ) -> Engine:
-    """An engine whose connections have a connect time-out, a statement time-out and keep-alives.
-
-    ``application_name`` begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it.
+    """An engine as engine_at() makes it, with a pool and a statement time-out.
 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
     address that moves, the one that does is behind a new connection only, and a standby answers to every ping.
     """
-    engine = create_engine(
+    engine = engine_at(
         settings.sqlalchemy_url,
+        application_name=application_name,
+        connect_seconds=connect_seconds,
+        session_settings={**SESSION_SETTINGS, "statement_timeout": f"{statement_seconds}s"},
         pool_size=pool_size or settings.database.pool_size,
         max_overflow=0,
         pool_pre_ping=True,
         pool_recycle=3600,
         pool_timeout=CONNECT_SECONDS,
-        connect_args={
-            "connect_timeout": connect_seconds,
-            "application_name": application_name,
-            # No just-in-time compiler: our statements are short, and it compiles for seconds what a planner mistook.
-            "options": f"-c statement_timeout={statement_seconds}s -c timezone=UTC -c jit=off",
-            **DEAD_CONNECTION,
-        },
     )
-    event.listen(engine, "do_connect", lambda _dialect, _record, given, named: connect(*given, **named))
     # What the server has to say waits on the connection, as does its end, or the kernel's word that it vanished
     # (DEAD_CONNECTION): it is only asked then. Asked before each use, that was a third of an idle farm's statements.
     ping = engine.dialect.do_ping
     engine.dialect.do_ping = lambda connection: not _readable(connection) or ping(connection)  # type: ignore
     event.listen(engine, "handle_error", _leave_a_standby)
     event.listen(engine, "checkin", _forget_isolation)
+    return engine
+
+
+def engine_at(
+    url: str,
+    *,
+    application_name: str,
+    connect_seconds: int = CONNECT_SECONDS,
+    session_settings: Mapping[str, str] = SESSION_SETTINGS,
+    **pool: Any,
+) -> Engine:
+    """An engine whose connections have a connect time-out and keep-alives, and whose sessions have
+    ``session_settings`` (clients/postgres_sessions.py). ``pool`` are SQLAlchemy's options of pools.
+
+    ``application_name`` begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it.
+    """
+    named = {"connect_timeout": connect_seconds, "application_name": application_name, **DEAD_CONNECTION}
+    engine = create_engine(url, connect_args=named, **pool)
+    event.listen(engine, "do_connect", lambda _dialect, _record, given, named: connect(*given, **named))
+
+    def another() -> Any:
+        given, of_url = engine.dialect.create_connect_args(engine.url)
+        return connect(*given, **{**of_url, **named})
+
+    set_up_sessions(engine, Sessions(session_settings, another, proof_seconds=connect_seconds))
     return engine
 
 

@@ -22,6 +22,7 @@ from opencue_sched.accounting.keys import EntryState, Record
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.clients.postgres import OURS, ask
+from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, sessions_of
 from opencue_sched.coordination.keys import QueueType
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import list_members
@@ -100,6 +101,13 @@ def _server(connection: Connection) -> Iterator[Finding]:
     except TakesNoWrites as error:
         text, _, remedy = str(error).partition(": ")
         yield _fail("PostgreSQL", text, remedy)
+    sessions = sessions_of(connection.engine)
+    if not sessions.own:
+        yield _fail("PostgreSQL", SHARED, OWN_SESSIONS)
+    in_force = figures.settings_in_force(connection, sessions.settings)
+    if lost := [f"{name} {in_force[name]}" for name in in_force if in_force[name] != sessions.settings[name]]:
+        text = f"this program's sessions do not keep what it sets there: {listed(lost)}"
+        yield _fail("PostgreSQL", text, "the connection pool in between must leave a session as its client set it")
     if not server.client.startswith(OURS):
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"

@@ -6,7 +6,7 @@ Reads only; usage is summed from the procs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -50,6 +50,12 @@ _SERVER = text(
     SELECT CAST(current_setting('server_version_num') AS int) AS version, current_setting('application_name') AS client
     """
 )
+_IN_FORCE = text("SELECT name, current_setting(name) AS value FROM unnest(CAST(:names AS text[])) AS name")
+
+
+def settings_in_force(connection: Connection, names: Iterable[str]) -> dict[str, str]:
+    """The values that the server's parameters of these names have in our session."""
+    return {row.name: row.value for row in connection.execute(_IN_FORCE, {"names": list(names)})}
 
 
 def server(connection: Connection) -> Row[Any]:

@@ -22,7 +22,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, new_channel, sessions_of
 from opencue_sched.clients.store_errors import is_trouble
+from opencue_sched.clock import boot_clock
 from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.worker import metrics
 
@@ -37,6 +39,12 @@ _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0
 """Pauses between attempts to connect: what happens between PostgreSQL's return and the next one is not heard."""
 _POLL_SECONDS = 0.5
+PROOF_SECONDS = 60.0
+"""From one proof that notifications are heard to the next; and how long a listener that is deaf waits."""
+
+
+class _Deaf(SchedulerError):
+    """A notification that this process sent was not heard."""
 
 
 class NotificationListener(PeriodicThread):
@@ -44,6 +52,9 @@ class NotificationListener(PeriodicThread):
 
     The handler of a channel is called in this thread, with the lists of ids as keyword arguments: keep it short.
     ``on_reconnect()`` is called once it hears again after it could not: notifications may have been missed.
+
+    A connection proves that it hears before anything is set for its session, and once a minute from then on. Where it
+    is deaf, that is said once a minute.
     """
 
     def __init__(
@@ -70,25 +81,35 @@ class NotificationListener(PeriodicThread):
         """Listen until the connection is lost, or the thread is to end; returns how long to wait before the next."""
         # Until it listens: the first attempt of a process that has just filled its caches may fail as well.
         missed, self._missed = self._missed, True
-        connection = self._connect()
+        proof = new_channel()
+        try:
+            connection = self._connect(proof)
+        except _Deaf:
+            metrics.record_event("listener_deaf")
+            log.error("listener_is_deaf", reason=SHARED, cure=OWN_SESSIONS)
+            return PROOF_SECONDS
         try:
             if missed:
                 self._call("reconnect", self._on_reconnect)
-            self._hear(connection)
-        except (psycopg2.Error, OSError) as error:
+            self._hear(connection, proof)
+        except (psycopg2.Error, OSError, _Deaf) as error:
             metrics.record_event("listener_lost")
             log.warning("listener_lost_connection", error=str(error).strip())
         finally:
             connection.close()
         return _FIRST_RETRY_SECONDS
 
-    def _connect(self) -> Any:
-        """A connection of the driver's own that listens, made as the engine makes them."""
+    def _connect(self, proof: str) -> Any:
+        """A connection of the driver's own that listens, also to the channel ``proof``, made as the engine makes them.
+        Raises _Deaf."""
         try:
             pooled = self._engine.raw_connection()
             connection: Any = pooled.driver_connection
             pooled.detach()  # the pool has room for another, and never closes this one
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+            if not sessions_of(self._engine).prove(connection, proof):
+                connection.close()
+                raise _Deaf(SHARED)
             with connection.cursor() as cursor:
                 cursor.execute("SET application_name = 'opencue-sched-listener'; SET statement_timeout = '5s'")
                 cursor.execute("; ".join(f"LISTEN {quote_ident(channel, cursor)}" for channel in self._handlers))
@@ -97,17 +118,28 @@ class NotificationListener(PeriodicThread):
             raise SchedulerError(str(error).strip()) from error
         return connection
 
-    def _hear(self, connection: Any) -> None:
+    def _hear(self, connection: Any, proof: str) -> None:
+        """Call handlers until the thread is to end. Raises _Deaf when a proof was not heard in time."""
         # Keep-alives end a connection whose other end vanished (clients/postgres.py).
         # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
         news = select.poll()
         news.register(connection, select.POLLIN)
+        sessions = sessions_of(self._engine)
+        next_proof, heard_by = boot_clock() + PROOF_SECONDS, math.inf
         while not self.pause(0):
             if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
+            elif boot_clock() > heard_by:
+                raise _Deaf("a notification that this process sent itself was not heard")
             while connection.notifies:
                 told = connection.notifies.pop(0)
-                self._call(told.channel, self._handlers[told.channel], told.payload)
+                if told.channel == proof:
+                    heard_by = math.inf
+                else:
+                    self._call(told.channel, self._handlers[told.channel], told.payload)
+            if boot_clock() > next_proof:
+                sessions.notify(proof)
+                next_proof, heard_by = boot_clock() + PROOF_SECONDS, boot_clock() + sessions.proof_seconds
 
     def _call(self, name: str, handler: Callable[..., object], payload: str = "{}") -> None:
         """A payload that makes no sense, or a handler that fails, costs this notification only."""

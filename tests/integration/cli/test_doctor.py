@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 import redis
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, make_url, text
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import ImportedShows
+from opencue_sched.clients.postgres import engine_at
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
@@ -163,7 +164,7 @@ def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
 def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
     database_url: str, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    renamed = create_engine(database_url, connect_args={"application_name": "pooler"})
+    renamed = engine_at(database_url, application_name="pooler")
     told = [finding for finding in diagnose(renamed, redis_client, settings).findings if "'pooler'" in finding.text]
     renamed.dispose()
     assert [(finding.what, finding.level) for finding in told] == [("PostgreSQL", Severity.FAIL)]

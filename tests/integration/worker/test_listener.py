@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from opencue_sched.clients.postgres import make_engine
+from opencue_sched.clients.postgres_sessions import sessions_of
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.worker import metrics
@@ -54,6 +55,11 @@ def _nothing_counted() -> None:
 
 def counted(event: str) -> float:
     return REGISTRY.get_sample_value("scheduler_release_events_total", {"event": event}) or 0.0
+
+
+@pytest.fixture
+def view(engine: Engine) -> FarmView:
+    return FarmView(engine)
 
 
 @pytest.fixture
@@ -204,6 +210,7 @@ def test_what_was_missed_before_the_first_connection_is_said_too(
         eventually(lambda: counted("listener_connect_failed") >= 1)
         # when it gets through
         monkeypatch.setattr(changing, "raw_connection", engine.raw_connection)
+        monkeypatch.setattr(sessions_of(changing), "notify", sessions_of(engine).notify)
         # then its owner is told
         eventually(lambda: heard.reconnects == 1)
         listener.stop()
