@@ -7,8 +7,13 @@ import json
 import logging
 import sys
 
+import psycopg2
 import pytest
+import redis
 import structlog
+from billiard.exceptions import RestartFreqExceeded
+from redis.exceptions import ReadOnlyError
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.settings import Logging
 from opencue_sched.worker.logs import configure_logging
@@ -39,3 +44,107 @@ def test_a_terminal_gets_text_and_everything_else_json(monkeypatch, tmp_path, st
     assert json.loads(kept)["event"] == "told"
     assert shown.startswith("{") == (stream is io.StringIO)
     assert "told" in shown
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+REPLICA = ReadOnlyError("You can't write against a read only replica.")
+
+
+def lines(log) -> list[dict[str, object]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(monkeypatch, tmp_path, clock):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    configure_logging(Logging(path=tmp_path / "log"), clock=clock)
+    return tmp_path / "log"
+
+
+def fail(event: str, error: Exception, **fields: object) -> None:
+    """One failure, as our code logs it."""
+    try:
+        raise error
+    except Exception as raised:
+        structlog.get_logger("ours").warning(event, error=str(raised), **fields)
+
+
+def consumer_fails(error: Exception) -> None:
+    """As Celery's consumer tells of a broker: the exception is an argument."""
+    logging.getLogger("celery.worker.consumer.consumer").error("consumer: Cannot connect to %s: %s.", "redis://", error)
+
+
+def task_fails(error: Exception) -> None:
+    """As Celery tells of a task: with the traceback."""
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("celery.app.trace").error("Task sweep raised unexpected: %r", error, exc_info=True)
+
+
+def test_a_store_in_trouble_is_told_once_a_minute_without_a_traceback(log, clock):
+    # given a Redis that is a replica for two minutes, met by a consumer that is restarted and by tasks
+    for second in range(120):
+        clock.now = second
+        for _ in range(4):
+            consumer_fails(REPLICA)
+            task_fails(REPLICA)
+    # then there is one line a minute, which says how many it stands for
+    told = lines(log)
+    assert [line.get("repeated") for line in told] == [None, 479]
+    assert "read only replica" in told[0]["event"]
+    assert "Traceback" not in log.read_text()
+
+
+def test_restarts_that_are_too_frequent_are_no_line_beside_their_reason(log, clock):
+    consumer_fails(REPLICA)
+    error = RestartFreqExceeded("5 in 1s")
+    try:
+        raise error
+    except RestartFreqExceeded:
+        consumer = logging.getLogger("celery.worker.consumer.consumer")
+        consumer.critical("Frequent restarts detected: %r", error, exc_info=True)
+        clock.now = 61
+        consumer.critical("Frequent restarts detected: %r", error, exc_info=True)
+    told = [(line["event"].partition(":")[0], "exception" in line) for line in lines(log)]
+    assert told == [("consumer", False), ("Frequent restarts detected", False)]
+
+
+def test_other_stores_other_errors_and_other_events_have_lines_of_their_own(log):
+    for _ in range(3):
+        fail("hosts_not_read", REPLICA)
+        fail("hosts_not_read", redis.exceptions.ConnectionError("refused"))
+        fail("caps_not_read", REPLICA)
+        fail("hosts_not_read", OperationalError("SELECT 1", {}, psycopg2.OperationalError("the server is starting up")))
+    told = [(line["event"], line["error"].partition("\n")[0]) for line in lines(log)]
+    assert told == [
+        ("hosts_not_read", str(REPLICA)),
+        ("hosts_not_read", "refused"),
+        ("caps_not_read", str(REPLICA)),
+        ("hosts_not_read", "(psycopg2.OperationalError) the server is starting up"),
+    ]
+
+
+def test_what_is_no_trouble_of_a_store_is_told_each_time_with_its_traceback(log):
+    for _ in range(2):
+        task_fails(ValueError("a defect"))
+    told = lines(log)
+    assert len(told) == 2
+    assert all("Traceback" in str(line["exception"]) for line in told)
+
+
+def test_what_names_a_proc_is_told_each_time(log):
+    for proc in ("p1", "p2"):
+        fail("commit_outcome_unknown", REPLICA, proc=proc)
+    assert [line["proc"] for line in lines(log)] == ["p1", "p2"]
