@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNoWrites
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
+_BROKER_COMMANDS = {"amqp", "call", "control", "events", "inspect", "list", "purge", "status"}
+"""Celery's commands that speak to the broker and end."""
 _LEADER_SCHEDULER = "opencue_sched.beat:LeaderScheduler"
 
 
@@ -96,12 +99,17 @@ app.config_from_object("celeryconfig")
 
 @app.on_configure.connect
 def _settings_are_read(**_: Any) -> None:
-    """Refuse settings in a sentence, where Celery would show a traceback. Other programs do so themselves."""
+    """Refuse settings, and a Redis that cannot be used, in a sentence, where Celery would show a traceback. Other
+    programs do so themselves, and so do workers, beats and Flower with their Redis."""
     if not is_celery(sys.argv):
         return
     try:
-        broker_settings(get_settings().redis_dsn)
-    except (ValidationError, SchedulerError) as error:
+        settings = get_settings()
+        broker_settings(settings.redis_dsn)
+        if _BROKER_COMMANDS & set(sys.argv) and "--help" not in sys.argv:
+            with guarded_redis(settings.redis_dsn, settings) as client:
+                client.ping()
+    except (ValidationError, SchedulerError, RedisError) as error:
         _refuse(error)
 
 

@@ -57,7 +57,7 @@ _REFUSED_CONNECTIONS = (
 _REFUSED_BY_REDIS = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate verify failed",
-    "AuthenticationError(",
+    ":AuthenticationError",
     "NOPERM",
     "DB index is out of range",
     "without any password configured",
@@ -124,6 +124,11 @@ def is_lasting(error: Exception) -> bool:
     return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)
 
 
+def has_no_connection_left(error: Exception) -> bool:
+    """Whether Redis has as many clients as it takes."""
+    return isinstance(error, RedisError) and "max number of clients" in str(error)
+
+
 def describe(error: Exception) -> str:
     """One line without the statement and its parameters."""
     cause = getattr(error, "orig", None) or error
@@ -137,8 +142,9 @@ def describe(error: Exception) -> str:
 def _sentinels_said(text: str) -> str:
     """In short what redis-py says, with 500 characters for each Sentinel, when none of them names the master."""
     service, _, details = text.removeprefix("No master found for ").partition(" : ")
-    reasons = dict.fromkeys(re.findall(r"\w+Error\((['\"])(.*?)\1\)", details))
-    said = "; ".join(reason for _, reason in reasons)
+    failures = re.findall(r"host=([^,]+),port=(\d+).*?\)> - (?:\w+:)?(\w+)", details)
+    words = {"AuthenticationError": "refuses the password", "ConnectionError": "does not answer"}
+    said = ", ".join(f"{host}:{port} {words.get(kind, kind)}" for host, port, kind in failures)
     return f"no Sentinel names a master {service}" + (f": {said}" if said else "")
 
 

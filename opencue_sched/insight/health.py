@@ -80,7 +80,7 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     """A store's error in a line: the store, its reason, the variable that names it, and no password."""
     if isinstance(error, SchedulerError):
         return str(error)
-    from opencue_sched.clients.store_errors import describe, is_lasting
+    from opencue_sched.clients.store_errors import describe, has_no_connection_left, is_lasting
 
     what = "refuses" if is_lasting(error) else "does not answer"
     if isinstance(error, SQLAlchemyError):
@@ -97,6 +97,12 @@ def describe_failure(error: Exception, settings: Settings) -> str:
         return f"{where} refuses ({describe(error)}); the ACL that its user needs is in the operator guide"
     if isinstance(error, AuthenticationError):
         return f"{where} refuses the password; set OPENCUE_SCHED_REDIS_URL"
+    if has_no_connection_left(error):
+        pool = f"up to {settings.accounting.redis_pool_size} (accounting.redis_pool_size)"
+        return (
+            f"{where} has no connection left: its maxclients is less than the fleet takes, each process {pool} and "
+            "those of its broker; raise maxclients (the operator guide sums them up, under Connections)"
+        )
     return f"{where} {what} ({describe(error)}); set OPENCUE_SCHED_REDIS_URL"
 
 

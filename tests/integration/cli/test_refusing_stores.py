@@ -1,0 +1,138 @@
+"""Stores that answer and refuse, or that cannot take another connection: one line that says which it is, and a status
+by which a supervisor knows whether to try again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from benchmarks.warm_start import ROOT, run
+from opencue_sched.embedded.servers.services import EmbeddedRedis
+from opencue_sched.settings import Settings
+from tests.kit.sentinel import watched_pair
+from tests.kit.tls import tls_front
+
+CELERY = ("-m", "celery", "-A", "opencue_sched")
+OURS = ("-c", "from opencue_sched.cli import main; main()")
+PROCESSES = {
+    "worker": (*CELERY, "worker", "-P", "solo"),
+    "beat": (*CELERY, "beat"),
+    "flower": (*CELERY, "flower", "--port=0"),
+    "inspect": (*CELERY, "inspect", "ping"),
+    "report service": (*OURS, "report-service"),
+    "fleet": (*OURS, "fleet"),
+    "ctl": (*OURS, "ctl", "pause"),
+}
+
+
+def start(words: tuple[str, ...], database: str, redis_url: str) -> subprocess.CompletedProcess[str]:
+    """A process or a command of ours on these stores, to its end."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENCUE_SCHED_")}
+    variables = {
+        "OPENCUE_SCHED_DATABASE_URL": database,
+        "OPENCUE_SCHED_REDIS_URL": redis_url,
+        "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+    }
+    return run([sys.executable, *words], env={**kept, **variables}, cwd=ROOT)
+
+
+def refusal(ran: subprocess.CompletedProcess[str], status: int = 78) -> str:
+    """The one line by which a process says why it ended."""
+    assert ran.returncode == status, ran.stderr
+    assert "Traceback" not in ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if "cannot start: " in line or line.startswith("error: ")]
+    return line
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[EmbeddedRedis]:
+    """A node of a Redis Cluster to which no slot is assigned."""
+    with EmbeddedRedis(configuration={"cluster-enabled": "yes"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_redis_cluster_is_refused_by_every_process_and_command(
+    process: str, node: EmbeddedRedis, settings: Settings
+) -> None:
+    line = refusal(start(PROCESSES[process], settings.sqlalchemy_url, node.url))
+    assert f"Redis at 127.0.0.1:{node.port} runs in cluster mode" in line
+    assert "OPENCUE_SCHED_REDIS_URL" in line
+
+
+def test_a_cluster_is_named_also_where_the_url_has_a_database_that_it_has_not(
+    node: EmbeddedRedis, settings: Settings
+) -> None:
+    assert "runs in cluster mode" in refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, node.database_url(3)))
+
+
+@pytest.mark.parametrize("process", ["worker", "fleet"])
+def test_a_redis_without_a_connection_left_is_told_by_its_limit_and_what_takes_them(
+    process: str, settings: Settings
+) -> None:
+    with EmbeddedRedis() as server, closing(redis.Redis.from_url(server.url)) as admin:
+        admin.config_set("maxclients", "1")
+        ran = start(PROCESSES[process], settings.sqlalchemy_url, server.url)
+    line = refusal(ran, 75 if process == "worker" else 1)
+    assert "has no connection left" in line
+    assert "maxclients" in line
+    assert "up to 20 (accounting.redis_pool_size)" in line
+    assert "set OPENCUE_SCHED_REDIS_URL" not in line
+
+
+POSTGRESQL = {
+    "password": ("{user}:wrong@{place}/{name}", "password authentication failed"),
+    "database": ("{user}:{password}@{place}/nowhere", 'database "nowhere" does not exist'),
+    "sslmode": ("{user}:{password}@{place}/{name}?sslmode=maybe", "invalid sslmode value"),
+    "no TLS": ("{user}:{password}@{place}/{name}?sslmode=require", "does not support SSL"),
+}
+
+
+@pytest.mark.parametrize("process", ["worker", "beat", "report service"])
+@pytest.mark.parametrize("fault", POSTGRESQL)
+def test_a_postgresql_that_refuses_for_good_is_told_in_a_line_and_not_asked_again(
+    process: str, fault: str, settings: Settings
+) -> None:
+    parts = urlsplit(settings.sqlalchemy_url)
+    written, words = POSTGRESQL[fault]
+    place = f"{parts.hostname}:{parts.port}"
+    named = written.format(user=parts.username, password=parts.password, place=place, name=parts.path[1:])
+    line = refusal(start(PROCESSES[process], f"postgresql://{named}", settings.redis_dsn))
+    assert " refuses (" in line
+    assert words in line
+    assert str(parts.password) not in line
+
+
+def test_a_redis_password_that_is_wrong_is_told_as_such(settings: Settings) -> None:
+    place = settings.redis_dsn.rpartition("@")[2]
+    line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"redis://:wrong@{place}"))
+    assert "refuses the password; set OPENCUE_SCHED_REDIS_URL" in line
+
+
+def test_a_database_that_redis_has_not_is_told_as_such(settings: Settings) -> None:
+    line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"{settings.redis_dsn[:-1]}999"))
+    assert "refuses (DB index is out of range)" in line
+
+
+def test_a_redis_whose_authority_is_unknown_is_refused_for_good(settings: Settings, tmp_path: Path) -> None:
+    with EmbeddedRedis() as server, tls_front(server, tmp_path) as front:
+        line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, front.url))
+    assert " refuses (" in line
+    assert "CERTIFICATE_VERIFY_FAILED" in line
+
+
+def test_a_password_that_sentinels_refuse_is_told_in_a_short_line(settings: Settings, tmp_path: Path) -> None:
+    with watched_pair(tmp_path) as pair:
+        wrong = pair.url.replace("of-the-sentinel", "wrong")
+        line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, wrong))
+    assert f"refuses (no Sentinel names a master 'farm': 127.0.0.1:{pair.port} refuses the password)" in line
+    assert len(line) < 300
+    assert "<redis" not in line
