@@ -96,24 +96,58 @@ def info(connection: Connection, host: NamedRow) -> Done:
     return _COLUMNS.shown(row, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 
-@host_command.in_transaction("lock render01 render02")
+@host_command.on_farm("lock render01 render02")
 @_HOSTS
-def lock(connection: Connection, chosen: list[NamedRow]) -> Done:
-    """Lock hosts: nothing more is booked on them; what runs goes on."""
-    return _set_lock(connection, chosen, [LockState.OPEN, LockState.NIMBY_LOCKED], LockState.LOCKED)
+def lock(engine: Engine, chosen: list[NamedRow]) -> Done:
+    """Lock hosts: nothing more is booked on them; what runs goes on. Their RQDs are told, as Cuebot does."""
+    ids, source = [host.id for host in chosen], current_user() or "opencue-sched"
+    with engine.begin() as connection:
+        open_to_others = [LockState.OPEN, LockState.NIMBY_LOCKED]
+        hosts.set_lock(connection, ids, old=open_to_others, new=LockState.LOCKED, source=source)
+        # What the RQD alone had locked would open again with its lock.
+        hosts.set_lock(
+            connection,
+            ids,
+            old=[LockState.LOCKED],
+            old_source=hosts.RQD_LOCK_SOURCE,
+            new=LockState.LOCKED,
+            source=source,
+        )
+    _tell_locked(engine, chosen, "LockAll", "nothing of this scheduler is booked there all the same")
+    return _COLUMNS.listed(ask(engine, hosts.list_hosts, host_ids=ids))
 
 
-@host_command.in_transaction("unlock render01")
+@host_command.on_farm("unlock render01")
 @_HOSTS
-def unlock(connection: Connection, chosen: list[NamedRow]) -> Done:
-    """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
-    return _set_lock(connection, chosen, [LockState.LOCKED], LockState.OPEN)
+def unlock(engine: Engine, chosen: list[NamedRow]) -> Done:
+    """Open locked hosts. Their RQDs are told: one whose cores are locked there would be locked again by its next
+    report. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone."""
+    ids, source = [host.id for host in chosen], current_user() or "opencue-sched"
+    # First the RQDs, or a report on its way locks the hosts again.
+    _tell_locked(engine, chosen, "UnlockAll", "if its cores are locked there, its next report locks it again")
+    with engine.begin() as connection:
+        hosts.set_lock(connection, ids, old=[LockState.LOCKED], new=LockState.OPEN, source=source)
+    return _COLUMNS.listed(ask(engine, hosts.list_hosts, host_ids=ids))
 
 
-def _set_lock(connection: Connection, chosen: Sequence[NamedRow], old: Sequence[LockState], new: LockState) -> Done:
-    ids = [host.id for host in chosen]
-    hosts.set_lock(connection, ids, old=old, new=new, source=current_user() or "opencue-sched")
-    return _COLUMNS.listed(hosts.list_hosts(connection, host_ids=ids))
+def _tell_locked(engine: Engine, chosen: Sequence[NamedRow], call: str, otherwise: str) -> None:
+    """Have RQDs lock or unlock all their cores, side by side; those that could not be told are named."""
+    from opencue_sched.rqd.channels import RqdChannels, tell
+    from opencue_sched.rqd.kill import RqdKiller
+
+    settings = get_settings()
+    if settings.rqd.dry_run_mode:
+        return
+    with RqdChannels(settings.rqd, full_name=hosts.full_names(engine)) as channels:
+        killer = RqdKiller(channels)
+
+        def told(name: str) -> str:
+            return killer.silence(name, settings.rqd.timeout) or tell(channels, name, call)
+
+        names = [host.name for host in chosen]
+        for name, why in zip(names, channels.each(told, names), strict=True):
+            if why:
+                click.echo(f"note: the RQD of {name} was not told: {why}; {otherwise}", err=True)
 
 
 tags = Commands("host tags", "Add or remove manual tags.")

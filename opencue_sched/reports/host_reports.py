@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -23,7 +23,7 @@ from opencue_sched.reports.completion import Releaser, warn_of_astray
 from opencue_sched.reports.run_ends import overdue
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.store import reports
-from opencue_sched.store.hosts import set_lock, set_state, set_tags
+from opencue_sched.store.hosts import RQD_LOCK_SOURCE, set_lock, set_state, set_tags
 from opencue_sched.store.procs import Run, read_runs
 from opencue_sched.store.reports import HostRow, HostSize
 from opencue_sched.store.schema import read_origin
@@ -44,6 +44,7 @@ SYSTEM_MEMORY_KB = 524_288
 LEAST_FREE_TEMP = 0.05
 """Share of the temporary directory that must be free, or the host goes to REPAIR."""
 
+_NIMBY_SOURCE = "NIMBY"
 _DEFAULT_OS = "rhel40"
 _DEFAULT_FACILITY = "local"
 _DEFAULT_ALLOC_TAG = "general"
@@ -73,7 +74,8 @@ _VIRTUAL_MEMORY = ("vsize", "max_vsize", "used_swap_memory")
 @dataclass(frozen=True, slots=True)
 class ReportedHost:
     """A host's report, checked; ``status`` is what `reports.update_status` takes. ``tags`` are the report's own,
-    trimmed, without those that are too long or unprintable."""
+    trimmed, without those that are too long or unprintable. ``locked_centicores`` of it are locked on the RQD itself;
+    None: the report does not say."""
 
     full_name: str
     name: str
@@ -83,6 +85,12 @@ class ReportedHost:
     state: HardwareState
     nimby_locked: bool
     tags: tuple[str, ...]
+    locked_centicores: int | None = None
+
+    @property
+    def all_locked(self) -> bool:
+        """Whether all cores are locked on the RQD itself."""
+        return self.locked_centicores is not None and self.locked_centicores >= self.size.centicores
 
     @property
     def temp_full(self) -> bool:
@@ -136,6 +144,30 @@ def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     usable = tuple(tag for tag in tags if len(tag) <= LONGEST_TAG and tag.isprintable())
     facility = host.facility.strip()
     return ReportedHost(full_name, name, facility, size, status, state, host.nimby_locked, usable)
+
+
+def read_report(report: report_pb2.HostReport | report_pb2.BootReport) -> ReportedHost:
+    """The checked report of a host with what is locked on its RQD; raises InvalidInput as `read_host`."""
+    host = read_host(report.host)
+    cores = report.core_info
+    if cores.total_cores <= 0:  # it has no such part, or is of an RQD that does not count its cores
+        return host
+    # Of as many cores as the host is known to have, in the part that the RQD says.
+    part = max(0, min(cores.locked_cores, cores.total_cores)) / cores.total_cores
+    return replace(host, locked_centicores=math.ceil(part * host.size.centicores))
+
+
+def next_lock(lock: str, source: str | None, host: ReportedHost) -> tuple[LockState, str]:
+    """The lock of a host after a report, and its source. A lock of a person's stays; a user who takes a workstation
+    back comes before cores that are locked on the RQD; and only what the RQD locked opens when it is not any more."""
+    by_rqd = lock == LockState.LOCKED and source == RQD_LOCK_SOURCE
+    if lock == LockState.LOCKED and not by_rqd:
+        return LockState.LOCKED, source or ""
+    if host.nimby_locked:
+        return LockState.NIMBY_LOCKED, _NIMBY_SOURCE
+    if host.all_locked or (by_rqd and host.locked_centicores is None):
+        return LockState.LOCKED, RQD_LOCK_SOURCE
+    return LockState.OPEN, RQD_LOCK_SOURCE if by_rqd else _NIMBY_SOURCE
 
 
 def bookable_memory_kb(total_kb: int, *, is_64bit: bool, nimby: bool) -> int:
@@ -243,7 +275,7 @@ class HostReports:
 
     def boot(self, report: report_pb2.BootReport) -> None:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
-        self._host(read_host(report.host), boot=True)
+        self._host(read_report(report), boot=True)
 
     def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> Callable[[], None] | None:
         """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`.
@@ -251,7 +283,7 @@ class HostReports:
         Returns what kills the processes that are to end, if any, which waits for the host's RQD.
         """
         fresh_until = monotonic() + OLDEST_FOR_VERIFICATION_SECONDS - age
-        host = read_host(report.host)
+        host = read_report(report)
         for frame in report.frames:
             check_frame(frame, f"host {host.name}: ")
         row = self._host(host, boot=False)
@@ -273,8 +305,8 @@ class HostReports:
             self._refresh(connection, row, host, boot=boot or created)
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
-        if boot or created:
-            # Triggers announce another lock, state or size, but neither a new host nor other tags.
+        if boot or created or host.locked_centicores not in (None, row.locked_centicores):
+            # Triggers announce another lock, state or size, but neither a new host nor other tags or locked cores.
             self.releaser.publish_hosts([row.id])
         return row
 
@@ -315,10 +347,13 @@ class HostReports:
 
     def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> None:
         """Bring an existing host up to date: first what is in its own row, which booking locks, then its statistics."""
-        # Only a user's taking the workstation back and giving it again change the lock: one of a person's stays.
-        lock = LockState.NIMBY_LOCKED if host.nimby_locked else LockState.OPEN
-        if row.lock_state not in (lock, LockState.LOCKED):
-            set_lock(connection, [row.id], old=[row.lock_state], new=lock, source="NIMBY")
+        lock, source = next_lock(row.lock_state, row.lock_source, host)
+        if lock != row.lock_state:
+            # A person may have locked it meanwhile, also where the RQD had.
+            old_source = RQD_LOCK_SOURCE if row.lock_state == LockState.LOCKED else None
+            set_lock(connection, [row.id], old=[row.lock_state], old_source=old_source, new=lock, source=source)
+        if host.locked_centicores not in (None, row.locked_centicores):
+            reports.lock_cores(connection, row.id, host.locked_centicores)
         if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
             reports.resize_host(connection, row.id, host.size)
         if boot:

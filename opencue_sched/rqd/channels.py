@@ -302,15 +302,16 @@ def describe(error: grpc.RpcError) -> str:
 
 
 _ENDED_BY_IT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_ENDING = ("RebootIdle", "RebootNow", "ShutdownRqdIdle", "ShutdownRqdNow")
 
 
 def tell(channels: RqdChannels, host_name: str, call: str) -> str:
-    """Tell RQD to RebootIdle, RebootNow, ShutdownRqdIdle or ShutdownRqdNow; why it refused, or nothing. A connection
-    that breaks is the end that was asked for, so ask first whether its RQD answers at all."""
+    """Tell RQD to RebootIdle, RebootNow, ShutdownRqdIdle, ShutdownRqdNow, LockAll or UnlockAll; why it refused, or
+    nothing. A connection that breaks may be the end that was asked for, so ask first whether its RQD answers at all."""
     method = rqd_pb2.DESCRIPTOR.services_by_name["RqdInterface"].methods_by_name[call]
     request = getattr(rqd_pb2, method.input_type.name)()
     try:
         getattr(channels.stub(host_name), call)(request, timeout=channels.settings.timeout)
     except grpc.RpcError as error:
-        return "" if error.code() in _ENDED_BY_IT else describe(error)
+        return "" if call in _ENDING and error.code() in _ENDED_BY_IT else describe(error)
     return ""

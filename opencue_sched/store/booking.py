@@ -18,7 +18,7 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import SWITCHED_ON
-from opencue_sched.store.reservations import HELD, HOLD_COLUMNS
+from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 FIRST_MEMORY_USED_KB = 262_144
@@ -65,7 +65,7 @@ _LOCK_THESE = """
 """
 _READ_LOCKED = f"""
     SELECT h.pk_host AS id, h.pk_alloc AS alloc_id, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
-           h.int_cores_idle AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
+           h.int_cores_idle - {LOCKED_CENTICORES} AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
            h.int_gpu_mem_idle AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
     FROM host h JOIN host_stat s USING (pk_host)

@@ -24,12 +24,13 @@ from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, MAY_TAKE_FRAMES, hold_of
+from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
-           h.int_cores, h.int_cores_idle, h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
+           h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
+           h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
            ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
            ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
@@ -114,8 +115,8 @@ def _host(row: Row[Any]) -> Host:
         tags=frozenset(tag for tag in row.tags if tag),
         os_names=os_names(row.str_os),
         thread_mode=ThreadMode(row.int_thread_mode),
-        total_centicores=row.int_cores,
-        idle_centicores=row.int_cores_idle,
+        total_centicores=max(0, row.int_cores - row.locked_centicores),
+        idle_centicores=max(0, row.int_cores_idle - row.locked_centicores),
         total_memory_kb=row.int_mem,
         idle_memory_kb=max(0, row.mem_idle),
         total_gpus=row.int_gpus,
@@ -236,6 +237,7 @@ _SET_LOCK = text(
     """
     UPDATE host SET str_lock_state = :new, str_lock_source = :source
      WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_lock_state = ANY(CAST(:old AS varchar[]))
+       AND (str_lock_source IS NOT DISTINCT FROM :old_source OR CAST(:old_source AS varchar) IS NULL)
     RETURNING pk_host
     """
 )
@@ -313,12 +315,23 @@ def list_procs(
     return connection.execute(_PROCS, {**wanted, "most": most}).all()
 
 
+RQD_LOCK_SOURCE = "RQD"
+"""host.str_lock_source of a host that is LOCKED because all its cores are locked on its RQD."""
+
+
 def set_lock(
-    connection: Connection, host_ids: Collection[str], *, old: Collection[str], new: str, source: str
+    connection: Connection,
+    host_ids: Collection[str],
+    *,
+    old: Collection[str],
+    old_source: str | None = None,
+    new: str,
+    source: str,
 ) -> list[str]:
-    """Change the lock of hosts that have one of the ``old`` states; the ids of those changed."""
+    """Change the lock of hosts that have one of the ``old`` states, set by ``old_source`` if that is given; the ids of
+    those changed."""
     lock_hosts(connection, host_ids)
-    wanted = {"hosts": list(host_ids), "old": list(old), "new": new, "source": source[:128]}
+    wanted = {"hosts": list(host_ids), "old": list(old), "old_source": old_source, "new": new, "source": source[:128]}
     return list(connection.execute(_SET_LOCK, wanted).scalars())
 
 
@@ -353,5 +366,5 @@ def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -
 
 def delete_host(connection: Connection, host_id: str) -> None:
     """Delete a host, its tags, statistics and comments. It comes back when its RQD reports again. Lock it first."""
-    for name in ("comments", "host"):
+    for name in ("comments", "opencue_sched_locked_cores", "host"):
         delete_rows(connection, name, "pk_host", host_id)

@@ -19,6 +19,9 @@ from opencue_sched.store.shows import insert_row
 
 _HOST = """
     SELECT host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state, host_stat.str_state AS state,
+           host.str_lock_source AS lock_source,
+           coalesce((SELECT locked.centicores FROM opencue_sched_locked_cores locked
+                      WHERE locked.pk_host = host.pk_host), 0) AS locked_centicores,
            alloc.str_tag AS alloc_tag, host_stat.ts_ping AS pinged_at,
            EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
            EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host AND str_user = :user
@@ -191,6 +194,24 @@ def reconcile_host(connection: Connection, host_id: str) -> bool:
     """Set idle to total minus the procs, in the order lock, read, write. Returns whether it was wrong."""
     connection.execute(_LOCK_HOST, {"host": host_id})
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
+
+
+_LOCK_CORES = (
+    text("DELETE FROM opencue_sched_locked_cores WHERE pk_host = :host AND :centicores = 0"),
+    text(
+        """
+        INSERT INTO opencue_sched_locked_cores (pk_host, centicores) SELECT :host, :centicores WHERE :centicores > 0
+        ON CONFLICT (pk_host) DO UPDATE SET centicores = excluded.centicores
+        """
+    ),
+)
+
+
+def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
+    """Note how many centicores are locked on a host's RQD. Commits on the host wait, and see it."""
+    connection.execute(_LOCK_HOST, {"host": host_id})
+    for statement in _LOCK_CORES:
+        connection.execute(statement, {"host": host_id, "centicores": centicores})
 
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:

@@ -24,6 +24,9 @@ _LOCK_KEY = 0x6F63732D686F6C64
 MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
       AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
 """Of a host ``h`` and its statistics ``s``: it is open, up, and was heard of lately."""
+LOCKED_CENTICORES = """coalesce((
+        SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
+"""How many centicores of a host ``h`` are locked on its RQD: for frames it has so many fewer."""
 HELD = """
     SELECT hold.pk_host, hold.pk_layer,
            json_build_array(hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
@@ -111,7 +114,8 @@ _CANDIDATES = text(
         FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
         WHERE {MAY_TAKE_FRAMES}
           AND a.pk_facility = asked.facility_id AND h.pk_alloc = ANY(asked.alloc_ids)
-          AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory_kb AND h.int_gpus >= asked.gpus
+          AND h.int_cores - {LOCKED_CENTICORES} >= asked.cores * 100
+          AND h.int_mem >= asked.memory_kb AND h.int_gpus >= asked.gpus
           AND EXISTS (SELECT FROM host_tag t WHERE t.pk_host = h.pk_host
                       AND replace(t.str_tag, ' ', '') = ANY(asked.tags))
           AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host)

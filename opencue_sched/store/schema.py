@@ -233,7 +233,8 @@ def explained() -> Iterator[None]:
             raise SchedulerError(
                 f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables, "
                 "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
-                "opencue_sched_quarantine, opencue_sched_hold, opencue_sched_blocked and opencue_sched_frame_memory, "
+                "opencue_sched_quarantine, opencue_sched_hold, opencue_sched_blocked, opencue_sched_frame_memory and "
+                "opencue_sched_locked_cores, "
                 "and SELECT on opencue_sched_origin and opencue_sched_version"
             ) from error
         # A farm at work may lock in the other order, and PostgreSQL then ends either the migration or a booking.

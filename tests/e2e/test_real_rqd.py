@@ -21,7 +21,9 @@ from opencue_sched.embedded.demo import renderer
 from opencue_sched.embedded.demo.pictures import read_png
 from opencue_sched.embedded.rqds.real_rqd import RealRqd, RealRqdFarm
 from opencue_sched.embedded.servers.processes import free_port, private_directory, remove_directory
-from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.errors import RqdFailure
+from opencue_sched.reports.host_reports import read_report
+from opencue_sched.rqd.channels import RqdChannels, tell
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
@@ -33,6 +35,7 @@ class Reports(report_pb2_grpc.RqdReportInterfaceServicer):
 
     def __init__(self) -> None:
         self.boots: list[report_pb2.BootReport] = []
+        self.statuses: list[report_pb2.HostReport] = []
         self.completions: dict[str, report_pb2.FrameCompleteReport] = {}
         self.lock = threading.Lock()
 
@@ -42,6 +45,8 @@ class Reports(report_pb2_grpc.RqdReportInterfaceServicer):
         return report_pb2.RqdReportRqdStartupResponse()
 
     def ReportStatus(self, request, context):  # noqa: N802
+        with self.lock:
+            self.statuses.append(request.host_report)
         return report_pb2.RqdReportStatusResponse()
 
     def ReportRunningFrameCompletion(self, request, context):  # noqa: N802
@@ -234,6 +239,25 @@ def test_a_launch_into_a_frozen_rqd_is_unknown_until_it_answers(
         assert fate in (Fate.RUNNING, Fate.NOT_RUNNING)
         if fate is Fate.RUNNING:
             eventually(lambda: request.ref.proc_id in reports[0].completions)
+
+
+def test_what_is_locked_on_it_is_in_its_next_report(
+    rqd: RealRqd, channels: RqdChannels, reports: tuple[Reports, str]
+) -> None:
+    for call, locked in (("LockAll", 400), ("UnlockAll", 0)):
+        reports[0].statuses.clear()
+        # when it is told to lock all its cores, or to unlock them
+        assert tell(channels, rqd.name, call) == ""
+        # then it reports that at once, and what this program reads from it is that
+        host = read_report(eventually(lambda: reports[0].statuses)[0])
+        assert (host.locked_centicores, host.all_locked) == (locked, locked == 400)
+
+
+def test_it_answers_by_its_own_name(rqd: RealRqd, channels: RqdChannels) -> None:
+    channels.check_name(rqd.name)
+    misled = RqdChannels(Rqd(addresses={"another": rqd.address}, timeout=60.0))
+    with misled, pytest.raises(RqdFailure, match=f"answers as {rqd.name}"):
+        misled.check_name("another")
 
 
 def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[Reports, str]) -> None:

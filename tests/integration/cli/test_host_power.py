@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
+from sqlalchemy import text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -37,6 +38,12 @@ class Rqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
         if self.user_logged_in:
             context.abort(grpc.StatusCode.UNKNOWN, "not supported when a user is logged in")
         return answer
+
+    def LockAll(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._note("LockAll", context, rqd_pb2.RqdStaticLockAllResponse())
+
+    def UnlockAll(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._note("UnlockAll", context, rqd_pb2.RqdStaticUnlockAllResponse())
 
     def RebootIdle(self, request: Any, context: Any) -> Any:  # noqa: N802
         return self._note("RebootIdle", context, rqd_pb2.RqdStaticRebootIdleResponse())
@@ -119,3 +126,31 @@ def test_another_machine_that_a_name_leads_to_is_left_alone(cli: Cli, rqd: Rqd, 
     ran = cli("host", verb, "render01", "--now", "--yes")
     assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
     assert "answers as render03.studio.example; nothing is changed" in ran.err
+
+
+def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, rqd: Rqd, rows: Rows) -> None:
+    # given a host whose RQD has all cores locked, and one whose RQD does not answer
+    source = "SELECT str_lock_state, str_lock_source FROM host ORDER BY str_name"
+    cli("host", "unlock", "render01")
+    for verb, call, lock in (("lock", "LockAll", "LOCKED"), ("unlock", "UnlockAll", "OPEN")):
+        rqd.told.clear()
+        ran = cli("host", verb, "render01", "render02", "--json")
+        # then the one is told, the other named, and both are as they were asked to be
+        assert (ran.status, rqd.told, [row["lock"] for row in ran.json]) == (0, [call], [lock] * 2)
+        assert "note: the RQD of render02 was not told: (127.0.0.1:1) does not answer; " in ran.err
+        assert [row.str_lock_state for row in rows(source)] == [lock] * 2
+
+
+def test_a_person_who_locks_what_the_rqd_had_locked_is_the_one_who_locked_it(
+    cli: Cli, rqd: Rqd, rows: Rows, build: Build
+) -> None:
+    locked = text("UPDATE host SET str_lock_state = 'LOCKED', str_lock_source = 'RQD'")
+    build(lambda farm: farm.connection.execute(locked))
+    cli("host", "lock", "render01")
+    found = rows("SELECT str_lock_source <> 'RQD' AS of_a_person FROM host ORDER BY str_name")
+    assert [row.of_a_person for row in found] == [True, False]
+
+
+def test_a_dry_run_tells_no_rqd_of_locks(cli: Cli, rqd: Rqd, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENCUE_SCHED_RQD__DRY_RUN_MODE", "true")
+    assert (cli("host", "lock", "render01").status, rqd.told) == (0, [])

@@ -149,6 +149,7 @@ def test_a_change_is_made_although_redis_does_not_answer(
     cli: Cli, host: HostIds, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("OPENCUE_SCHED_RQD__DRY_RUN_MODE", "true")  # the host has no RQD that could be told
     ran = cli("host", "lock", "render01")
     assert (ran.status, ran.words[1][:3]) == (0, ["render01", "UP", "LOCKED"])
     assert ran.err == ""

@@ -51,6 +51,26 @@ def test_the_first_procs_of_the_plan_get_what_a_host_has_left(
         assert connection.scalar(text("SELECT count(*) FROM frame WHERE str_state = 'RUNNING'")) == fits
 
 
+def test_cores_that_were_locked_on_the_rqd_since_the_plan_get_no_frames(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=8)
+        farm.job([LayerSpec(frames=4)])
+        procs = plan(farm, settings, cores=2)
+        # when 3 of the 8 cores are locked
+        row = {"host": host.id}
+        connection.execute(text("INSERT INTO opencue_sched_locked_cores VALUES (:host, 300)"), row)
+
+    result = commit(engine, procs, settings)
+
+    assert [proc.proc_id for proc in result.committed] == [proc.proc_id for proc in procs[:2]]
+    assert {type(error) for _, error in result.lost} == {HostExhausted}
+    # then the host's idle cores are its total less its procs all the same
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT int_cores_idle FROM host")) == 400
+    assert_consistent(engine)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -342,6 +342,61 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
         assert not set_state(connection, host_id, old=[HardwareState.REPAIR], new=HardwareState.UP)
 
 
+def report_of(locked: int | None, *, total: int = 800, **host: object) -> report_pb2.HostReport:
+    """A status report of an idle host of 8 cores of which so many centicores are locked on its RQD."""
+    report = report_pb2.HostReport(host=render_host(**host))
+    if locked is not None:
+        report.core_info.CopyFrom(report_pb2.CoreDetail(total_cores=total, locked_cores=locked))
+    return report
+
+
+def lock_of(view: FarmView) -> tuple[str, str, int]:
+    row = view.one(
+        "SELECT str_lock_state, coalesce(str_lock_source, '') AS source, coalesce(centicores, 0) AS locked"
+        " FROM host LEFT JOIN opencue_sched_locked_cores USING (pk_host)"
+    )
+    return row.str_lock_state, row.source, row.locked
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_host_whose_cores_are_all_locked_on_its_rqd_is_locked_until_they_are_not(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot()
+    # when all cores are locked there, then the host is, with a source that says so
+    desk.status(report_of(800))
+    assert lock_of(view) == ("LOCKED", "RQD", 800)
+    # and what says nothing of locks changes nothing: no part of that kind, or an RQD that counts no cores
+    for nothing in (report_of(None), report_of(0, total=0)):
+        desk.status(nothing)
+        assert lock_of(view) == ("LOCKED", "RQD", 800)
+    # when some are unlocked, then it opens, all its cores idle but for those, and caches are told
+    assert desk.status(report_of(300)) == [host_id]
+    assert lock_of(view)[::2] == ("OPEN", 300)
+    assert view.one("SELECT int_cores_idle FROM host").int_cores_idle == 800
+    # and a boot ends what is left
+    desk.reports.boot(report_pb2.BootReport(host=render_host(), core_info=report_of(0).core_info))
+    assert lock_of(view)[::2] == ("OPEN", 0)
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_persons_lock_and_a_user_come_before_a_lock_on_the_rqd(view: FarmView, desk: Desk) -> None:
+    desk.boot()
+    # given a host that a person locked
+    view.run_sql("UPDATE host SET str_lock_state = 'LOCKED', str_lock_source = 'alice'")
+    for locked in (800, 0):
+        desk.status(report_of(locked))
+        assert lock_of(view)[:2] == ("LOCKED", "alice")
+    # and one that its user took back, while its RQD locks its cores or not
+    view.run_sql("UPDATE host SET str_lock_state = 'OPEN'")
+    for locked in (0, 800):
+        desk.status(report_of(locked, nimby_locked=True))
+        assert lock_of(view)[:2] == ("NIMBY_LOCKED", "NIMBY")
+    # when the user is gone, then the lock on the RQD is what is left
+    desk.status(report_of(800))
+    assert lock_of(view)[:2] == ("LOCKED", "RQD")
+    desk.status(report_of(800, nimby_locked=True))
+    assert lock_of(view)[:2] == ("NIMBY_LOCKED", "NIMBY")
+
+
 def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, desk: Desk) -> None:
     run = start(view, LayerSpec(frames=2, memory_gb=1), running=2)
     age_procs(view, 100)

@@ -199,3 +199,15 @@ def test_the_full_name_of_a_host_is_the_one_it_reports_under(engine: Engine) -> 
 def test_a_full_name_that_postgresql_does_not_tell_is_a_failure_to_reach_the_host() -> None:
     with pytest.raises(RqdFailure, match="did not tell its full name"):
         full_names(create_engine("postgresql+psycopg2://nobody@127.0.0.1:1/farm"))("pod1")
+
+
+def test_cores_that_are_locked_on_the_rqd_are_not_there_for_frames(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        ids = farm.host(cores=8, idle_cores=6)
+        for locked, (total, idle) in ((300, (500, 300)), (700, (100, 0))):
+            connection.execute(text("DELETE FROM opencue_sched_locked_cores"))
+            row = {"host": ids.id, "locked": locked}
+            connection.execute(text("INSERT INTO opencue_sched_locked_cores VALUES (:host, :locked)"), row)
+            (host,) = hosts_tagged(connection, farm, "general")
+            assert (host.total_centicores, host.idle_centicores) == (total, idle)
