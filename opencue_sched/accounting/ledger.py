@@ -144,7 +144,8 @@ class Ledger:
                 with answering(self.client):
                     raise answer
         if any(isinstance(answer, Exception) for answer in (*answers, *reads)):
-            raise_if_damaged(self.client)
+            with answering():
+                raise_if_damaged(self.client)
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := keys.read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 

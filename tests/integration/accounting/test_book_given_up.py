@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -45,6 +45,41 @@ def test_a_store_that_is_lost_meanwhile_is_not_asked_once_more(store: Store) -> 
     with capture_logs() as said, pytest.raises(NotReady):
         store.ledger.book([booking(4), booking(1, job_id="new")])
     assert said == []
+
+
+@pytest.fixture
+def without_replicas(store: Store) -> Iterator[None]:
+    """The store is a master that takes no write, because too few replicas follow it."""
+    store.client.config_set("min-replicas-to-write", 1)
+    yield
+    store.client.config_set("min-replicas-to-write", 0)
+
+
+def test_a_master_that_too_few_replicas_follow_is_waited_for(store: Store, request: pytest.FixtureRequest) -> None:
+    """It refuses each booking by itself: taken for refusals, these would be verdicts on frames that nothing is wrong
+    with, and a worker would go on planning."""
+    # given a proc that was booked before
+    before = booking(2)
+    store.ledger.book([before])
+    request.getfixturevalue("without_replicas")
+    # when a plan is booked, and what was booked is settled, released or rolled back
+    calls: list[Callable[[], object]] = [
+        lambda: store.ledger.book([booking(1), booking(4)]),
+        lambda: store.ledger.book([booking(1)]),
+        lambda: store.ledger.settle([before]),
+        lambda: store.ledger.release([before.proc_id]),
+        lambda: store.ledger.rollback([before]),
+    ]
+    # then each is answered as when no store is there, and nothing is booked
+    for call in calls:
+        with pytest.raises(NotReady, match=r"(?i)replicas"):
+            call()
+    assert store.ids() == {before.proc_id}
+    assert store.counter(SUB) == (2, 0)
+    # and the store is none that was lost: once replicas follow again, it goes on
+    store.client.config_set("min-replicas-to-write", 0)
+    again = booking(1)
+    assert store.ledger.book([again]).accepted == {again.proc_id}
 
 
 @pytest.mark.parametrize("spoil", ["no number", "another type"])
