@@ -1,5 +1,6 @@
 """What happens on a board, from its Stream: POSTED, CLAIMED, READY, EXPIRED, REMOVED and TRASHED, each written in the
-same call that made it true.
+same call that made it true. Who listens hears of the first four and of REMOVAL, as TaskFlow's boards say it, and of
+TRASHED.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from opencue_sched.background import PeriodicThread
 log = structlog.get_logger(__name__)
 
 ANY = "*"
+POSTED = "POSTED"
+REMOVAL = "REMOVAL"
+"""A job left the board: it was consumed or withdrawn, or put into the trash, of which TRASHED tells as well."""
+KINDS = (POSTED, "CLAIMED", "READY", "EXPIRED", REMOVAL, "TRASHED")
+_HEARD_AS = {"REMOVED": (REMOVAL,), "TRASHED": ("TRASHED", REMOVAL)}
+"""Which kinds callbacks hear of an event of the Stream; of any other kind they hear as it is."""
 _BLOCK_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
@@ -54,18 +61,22 @@ Callback = Callable[[str, dict[str, Any]], None]
 class Notifier(PeriodicThread):
     """Calls back, from a thread of its own, for events of the kinds registered. Callbacks must be quick.
 
-    The thread runs from the first registration on.
+    The thread runs from the first registration on. ``find_job`` gives the job of an event by its id and name.
     """
 
-    def __init__(self, open_reader: Callable[[], EventReader]) -> None:
+    def __init__(self, open_reader: Callable[[], EventReader], find_job: Callable[[str, str], object]) -> None:
         super().__init__("board-events", self._pass_on, failed="board_events_unreadable", retry_seconds=_RETRY_SECONDS)
         self._open = open_reader
+        self._find_job = find_job
         self._reader: EventReader | None = None
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
 
     def register(self, kind: str, callback: Callback) -> None:
-        """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
+        """Call ``callback(kind, {"job": job, "name": name})`` for each event of ``kind`` from now on; with ANY once for
+        each event. Raises ValueError for a kind that there is not (KINDS)."""
+        if kind not in (*KINDS, ANY):
+            raise ValueError(f"{kind!r} is no kind of event; there are {', '.join(KINDS)}, and {ANY!r} for all")
         with self._lock:
             self._reader = self._reader or self._open()
             self._callbacks[kind].append(callback)
@@ -79,11 +90,16 @@ class Notifier(PeriodicThread):
 
     def _pass_on(self) -> float:
         for event in self._reader.read(_BLOCK_SECONDS / 2) if self._reader else ():
+            kinds = _HEARD_AS.get(event["kind"], (event["kind"],))
             with self._lock:
-                called = [*self._callbacks[event["kind"]], *self._callbacks[ANY]]
-            for callback in called:
+                called = [(kind, callback) for kind in kinds for callback in self._callbacks[kind]]
+                called += [(kinds[0], callback) for callback in self._callbacks[ANY]]
+            if not called:
+                continue
+            job = self._find_job(event["job"], event["name"])
+            for kind, callback in called:
                 try:
-                    callback(event["kind"], {"job": event["job"], "name": event["name"]})
+                    callback(kind, {"job": job, "name": event["name"]})
                 except Exception:
-                    log.exception("board_callback_failed", kind=event["kind"], job=event["job"])
+                    log.exception("board_callback_failed", kind=kind, job=event["job"])
         return 0.0

@@ -24,9 +24,10 @@ import redis
 import structlog
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
+from redis.sentinel import Sentinel
 
 from opencue_sched.clients.redis_client import why_unfit
-from opencue_sched.coordination.board import BoardScripts, End, JobPriority, Listing, field_map, life_ms
+from opencue_sched.coordination.board import NEVER, BoardScripts, End, JobPriority, Listing, field_map, life_ms
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE
@@ -193,13 +194,33 @@ class Job:
 
     def __eq__(self, other: object) -> bool:
         """Handles of one job are equal, whatever each has seen of it."""
-        return self.uuid == other.uuid if isinstance(other, Job) else NotImplemented
+        return self.uuid == other.uuid if isinstance(other, Job | FormerJob) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.uuid)
 
     def __repr__(self) -> str:
         return f"<Job {self.name} {self.uuid} {self.priority.value} #{self.sequence}>"
+
+
+class FormerJob:
+    """A job that cannot be read any more, as an event names it. Equal to every handle of the job."""
+
+    state = JobState.COMPLETE
+
+    def __init__(self, board: JobBoard, uuid: str, name: str) -> None:
+        self.board = board
+        self.uuid = uuid
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return self.uuid == other.uuid if isinstance(other, Job | FormerJob) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
+
+    def __repr__(self) -> str:
+        return f"<FormerJob {self.name} {self.uuid}>"
 
 
 def _moment(milliseconds: str) -> datetime:
@@ -261,6 +282,9 @@ class JobBoard(BoardScripts):
     stays the caller's. Thread-safe.
     """
 
+    NEVER = NEVER
+    """The expiry of a claim that does not end by itself."""
+
     def __init__(
         self,
         client: redis.Redis,
@@ -278,7 +302,7 @@ class JobBoard(BoardScripts):
         self.persistence = persistence
         self._claim_ttl = claim_ttl
         self._connected = False
-        self.notifier = Notifier(self._reader)
+        self.notifier = Notifier(self._reader, self._job_of_event)
 
     # Connection
 
@@ -298,7 +322,7 @@ class JobBoard(BoardScripts):
         """End notifications. Every later call raises BoardClosed; claims stay until they end."""
         self._connected = False
         self.notifier.stop()
-        self.notifier = Notifier(self._reader)
+        self.notifier = Notifier(self._reader, self._job_of_event)
 
     def __enter__(self) -> JobBoard:
         self.connect()
@@ -396,6 +420,14 @@ class JobBoard(BoardScripts):
     def _reader(self) -> EventReader:
         with self.answering():
             return EventReader(self.client, self.keys.of("events"))
+
+    def _job_of_event(self, uuid: str, name: str) -> Job | FormerJob:
+        """The job as it is now; what its event said of it when that is all there is."""
+        try:
+            return self.find(uuid) or FormerJob(self, uuid, name)
+        except JobFailure as error:
+            log.warning("job_of_event_not_read", board=self.name, job=uuid, error=str(error))
+            return FormerJob(self, uuid, name)
 
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
@@ -538,6 +570,13 @@ class _Configuration(BaseModel):
     unix_socket_path: str | None = None
     socket_timeout: float = 5.0
     socket_connect_timeout: float | None = None
+    encoding: str | None = None
+    encoding_errors: str = UNDECODABLE
+    retry_on_timeout: bool | None = None
+    health_check_interval: int | None = None
+    sentinel: str | None = None
+    sentinel_fallbacks: list[str] = []
+    sentinel_kwargs: dict[str, Any] | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_cert_reqs: str | None = None
@@ -545,13 +584,17 @@ class _Configuration(BaseModel):
 
 
 def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kwargs: Any) -> Any:
-    """The board ``name``. ``conf`` names the backend in ``board``, or is a URI whose scheme does; ``kwargs`` (such as
-    ``client`` and ``persistence``) go to the backend. ``namespace`` is the group of entry points.
+    """The board ``name``. ``conf`` names the backend in ``board``, by its name or by a URI whose scheme is the name, or
+    is just that; ``kwargs`` (such as ``client`` and ``persistence``) go to the backend. ``namespace`` is the group of
+    entry points.
 
     Raises NotFound for a backend that is not installed, ValueError for a configuration that makes no sense.
     """
-    settings = _from_uri(conf) if isinstance(conf, str) else dict(conf)
+    settings = {"board": conf} if isinstance(conf, str) else dict(conf)
     kind = settings.get("board")
+    if kind and ":" in kind:
+        settings = _from_uri(kind) | {name: value for name, value in settings.items() if name != "board"}
+        kind = settings["board"]
     if not kind:
         raise ValueError("the configuration of a board names its backend: {'board': 'redis', ...}")
     found = {entry.name: entry for entry in entry_points(group=namespace)}
@@ -573,10 +616,27 @@ def _client(conf: _Configuration) -> redis.Redis:
     """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
     tls = conf.url.startswith("rediss:") if conf.url else conf.ssl
     of_board = {"board", "url", "namespace", "claim_ttl", "clustered", "ssl"}
-    options = conf.model_dump(exclude=of_board, exclude_none=True)
-    options = {name: value for name, value in options.items() if tls or not name.startswith("ssl_")}
-    options |= {"decode_responses": True, "encoding_errors": UNDECODABLE}
-    return redis.Redis.from_url(conf.url, **options) if conf.url else redis.Redis(ssl=tls, **options)
+    of_sentinel = {"sentinel", "sentinel_fallbacks", "sentinel_kwargs"}
+    options = conf.model_dump(exclude=of_board | of_sentinel, exclude_none=True) | {"decode_responses": True}
+    if not tls:
+        options = _without_tls(options)
+    if conf.sentinel is None:
+        return redis.Redis.from_url(conf.url, **options) if conf.url else redis.Redis(ssl=tls, **options)
+    if conf.url:
+        raise ValueError("a sentinel is asked at host and port, not at a URL")
+    asked = [(options.pop("host", "localhost"), options.pop("port", 26379))]
+    for fallback in conf.sentinel_fallbacks:
+        host, _, port = fallback.rpartition(":")
+        asked.append((host, int(port)))
+    asking = conf.sentinel_kwargs
+    if asking is not None and not asking.get("ssl"):
+        asking = _without_tls(asking)
+    watched = Sentinel(asked, sentinel_kwargs=asking, ssl=tls, **options)  # type: ignore[no-untyped-call]
+    return cast("redis.Redis", watched.master_for(conf.sentinel))  # type: ignore[no-untyped-call]
+
+
+def _without_tls(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if not name.startswith("ssl_")}
 
 
 def _from_uri(uri: str) -> dict[str, Any]:

@@ -8,19 +8,22 @@ import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import takewhile
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.board import NEVER, PAGE, JobPriority
+from opencue_sched.coordination.board import PAGE, JobPriority
+from opencue_sched.coordination.board_events import POSTED, REMOVAL
 from opencue_sched.coordination.jobboard import (
     DOES_NOT_EXPIRE,
     NO_CLAIM,
     BoardClosed,
     ClaimLost,
     Entity,
+    FormerJob,
     Job,
     JobBoard,
     JobFailure,
@@ -30,9 +33,11 @@ from opencue_sched.coordination.jobboard import (
     UnclaimableJob,
     fetch,
 )
+from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.errors import StoreUnusable
 from opencue_sched.insight.health import check_redis
 from tests.kit.polling import eventually
+from tests.kit.sentinel import watched_pair
 
 
 @pytest.fixture(params=[False, True], ids=["plain keys", "one hash tag"])
@@ -212,7 +217,7 @@ def test_a_posted_job_has_the_attributes_of_its_posting(board):
     assert job.state is JobState.UNCLAIMED
     assert job.created_on.tzinfo is UTC
     assert abs(job.created_on.timestamp() - before) < 5
-    assert job.last_modified is None
+    assert job.last_modified is None, "before its first claim, as on TaskFlow's Redis board"
     assert job.sequence > 0
 
 
@@ -344,7 +349,7 @@ def test_claims_expire_by_default_and_for_ever_is_an_explicit_choice(board):
     """JB1."""
     job, lasting = board.post("a"), board.post("b")
     board.claim(job, "me")
-    board.claim(lasting, "me", NEVER)
+    board.claim(lasting, "me", board.NEVER)
     assert 30 < job.expires_in() <= 60
     assert lasting.expires_in() == DOES_NOT_EXPIRE
     assert board.post("c").expires_in() == NO_CLAIM
@@ -716,19 +721,45 @@ def test_callbacks_hear_of_posts_claims_and_removals(board):
     heard: list[tuple[str, str]] = []
 
     def hear(kind, details) -> None:
-        heard.append((kind, details["job"]))
+        heard.append((kind, details["job"].uuid))
 
-    for kind in ("POSTED", "CLAIMED", "REMOVED"):
+    for kind in (POSTED, "CLAIMED", REMOVAL):
         board.notifier.register(kind, hear)
     board.notifier.register("POSTED", lambda *_: 1 / 0)
     job = board.claim(board.post("render"), "me")
     board.consume(job, "me")
     eventually(lambda: len(heard) >= 3)
-    assert heard == [("POSTED", job.uuid), ("CLAIMED", job.uuid), ("REMOVED", job.uuid)]
+    assert heard == [("POSTED", job.uuid), ("CLAIMED", job.uuid), ("REMOVAL", job.uuid)]
     board.notifier.deregister("POSTED", hear)
     board.claim(board.post("again"), "me")
     eventually(lambda: len(heard) >= 4)
     assert heard[3][0] == "CLAIMED"
+
+
+def test_what_listeners_hear_of_is_a_job_and_so_is_what_was_removed(board):
+    """TaskFlow's applications register POSTED and REMOVAL, and work with the job."""
+    posted: list[Job] = []
+    removed: list[Job | FormerJob] = []
+    board.notifier.register(REMOVAL, lambda _, details: removed.append(details["job"]))
+    board.notifier.register(POSTED, lambda _, details: posted.append(details["job"]))
+    done, bad = board.post("done", details={"shot": "sh10"}), board.post("bad")
+    eventually(lambda: len(posted) == 2)
+    assert posted == [done, bad]
+    assert (posted[0].details["shot"], posted[0].priority) == ("sh10", JobPriority.NORMAL)
+    board.consume(board.claim(posted[0], "me"), "me")
+    board.trash(board.claim(bad, "me"), "me")
+    eventually(lambda: len(removed) == 2)
+    assert removed == [done, bad]
+    assert [(job.uuid, job.name, job.state) for job in removed] == [
+        (done.uuid, "done", JobState.COMPLETE),
+        (bad.uuid, "bad", JobState.TRASHED),
+    ]
+    assert set(removed) == {done, bad}
+
+
+def test_a_kind_of_event_that_there_is_not_is_refused(board):
+    with pytest.raises(ValueError, match=r"REMOVED.*POSTED.*REMOVAL"):
+        board.notifier.register("REMOVED", print)
 
 
 def test_listeners_go_on_when_the_events_so_far_are_gone(board):
@@ -764,9 +795,43 @@ def test_boards_are_fetched_by_configuration_or_uri(redis_client, redis_server):
     by_uri.client.close()
 
 
+def test_a_board_is_fetched_by_the_name_of_its_backend_alone(redis_client, redis_server):
+    by_name = fetch("mine", "redis", client=redis_client)
+    by_uri_in_conf = fetch("mine", {"board": f"{redis_server.url}?claim_ttl=5", "namespace": "cue", "claim_ttl": 7})
+    with by_name, by_uri_in_conf:
+        job = by_name.post("render")
+        (found,) = by_uri_in_conf.iterjobs()
+        assert found == job
+        assert 5 < by_uri_in_conf.claim(found, "me").expires_in() <= 7, "what stands in the configuration wins"
+    by_uri_in_conf.client.close()
+
+
+def test_a_board_finds_its_redis_by_a_sentinel(tmp_path):
+    with watched_pair(tmp_path) as pair:
+        named = urlsplit(pair.url)
+        conf = {
+            "board": "redis",
+            "host": "127.0.0.1",
+            "port": pair.port,
+            "password": named.password,
+            "sentinel": "farm",
+            "sentinel_fallbacks": ["127.0.0.1:1"],
+            "sentinel_kwargs": {"password": "of-the-sentinel", "ssl_ca_certs": "without TLS it says nothing"},
+        }
+        with fetch("mine", conf) as board:
+            job = board.post("render")
+            assert [found.uuid for found in board.iterjobs()] == [job.uuid]
+        board.client.close()
+
+
 @pytest.mark.parametrize(
     ("conf", "connection"),
     [
+        (
+            {"board": "redis", "encoding": "latin-1", "encoding_errors": "strict", "health_check_interval": "9"},
+            {"encoding": "latin-1", "encoding_errors": "strict", "health_check_interval": 9, "decode_responses": True},
+        ),
+        ("redis://redis/?retry_on_timeout=yes", {"retry_on_timeout": True, "encoding_errors": UNDECODABLE}),
         ("unix:///run/redis.sock?db=3", {"path": "/run/redis.sock", "db": 3}),
         ("unix://me:word@/run/redis.sock", {"path": "/run/redis.sock", "username": "me", "password": "word"}),
         ("redis://redis:6380/2?password=word", {"host": "redis", "port": 6380, "db": 2, "password": "word"}),
@@ -787,6 +852,8 @@ def test_unknown_backends_and_settings_are_refused(redis_client):
         fetch("mine", {"board": "zookeeper"})
     with pytest.raises(ValueError, match="hots"):
         fetch("mine", {"board": "redis", "hots": "typo"}, client=redis_client)
+    with pytest.raises(ValueError, match="sentinel is asked at host and port"):
+        fetch("mine", "redis://redis:26379?sentinel=farm")
     with pytest.raises(ValueError, match="names its backend"):
         fetch("mine", {})
 
