@@ -47,6 +47,7 @@ from opencue_sched.store import insight as figures
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
+from opencue_sched.store.privileges import missing_privileges
 from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, check_writable, triggers_of_proc
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -120,6 +121,12 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
     if not triggers_of_proc(connection) >= GUARDS:
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
+
+
+def _privileges(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    if missing := missing_privileges(connection):
+        remedy = "grant it: docs/tasks/database-user.md has the statements"
+        yield _fail("privileges", f"the database user lacks {listed(missing)}", remedy)
 
 
 def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
@@ -200,7 +207,7 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
         yield _ok("release feed", message)
 
 
-_ON_THE_DATABASE = (_schema, _shows, _hosts, _rqds, _release_feed)
+_ON_THE_DATABASE = (_privileges, _schema, _shows, _hosts, _rqds, _release_feed)
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ADVICE = {
     "25006": ("takes no writes", "name the primary in OPENCUE_SCHED_DATABASE_URL (`opencue-sched doctor` says more)"),
+    "42501": ("denies what this program does", "docs/tasks/database-user.md has what its user must be granted"),
 }
 """What a refusal of PostgreSQL means, by its SQLSTATE, and what to do where that is not to set the URL."""
 

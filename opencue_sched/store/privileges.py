@@ -1,0 +1,85 @@
+"""What the scheduler's database user must be allowed to do, where it does not own OpenCue's tables."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+READ = (
+    "config",
+    "dept",
+    "facility",
+    "filter",
+    "opencue_sched_origin",
+    "opencue_sched_version",
+    "service",
+    "show_alias",
+    "show_service",
+)
+"""Tables that our processes and commands read alone."""
+
+CHANGED = (
+    "alloc",
+    "comments",
+    "deed",
+    "depend",
+    "folder",
+    "folder_level",
+    "folder_resource",
+    "frame",
+    "frame_history",
+    "frame_state_display_overrides",
+    "host",
+    "host_local",
+    "host_stat",
+    "host_tag",
+    "job",
+    "job_env",
+    "job_history",
+    "job_local",
+    "job_mem",
+    "job_post",
+    "job_resource",
+    "job_stat",
+    "job_usage",
+    "layer",
+    "layer_env",
+    "layer_history",
+    "layer_limit",
+    "layer_mem",
+    "layer_output",
+    "layer_resource",
+    "layer_stat",
+    "layer_usage",
+    "limit_record",
+    "opencue_sched_blocked",
+    "opencue_sched_fence",
+    "opencue_sched_frame_memory",
+    "opencue_sched_hold",
+    "opencue_sched_quarantine",
+    "point",
+    "proc",
+    "show",
+    "show_stats",
+    "subscription",
+)
+"""Tables whose rows our statements lock or change, or OpenCue's triggers in our name."""
+
+CHANGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+_MISSING = text(
+    """
+    SELECT wanted.privilege, wanted.name
+      FROM unnest(CAST(:names AS text[]), CAST(:privileges AS text[])) AS wanted(name, privilege)
+     WHERE NOT has_table_privilege(to_regclass(wanted.name), wanted.privilege)
+     ORDER BY wanted.name, wanted.privilege
+    """
+)
+"""A table that is not there is no refusal: has_table_privilege() answers NULL."""
+
+
+def missing_privileges(connection: Connection) -> list[str]:
+    """What our user lacks, such as ``DELETE on host_tag``."""
+    wanted = [(name, "SELECT") for name in READ] + [(name, privilege) for name in CHANGED for privilege in CHANGES]
+    names, privileges = zip(*wanted, strict=True)
+    rows = connection.execute(_MISSING, {"names": list(names), "privileges": list(privileges)})
+    return [f"{row.privilege} on {row.name}" for row in rows]
