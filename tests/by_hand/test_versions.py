@@ -104,10 +104,10 @@ def test_an_older_worker_and_a_new_one_book_on_one_farm(
 
         farm.wait_for("the end of all jobs", ended)
 
-        # then both workers have booked, up to a cap and beyond none, and each frame ran once
+        # then both workers have booked, up to the cap of the licence and beyond none, and each frame ran once
         booked = {name: dispatched(port) for name, port in ports.items()}
         assert all(held <= allowed for held, allowed in most.values()), most
-        assert most["folder"] == (100 * FOLDER_CAP, 100 * FOLDER_CAP)
+        assert most["limit"] == (LICENCES, LICENCES)
         assert min(count or 0 for count in booked.values()) >= BOOKED_BY_EACH, booked
         assert farm.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == FRAMES * len(jobs)
         assert len(farm.farm.runs()) == FRAMES * len(jobs)
