@@ -12,7 +12,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
-from opencue_sched.domain.redis_url import read_redis_url, with_password
+from opencue_sched.domain.redis_url import FILE_OPTIONS, read_redis_url, with_password
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 
 PREFIX = "OPENCUE_SCHED_"
@@ -46,6 +46,8 @@ DEFAULT_OS = "default_os"
 
 _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_AUTHORITIES_OF_THE_SYSTEM = "system"
+"""What libpq takes for sslrootcert in place of a file."""
 _POSTGRESQL = re.compile(r"^postgres(ql)?(\+\w+)?://")
 
 
@@ -91,10 +93,13 @@ def _database_url(value: SecretStr) -> SecretStr:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    url = value.get_secret_value()
+    url, query = value.get_secret_value(), None
     with suppress(ArgumentError, ValueError):
-        if _POSTGRESQL.match(url) and make_url(url):
-            return value
+        query = make_url(url).query if _POSTGRESQL.match(url) else None
+    if query is not None:
+        files = {name: query.get(name) for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl")}
+        _look_for_files("database_url", files)
+        return value
     # Without the cause: SQLAlchemy shows what it could not read, which may be part of a password.
     raise ValueError(
         "database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name, with / @ and : in the "
@@ -103,8 +108,17 @@ def _database_url(value: SecretStr) -> SecretStr:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    read_redis_url(value.get_secret_value())
+    options = read_redis_url(value.get_secret_value()).tls or {}
+    _look_for_files("accounting.redis_url", {name: options.get(name) for name in FILE_OPTIONS})
     return value
+
+
+def _look_for_files(setting: str, named: Mapping[str, object]) -> None:
+    """Raises WrongConfiguration for a file that a URL names and that is not there, or cannot be read."""
+    for option, path in named.items():
+        if isinstance(path, str) and path != _AUTHORITIES_OF_THE_SYSTEM and not os.access(path, os.R_OK):
+            why = "cannot be read" if Path(path).exists() else "is not there"
+            raise WrongConfiguration(f"{setting}: {option} names {path}, which {why}")
 
 
 _NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"

@@ -15,6 +15,7 @@ connection, the plain transport speaks to a connection that is closed for good, 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -224,6 +225,13 @@ def guard_transports() -> None:
     """Have kombu use our transports for Redis in this process. The URL keeps its scheme, which Flower looks at."""
     ours = "opencue_sched.coordination.transport:{}".format
     TRANSPORT_ALIASES.update(redis=ours("Transport"), rediss=ours("Transport"), sentinel=ours("SentinelTransport"))
+    logging.getLogger("kombu.connection").addFilter(_is_true_of_our_broker)
+
+
+def _is_true_of_our_broker(record: logging.LogRecord) -> bool:
+    """Whether a line of kombu's may be logged. Celery's reports show ``rediss://`` by way of a connection that is never
+    made and has no TLS options, of which kombu says that it would verify nothing; the broker's have theirs."""
+    return "insecure SSL behaviour" not in record.getMessage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +240,7 @@ class BrokerSettings:
 
     url: str = field(repr=False)
     options: dict[str, object] = field(default_factory=dict, repr=False)
-    use_ssl: dict[str, str | bool] | None = None
+    use_ssl: dict[str, str | bool] | None = field(default=None, repr=False)
 
 
 def broker_settings(url: str) -> BrokerSettings:

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 
@@ -37,6 +39,30 @@ def tls_front(server: EmbeddedRedis, directory: Path) -> Iterator[TlsFront]:
     context, authority = private_authority(directory)
     with tls_port(context, server.port) as port:
         yield TlsFront(f"rediss://:{urlsplit(server.url).password}@127.0.0.1:{port}/0", authority)
+
+
+@contextmanager
+def tls_that_asks(server: EmbeddedRedis, directory: Path, key_password: str) -> Iterator[str]:
+    """As tls_front, for clients with a certificate of the authority alone: a URL that names theirs, whose key has a
+    password that it does not say, and the authority by a directory."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    client = authority.issue_cert("client.example")
+    client.cert_chain_pems[0].write_to_path(str(directory / "client.pem"))
+    key = serialization.load_pem_private_key(client.private_key_pem.bytes(), None)
+    encryption = serialization.BestAvailableEncryption(key_password.encode())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    (directory / "client.key").write_bytes(key.private_bytes(*form))
+    authorities = directory / "authorities"
+    authorities.mkdir()
+    authority.cert_pem.write_to_path(str(authorities / "ours.pem"))
+    subprocess.run(["openssl", "rehash", authorities], check=True)
+    files = f"ssl_ca_path={authorities}&ssl_certfile={directory}/client.pem&ssl_keyfile={directory}/client.key"
+    with tls_port(context, server.port) as port:
+        yield f"rediss://:{urlsplit(server.url).password}@127.0.0.1:{port}/0?{files}"
 
 
 def private_authority(directory: Path) -> tuple[ssl.SSLContext, Path]:

@@ -403,6 +403,8 @@ def test_what_is_no_redis_url_is_refused_by_the_variables_name(monkeypatch, vari
         "unix:///run/redis.sock?db=1",
         "sentinel://a:26379,b/main?db=1",
         "redis://[::1]:6379/0",
+        "REDISS://:p%2Fw@h:6390/3",
+        "unix:///run/redis@farm.sock",
     ],
 )
 def test_every_kind_of_redis_url_is_taken(url):
@@ -444,6 +446,52 @@ def test_a_second_password_is_refused_without_showing_either(url):
     (problem,) = setting_problems(refusal.value)
     assert problem == "accounting.redis_url has a password and accounting.redis_password is set: leave one of them out"
     assert not {"hush", "quiet"} & set(re.findall(r"\w+", str(refusal.value)))
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "option"),
+    [
+        ("REDIS_URL", "rediss://:hush@h/0?ssl_ca_certs={path}", "accounting.redis_url: ssl_ca_certs"),
+        ("REDIS_URL", "rediss://:hush@h/0?ssl_ca_path={path}", "accounting.redis_url: ssl_ca_path"),
+        ("REDIS_URL", "sentinel://:hush@h/main?ssl=true&ssl_certfile={path}", "accounting.redis_url: ssl_certfile"),
+        ("REDIS_URL", "rediss://:hush@h/0?ssl_keyfile={path}", "accounting.redis_url: ssl_keyfile"),
+        ("DATABASE_URL", "postgresql://u:hush@h/d?sslmode=verify-full&sslrootcert={path}", "database_url: sslrootcert"),
+        ("DATABASE_URL", "postgresql://u:hush@h/d?sslcert={path}", "database_url: sslcert"),
+        ("DATABASE_URL", "postgresql://u:hush@h/d?sslkey={path}", "database_url: sslkey"),
+    ],
+)
+def test_a_file_that_a_url_names_is_looked_for(monkeypatch, tmp_path, variable, url, option):
+    path = tmp_path / "there.pem"
+    monkeypatch.setenv(f"OPENCUE_SCHED_{variable}", url.format(path=path))
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem == f"setting OPENCUE_SCHED_{variable}: {option} names {path}, which is not there"
+    path.touch()
+    Settings()
+
+
+def test_a_file_is_not_looked_for_where_libpq_takes_the_systems_authorities():
+    Settings(database_url="postgresql://u@h/d?sslmode=verify-full&sslrootcert=system")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:12#hush@h:6379/0",
+        "redis://:12?hush@h:6379/0",
+        "redis://user:12?hush@h:6379/0",
+        "unix://:hush/w@/run/redis.sock",
+        "unix://:12#hush@/run/redis.sock",
+        "sentinel://:12#hush@h/main",
+        "rediss://u@12/hush@h:6379",
+    ],
+)
+def test_what_may_be_half_of_a_password_is_refused_and_not_shown(monkeypatch, url):
+    monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", url)
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    assert "hush" not in str(setting_problems(refusal.value)) + str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -11,7 +13,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.transport import Transport, broker_settings
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
-from tests.kit.tls import tls_front
+from tests.kit.tls import tls_front, tls_that_asks
 
 
 @pytest.fixture
@@ -46,3 +48,16 @@ def test_a_server_that_cannot_be_verified_is_not(front, url):
     client.close()
     with broker(given) as connection, pytest.raises(OperationalError, match="CERTIFICATE_VERIFY_FAILED"):
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_key_with_a_password_and_a_directory_of_authorities_reach_both_libraries(tmp_path):
+    with EmbeddedRedis() as server, tls_that_asks(server, tmp_path, "hush") as strict:
+        url = f"{strict}&ssl_password=hush"
+        with closing(guarded_redis(url, Settings(redis_url=url))) as client:
+            assert client.ping()
+        with broker(url) as connection, connection.SimpleQueue("queue") as queue:
+            queue.put("said")
+            message = queue.get(timeout=10)
+            assert message.payload == "said"
+            message.ack()
+    assert "hush" not in repr(broker_settings(url))

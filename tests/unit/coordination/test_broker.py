@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
+from celery.app.utils import filter_hidden_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection
@@ -24,7 +26,9 @@ from opencue_sched.errors import InvalidInput
     [
         ("redis://:pw@h:6379/1", "redis://:pw@h:6379/1", {}),
         ("rediss://h/0?ssl_ca_certs=/ca.pem", "rediss://h/0", {}),
+        ("REDISS://:pw@h/2?ssl_ca_certs=/ca.pem", "rediss://:pw@h/2", {}),
         ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
+        ("unix://:p%2Fw@/run/a.sock?db=2", "redis+socket://:p%2Fw@/run/a.sock?virtual_host=2", {}),
         (
             "sentinel://:pw@a:1,b/main?db=3&sentinel_password=pw2",
             "sentinel://:pw@a:1/3;sentinel://:pw@b:26379/3",
@@ -80,6 +84,14 @@ def test_redis_urls_lead_to_the_guarded_transports():
         connection = Connection(f"{scheme}://localhost:1/0")
         assert connection.get_transport_cls() is transport
         assert connection.as_uri().startswith(f"{scheme}://")
+
+
+def test_no_report_says_of_our_broker_that_its_tls_verifies_nothing(caplog):
+    guard_transports()
+    with caplog.at_level(logging.WARNING):
+        shown = filter_hidden_settings({"broker_url": "rediss://:pw@h:6379/0"})
+    assert shown == {"broker_url": "rediss://:********@h:6379/0"}
+    assert "insecure" not in caplog.text
 
 
 json_values = st.recursive(

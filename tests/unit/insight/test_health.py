@@ -39,6 +39,24 @@ def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://cuebot:sesame@cache:6379/0",
+        "redis://:se%40same@cache:6379/0",
+        "rediss://:sesame@cache/0?ssl_password=sesame",
+        "unix://:sesame@/run/redis.sock?db=1",
+        "unix:///run/redis.sock?password=sesame",
+        "sentinel://:sesame@cache:1,b/main?sentinel_password=sesame&db=1",
+    ],
+)
+def test_no_part_of_a_redis_url_that_is_secret_is_told(url: str) -> None:
+    said = describe_failure(REDIS_AWAY, Settings(redis_url=url))
+    assert said.startswith(f"Redis at {url.partition(':')[0]}://")
+    assert "same" not in said
+    assert "cuebot" not in said
+
+
 class CutOff:
     """A gate that stands by and got no answer to its last campaign."""
 
