@@ -355,7 +355,7 @@ class HostReports:
         if host.locked_centicores not in (None, row.locked_centicores):
             reports.lock_cores(connection, row.id, host.locked_centicores)
         if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
-            reports.resize_host(connection, row.id, host.size)
+            reports.resize_host(connection, row.id, host.size, boot=boot)
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
             own = [tag for tag in host.tags if tag not in (row.alloc_tag, row.name)]

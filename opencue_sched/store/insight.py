@@ -244,7 +244,7 @@ _WRONG_COUNTS = """
 _WRONG_IDLE = """
     SELECT str_name || ': idle ' || int_cores_idle || ' of ' || int_cores || ' centicores, procs hold ' || used.cores
                AS detail,
-           int_cores_idle <> int_cores - used.cores OR int_gpus_idle <> int_gpus - used.gpus
+           int_cores_idle <> greatest(0, int_cores - used.cores) OR int_gpus_idle <> greatest(0, int_gpus - used.gpus)
                OR least(int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) < 0 AS wrong
     FROM host
     CROSS JOIN LATERAL (

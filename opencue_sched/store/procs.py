@@ -89,13 +89,17 @@ _DELETED = """
 _RESTORE_HOSTS = text(
     f"""
     UPDATE host
-       SET int_cores_idle = least(int_cores, int_cores_idle + back.cores),
-           int_mem_idle = least(int_mem, int_mem_idle + back.memory),
-           int_gpus_idle = least(int_gpus, int_gpus_idle + back.gpus),
-           int_gpu_mem_idle = least(int_gpu_mem, int_gpu_mem_idle + back.gpu_memory)
+       SET int_cores_idle = greatest(0, least(int_cores - held.cores, int_cores_idle + back.cores)),
+           int_mem_idle = greatest(0, least(int_mem - held.memory, int_mem_idle + back.memory)),
+           int_gpus_idle = greatest(0, least(int_gpus - held.gpus, int_gpus_idle + back.gpus)),
+           int_gpu_mem_idle = greatest(0, least(int_gpu_mem - held.gpu_memory, int_gpu_mem_idle + back.gpu_memory))
       FROM (SELECT host_id, sum(centicores) AS cores, sum(memory_kb) AS memory, sum(gpus) AS gpus,
                    sum(gpu_memory_kb) AS gpu_memory
               FROM {_DELETED} GROUP BY 1) back
+      CROSS JOIN LATERAL (
+            SELECT coalesce(sum(int_cores_reserved), 0) AS cores, coalesce(sum(int_mem_reserved), 0) AS memory,
+                   coalesce(sum(int_gpus_reserved), 0) AS gpus, coalesce(sum(int_gpu_mem_reserved), 0) AS gpu_memory
+              FROM proc WHERE proc.pk_host = back.host_id) held
      WHERE host.pk_host = back.host_id AND host.pk_host = ANY(CAST(:hosts AS varchar[]))
     """  # noqa: S608
 )
@@ -173,7 +177,8 @@ def delete_procs(connection: Connection, proc_ids: Collection[str]) -> Sequence[
 
 
 def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
-    """Give the hosts back what deleted procs had reserved, each host once, never above its total (I7)."""
+    """Give the hosts back what deleted procs had reserved, each host once, never above what the other procs leave of
+    its total: procs of before a boot may have more than the host has now. Lock the hosts first."""
     if procs:
         hosts = sorted({proc.host_id for proc in procs})
         connection.execute(_RESTORE_HOSTS, {"procs": _as_json(procs), "hosts": hosts})

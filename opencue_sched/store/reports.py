@@ -94,7 +94,7 @@ _RESIZE_HOST = text(
     UPDATE host
        SET b_nimby = :nimby, int_procs = :procs, int_cores = :centicores, int_mem = :memory_kb, int_gpus = :gpus,
            int_gpu_mem = :gpu_memory_kb
-     WHERE pk_host = :host AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host)
+     WHERE pk_host = :host AND (:boot OR NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host))
     """
 )
 _RECONCILE_HOST = text(
@@ -182,11 +182,13 @@ def update_status(connection: Connection, host_id: str, status: Mapping[str, Any
     connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **status})
 
 
-def resize_host(connection: Connection, host_id: str, size: HostSize) -> None:
-    """Set new totals, all idle, unless the host has procs: then the first report after their end does it."""
+def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: bool) -> None:
+    """Set new totals; idle is what the procs leave of them. After a ``boot`` at once: procs that are left have no
+    process there, and while they are released others would come in their place. Else, while the host has procs, the
+    first report after their end does it."""
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
-    connection.execute(_RESIZE_HOST, {"host": host_id, **asdict(size)})
+    connection.execute(_RESIZE_HOST, {"host": host_id, "boot": boot, **asdict(size)})
     reconcile_host(connection, host_id)
 
 

@@ -277,20 +277,37 @@ def test_a_boot_resizes_an_idle_host_and_replaces_its_hardware_tags(view: FarmVi
     }
 
 
-def test_a_boot_does_not_resize_a_host_that_still_has_procs(view: FarmView, desk: Desk) -> None:
+def test_a_host_that_booted_with_more_has_it_at_once_though_procs_of_before_are_left(
+    view: FarmView, desk: Desk
+) -> None:
     run = start(view)
     desk.boot(name=run.host.name, cores_per_proc=3200, total_mem=128 * GB)
-    assert view.host(run.host).int_cores == 1600
+    host = view.host(run.host)
+    assert (host.int_cores, host.int_cores_idle) == (3200, 3000)
+    assert (host.int_mem - host.int_mem_idle, host.int_mem > 64 * GB) == (2 * GB, True)
     view.assert_consistent()
 
 
-def test_a_host_that_booted_with_other_hardware_is_resized_when_its_old_procs_are_gone(
+def test_a_host_that_booted_with_less_than_its_procs_have_has_nothing_idle_until_they_fit(
     view: FarmView, desk: Desk
 ) -> None:
-    # given a host that booted with twice its cores while procs were left on it
+    # given a host of 16 cores with four procs of 3 that boots with 8
+    run = start(view, LayerSpec(frames=4), running=4, cores=3)
+    desk.boot(name=run.host.name, cores_per_proc=800, total_mem=16 * GB)
+    idle = [view.host(run.host).int_cores_idle]
+    # when the procs of before end, one after the other
+    for index in range(4):
+        complete_frame(view.engine, run.report(index))
+        idle.append(view.host(run.host).int_cores_idle)
+    # then what is idle is the total less the procs that are left, and never less than nothing
+    assert idle == [0, 0, 200, 500, 800]
+    view.assert_consistent()
+
+
+def test_a_host_whose_boot_report_was_lost_is_resized_when_its_old_procs_are_gone(view: FarmView, desk: Desk) -> None:
+    # given a host that reports twice its cores while procs are left on it
     run = start(view)
     hardware = {"name": run.host.name, "cores_per_proc": 3200, "total_mem": 128 * GB}
-    desk.boot(**hardware)
     report = report_pb2.HostReport(host=render_host(**hardware))
     desk.status(report)
     assert view.host(run.host).int_cores == 1600
