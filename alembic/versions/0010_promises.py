@@ -42,4 +42,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP TABLE opencue_sched_hold, opencue_sched_blocked")
+    op.execute("DROP TABLE IF EXISTS opencue_sched_hold, opencue_sched_blocked")

@@ -25,4 +25,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP TABLE opencue_sched_frame_memory")
+    op.execute("DROP TABLE IF EXISTS opencue_sched_frame_memory")

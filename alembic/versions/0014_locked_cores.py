@@ -24,4 +24,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP TABLE opencue_sched_locked_cores")
+    op.execute("DROP TABLE IF EXISTS opencue_sched_locked_cores")

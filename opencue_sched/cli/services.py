@@ -14,6 +14,7 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_service_redis
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
+from opencue_sched.store.privileges import missing_tables
 from opencue_sched.store.schema import check_writable, downgrade, newly_possible, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
@@ -43,6 +44,12 @@ def migrate_command(down: bool, yes: bool) -> Done:
         with working("migrating the schema"):
             upgrade(url)
         after = ask(engine, revision_of)
+        if missing := ask(engine, missing_tables):
+            raise SchedulerError(
+                f"the schema is of revision {after}, but somebody dropped {', '.join(missing)}: restore it from a "
+                "backup; on a database made by Cuebot, `opencue-sched migrate --down` and `opencue-sched migrate` make "
+                "our tables anew"
+            )
     done = "was" if after == before and not possible else "was brought"
     return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
 

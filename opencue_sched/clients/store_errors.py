@@ -54,6 +54,14 @@ _REFUSED_CONNECTIONS = (
     "invalid sslmode",
 )
 """What PostgreSQL, or libpq, says of a connection that will be refused the next time, too."""
+_CONNECTION_LIMITS = {
+    "too many clients already": "its max_connections",
+    "remaining connection slots are reserved": "its max_connections",
+    "too many connections for role": "the CONNECTION LIMIT of the role",
+    "too many connections for database": "the CONNECTION LIMIT of the database",
+    "no more connections allowed": "PgBouncer's max_client_conn",
+}
+"""What PostgreSQL, or PgBouncer, says when it has no connection left, and which limit that is."""
 _REFUSED_BY_REDIS = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate verify failed",
@@ -122,6 +130,15 @@ def is_lasting(error: Exception) -> bool:
     if isinstance(error, AuthenticationError | NoPermissionError):
         return True
     return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)
+
+
+def limit_reached(error: Exception) -> str:
+    """Which limit keeps PostgreSQL from taking another connection; empty where that is not what the error says.
+
+    A connection that fails has no SQLSTATE, so this is known by the text, in English.
+    """
+    text = str(error.orig) if isinstance(error, OperationalError) else ""
+    return next((limit for words, limit in _CONNECTION_LIMITS.items() if words in text), "")
 
 
 def has_no_connection_left(error: Exception) -> bool:

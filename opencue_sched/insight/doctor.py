@@ -47,7 +47,7 @@ from opencue_sched.store import insight as figures
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
-from opencue_sched.store.privileges import missing_privileges
+from opencue_sched.store.privileges import missing_privileges, missing_tables
 from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, check_writable, triggers_of_proc
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -117,7 +117,10 @@ def _server(connection: Connection) -> Iterator[Finding]:
 
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
-    yield _ok("schema", f"{made}; our tables and triggers are there")
+    if missing := missing_tables(connection):
+        yield _fail("schema", f"{made}; somebody dropped {listed(missing)}", "run `opencue-sched migrate`")
+    else:
+        yield _ok("schema", f"{made}; our tables and triggers are there")
     if not triggers_of_proc(connection) >= GUARDS:
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")

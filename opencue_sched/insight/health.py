@@ -24,7 +24,11 @@ _ADVICE = {
     "25006": ("takes no writes", "name the primary in OPENCUE_SCHED_DATABASE_URL (`opencue-sched doctor` says more)"),
     "42501": ("denies what this program does", "docs/tasks/database-user.md has what its user must be granted"),
 }
+_MISSING_OBJECT = ("42P01", "42703", "42883")
+"""SQLSTATEs of a table, a column and a function that are not there."""
 """What a refusal of PostgreSQL means, by its SQLSTATE, and what to do where that is not to set the URL."""
+_MISSING_OBJECT = ("42P01", "42703", "42883")
+"""SQLSTATEs of a table, a column and a function that are not there."""
 
 
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
@@ -86,10 +90,7 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     what = "refuses" if is_lasting(error) else "does not answer"
     if isinstance(error, SQLAlchemyError):
         where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
-        if not isinstance(error, OperationalError):
-            what = "refuses"
-        state = getattr(getattr(error, "orig", None), "pgcode", None) or ""
-        what, advice = _ADVICE.get(state, (what, "set OPENCUE_SCHED_DATABASE_URL"))
+        what, advice = _meaning_and_advice(error, settings)
         return f"PostgreSQL at {where} {what} ({reason_of(error)}); {advice}"
     from redis.exceptions import AuthenticationError, NoPermissionError
 
@@ -105,6 +106,27 @@ def describe_failure(error: Exception, settings: Settings) -> str:
             "those of its broker; raise maxclients (the operator guide sums them up, under Connections)"
         )
     return f"{where} {what} ({describe(error)}); set OPENCUE_SCHED_REDIS_URL"
+
+
+def _meaning_and_advice(error: SQLAlchemyError, settings: Settings) -> tuple[str, str]:
+    """What an error of PostgreSQL means, and what to do."""
+    from opencue_sched.clients.store_errors import is_lasting, limit_reached
+
+    if limit := limit_reached(error):
+        pool = settings.database.pool_size
+        return "has no connection left", (
+            f"raise {limit}, or lower OPENCUE_SCHED_DATABASE__POOL_SIZE: a worker takes up to {pool + 1}, a report "
+            f"service {pool}, a beat 2, Flower 1 (the operator guide sums them up, under Connections)"
+        )
+    state = getattr(getattr(error, "orig", None), "pgcode", None) or ""
+    if state in _ADVICE:
+        return _ADVICE[state]
+    if state in _MISSING_OBJECT:
+        ours = "opencue_sched_" in reason_of(error)
+        look = "" if ours else "look whether OPENCUE_SCHED_DATABASE_URL names OpenCue's database, then "
+        return "lacks what this program needs", f"{look}run `opencue-sched migrate`"
+    away = isinstance(error, OperationalError) and not is_lasting(error)
+    return "does not answer" if away else "refuses", "set OPENCUE_SCHED_DATABASE_URL"
 
 
 def is_wrong_configuration(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""What the scheduler's database user must be allowed to do, where it does not own OpenCue's tables."""
+"""The tables that this program uses, and what its database user must be allowed to do where it does not own them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ CHANGED = (
     "opencue_sched_fence",
     "opencue_sched_frame_memory",
     "opencue_sched_hold",
+    "opencue_sched_locked_cores",
     "opencue_sched_quarantine",
     "point",
     "proc",
@@ -75,6 +76,15 @@ _MISSING = text(
     """
 )
 """A table that is not there is no refusal: has_table_privilege() answers NULL."""
+
+
+_ABSENT = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL ORDER BY name")
+
+
+def missing_tables(connection: Connection) -> list[str]:
+    """Tables of ours that somebody has dropped, where the schema is of this program's revision."""
+    ours = [name for name in (*READ, *CHANGED) if name.startswith("opencue_sched_")]
+    return list(connection.execute(_ABSENT, {"names": ours}).scalars())
 
 
 def missing_privileges(connection: Connection) -> list[str]:

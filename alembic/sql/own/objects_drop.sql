@@ -4,5 +4,5 @@ DROP FUNCTION opencue_sched_proc_released() CASCADE;
 DROP FUNCTION opencue_sched_caps_changed() CASCADE;
 DROP FUNCTION opencue_sched_work_arrived() CASCADE;
 DROP FUNCTION opencue_sched_notify(text, text, text[]);
-DROP TABLE opencue_sched_quarantine;
-DROP TABLE opencue_sched_fence;
+DROP TABLE IF EXISTS opencue_sched_quarantine;
+DROP TABLE IF EXISTS opencue_sched_fence;
