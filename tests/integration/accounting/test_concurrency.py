@@ -149,7 +149,7 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(
         return check
 
     monkeypatch.setattr(recompute_module, "check_consistency", interrupted)
-    passes = returned(monkeypatch, "reconcile")
+    passes = returned(monkeypatch, recompute_module, "reconcile")
     outer = world.recompute()
     assert len(passes[-1].passed_over) == 2
     assert outer.causes == {"missed_release": 1, "missing": 1}, "found, but healed by the other"
@@ -162,7 +162,7 @@ def test_stock_is_taken_by_one_process_at_a_time(world: World, monkeypatch: pyte
     world.recompute()
     world.store.client.set(keys.AUDIT, "somebody", px=60_000)
     world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
-    passes = returned(monkeypatch, "reconcile")
+    passes = returned(monkeypatch, recompute_module, "reconcile")
     report = world.recompute()
     assert (passes[0].check.complete, report.drifted) == (False, {})
     assert world.store.client.get(keys.AUDIT) == "somebody"

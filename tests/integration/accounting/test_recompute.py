@@ -309,7 +309,7 @@ class TestCommutes:
         world.ledger.book([booked])
         world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
         self.between(monkeypatch, "check_consistency", lambda: world.ledger.settle([booked]))
-        passes = returned(monkeypatch, "reconcile")
+        passes = returned(monkeypatch, recompute_module, "reconcile")
         world.recompute()
         assert len(passes[0].passed_over) == 1
         assert world.recompute().causes == {"moved": 1}
@@ -408,7 +408,7 @@ class TestDrift:
             return read(*args)
 
         monkeypatch.setattr(consistency_module, "read_counters", interrupted)
-        passes = returned(monkeypatch, "reconcile")
+        passes = returned(monkeypatch, recompute_module, "reconcile")
         report = world.recompute()
         assert (passes[0].check.complete, report.drifted, world.job_cores()) == (False, {}, 6)
 

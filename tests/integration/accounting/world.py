@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, unpack_entry
@@ -125,14 +125,14 @@ class World:
         assert drift(check) == {}
 
 
-def returned(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """What ``name`` of the reconcile module answers from now on, call by call."""
+def returned(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Any]:
+    """What ``name`` of a module answers from now on, call by call."""
     answers: list[Any] = []
-    original = getattr(recompute_module, name)
+    original = getattr(module, name)
 
     def recording(*args: Any, **how: Any) -> Any:
         answers.append(original(*args, **how))
         return answers[-1]
 
-    monkeypatch.setattr(recompute_module, name, recording)
+    monkeypatch.setattr(module, name, recording)
     return answers
