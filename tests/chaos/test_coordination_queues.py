@@ -37,9 +37,9 @@ RECORDER = """
 
     import os
     from types import SimpleNamespace
-    from opencue_sched.coordination import queues, transport
+    from opencue_sched.coordination import transport
 
-    queues.QUEUE_AGE_SECONDS = float(os.environ.get("TEST_QUEUE_AGE", "5"))
+    transport.QUEUE_AGE_SECONDS = float(os.environ.get("TEST_QUEUE_AGE", "5"))
 
     celeryconfig.imports = ()
     app = Celery("recorder")
