@@ -121,6 +121,12 @@ class NotServed(grpc.GenericRpcHandler):
 LARGEST_REPORT_BYTES = 1024 * 1024
 """A report of a host with hundreds of running frames and their child processes is smaller; more is refused by gRPC."""
 
+CONNECTION_AGE_SECONDS = 600.0
+"""Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps one channel for good: when one of two
+services behind an address starts again, all hosts would stay with the other."""
+_CONNECTION_GRACE_SECONDS = 30.0
+"""For calls under way on a connection that is old enough: more than the longest of them takes (_ANSWER_SECONDS)."""
+
 MOST_CALLS = 4_000
 _CALL_THREADS = 64
 _ANSWER_SECONDS = 20.0
@@ -129,6 +135,16 @@ _PULSE_SECONDS = 2.0
 _REPEAT_REFUSAL_SECONDS = 600.0
 _LONGEST_LABEL = 300
 _DATABASE_AWAY_SECONDS = 0.5
+
+
+def server_options() -> list[tuple[str, int]]:
+    """How the server treats connections and messages."""
+    return [
+        ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
+        ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(_CONNECTION_GRACE_SECONDS * 1000)),
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
@@ -160,10 +176,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         server = grpc.server(
             ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="report"),
             maximum_concurrent_rpcs=MOST_CALLS,
-            options=[
-                ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
-                ("grpc.so_reuseport", 0),
-            ],
+            options=server_options(),
         )
         report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(self, server)
         server.add_generic_rpc_handlers((NotServed(),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,12 +23,14 @@ from opencue_sched.embedded.demo.pictures import read_png
 from opencue_sched.embedded.rqds.real_rqd import RealRqd, RealRqdFarm
 from opencue_sched.embedded.servers.processes import free_port, private_directory, remove_directory
 from opencue_sched.errors import RqdFailure
+from opencue_sched.reports import service as service_module
 from opencue_sched.reports.host_reports import read_report
 from opencue_sched.rqd.channels import RqdChannels, tell
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.polling import eventually
+from tests.kit.relay import Relay
 
 
 class Reports(report_pb2_grpc.RqdReportInterfaceServicer):
@@ -258,6 +261,47 @@ def test_it_answers_by_its_own_name(rqd: RealRqd, channels: RqdChannels) -> None
     misled = RqdChannels(Rqd(addresses={"another": rqd.address}, timeout=60.0))
     with misled, pytest.raises(RqdFailure, match=f"answers as {rqd.name}"):
         misled.check_name("another")
+
+
+@contextlib.contextmanager
+def reporting_server() -> Iterator[tuple[Reports, str]]:
+    """A server with the report service's own options, and what it was told."""
+    servicer = Reports()
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=service_module.server_options())
+    report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield servicer, f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def test_it_goes_to_another_report_service_when_its_connection_is_old_and_loses_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given two report services behind one address, whose connections last a second
+    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    with (
+        reporting_server() as (first, first_address),
+        reporting_server() as (second, second_address),
+        Relay(first_address, second_address) as relay,
+        RealRqdFarm(1, report_address=relay.address, directory=directory, prefix="spread") as farm,
+        RqdChannels(Rqd(addresses=farm.addresses, timeout=60.0)) as channels,
+    ):
+        name, sent = farm.rqds[0].name, list[LaunchRequest]()
+
+        def both_told() -> bool:
+            # when it renders one frame after the other, and reports between them
+            sent.append(LaunchRequest(name, frame(directory, "sleep 0.1")))
+            assert launch_all(channels, sent[-1:])[0].error is None
+            eventually(lambda: sent[-1].ref.proc_id in first.completions | second.completions)
+            return bool(first.completions and second.completions)
+
+        # then both services get reports, and every completion comes to one of them
+        eventually(both_told, seconds=30.0)
+        assert first.completions.keys() | second.completions.keys() == {launch.ref.proc_id for launch in sent}
+        assert relay.opened > 1
 
 
 def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[Reports, str]) -> None:

@@ -16,11 +16,13 @@ from structlog.testing import capture_logs
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import SchedulerError
+from opencue_sched.reports import service as service_module
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.kit.counted import Counted
 from tests.kit.polling import eventually
+from tests.kit.relay import Relay
 from tests.kit.reported_hosts import GB, render_host
 from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
 
@@ -113,6 +115,52 @@ def test_two_services_side_by_side(
     assert (applied, stale) == (10, 10)
     assert sorted(ledger.released) == sorted(run.procs)
     view.assert_consistent()
+
+
+def test_hosts_spread_over_services_behind_one_address_again(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given two services behind one address, and an RQD that keeps one channel for good
+    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    run = start(view)
+    with (
+        running_service(settings, engine, ledger) as first,
+        running_service(settings, engine, ledger) as second,
+        Relay(*(f"127.0.0.1:{service.port}" for service in (first, second))) as relay,
+        grpc.insecure_channel(relay.address) as channel,
+    ):
+        stub = report_pb2_grpc.RqdReportInterfaceStub(channel)
+
+        def reported() -> bool:
+            stub.ReportStatus(status(run.host.name), timeout=20)  # none of them fails
+            return bool(first.count["host_report"] and second.count["host_report"])
+
+        # when its connection has reached its age, then it goes to the other service
+        eventually(reported)
+
+
+def test_a_completion_that_waits_outlives_the_age_of_its_connection(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    run = start(view)
+    with (
+        running_service(settings, engine, ledger) as service,
+        Relay(f"127.0.0.1:{service.port}") as relay,
+        grpc.insecure_channel(relay.address) as channel,
+        engine.connect() as connection,
+    ):
+        stub = report_pb2_grpc.RqdReportInterfaceStub(channel)
+        # given a completion that waits for a frame which somebody has locked
+        connection.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
+        waiting = stub.ReportRunningFrameCompletion.future(completion(run), timeout=60)
+        # when its connection has reached its age, and others have been opened
+        eventually(lambda: stub.ReportStatus(status(run.host.name), timeout=20) is not None and relay.opened > 1)
+        assert not waiting.done()
+        connection.rollback()
+        # then it is answered
+        waiting.result()
+    assert view.procs() == []
 
 
 @pytest.mark.parametrize("field", ["resource_id", "frame_id"])

@@ -21,8 +21,8 @@ from opencue_sched.rqd.kill import RqdKiller, Whereabouts, look
 from opencue_sched.rqd.launch import launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
-from tests.kit.lost_address import LostAddress
 from tests.kit.polling import eventually
+from tests.kit.relay import Relay
 
 _A_FARM = """
 import sys
@@ -140,10 +140,10 @@ def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
 
 
 @pytest.fixture
-def moving(farm: SimulatedFarm) -> Iterator[tuple[LostAddress, RqdChannels]]:
+def moving(farm: SimulatedFarm) -> Iterator[tuple[Relay, RqdChannels]]:
     """The address of sim0001, which can be lost, and connections to it."""
     with (
-        LostAddress(farm.addresses["sim0001"]) as place,
+        Relay(farm.addresses["sim0001"]) as place,
         RqdChannels(Rqd(addresses={"sim0001": place.address}, timeout=2.0)) as channels,
     ):
         assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
@@ -151,7 +151,7 @@ def moving(farm: SimulatedFarm) -> Iterator[tuple[LostAddress, RqdChannels]]:
 
 
 def test_a_host_whose_address_changed_is_reached_again_over_a_new_connection(
-    moving: tuple[LostAddress, RqdChannels],
+    moving: tuple[Relay, RqdChannels],
 ) -> None:
     # given a connection over which nothing comes back any more, and nobody says so
     place, channels = moving
@@ -164,7 +164,7 @@ def test_a_host_whose_address_changed_is_reached_again_over_a_new_connection(
     assert place.opened == 2
 
 
-def test_one_late_answer_costs_no_connection(farm: SimulatedFarm, moving: tuple[LostAddress, RqdChannels]) -> None:
+def test_one_late_answer_costs_no_connection(farm: SimulatedFarm, moving: tuple[Relay, RqdChannels]) -> None:
     place, channels = moving
     for _ in range(2):
         farm.freeze("sim0001")
@@ -175,7 +175,7 @@ def test_one_late_answer_costs_no_connection(farm: SimulatedFarm, moving: tuple[
 
 
 def test_a_deadline_too_short_for_any_answer_says_nothing_of_the_connection(
-    moving: tuple[LostAddress, RqdChannels],
+    moving: tuple[Relay, RqdChannels],
 ) -> None:
     place, channels = moving
     for _ in range(20):
@@ -185,7 +185,7 @@ def test_a_deadline_too_short_for_any_answer_says_nothing_of_the_connection(
     assert place.opened == 1
 
 
-def test_a_host_that_does_not_answer_is_told_until_it_does(moving: tuple[LostAddress, RqdChannels]) -> None:
+def test_a_host_that_does_not_answer_is_told_until_it_does(moving: tuple[Relay, RqdChannels]) -> None:
     # given a host of which two calls in a row got no answer
     place, channels = moving
     assert channels.unreached() == ()
@@ -207,7 +207,7 @@ def test_a_host_that_does_not_answer_is_told_until_it_does(moving: tuple[LostAdd
 
 
 def test_a_call_that_others_wait_for_outlives_the_end_of_its_connection(
-    farm: SimulatedFarm, moving: tuple[LostAddress, RqdChannels]
+    farm: SimulatedFarm, moving: tuple[Relay, RqdChannels]
 ) -> None:
     # given a host that is frozen, and a call that has time
     _, channels = moving
