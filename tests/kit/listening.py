@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, text
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from tests.kit.polling import eventually
 
@@ -21,3 +24,24 @@ def eventually_listen(engine: Engine, listeners: int = 1) -> None:
             return int(connection.execute(text(_LISTENERS)).scalar_one()) == listeners
 
     eventually(there, 20, f"{listeners} that listen")
+
+
+_END_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+    """
+
+
+@contextmanager
+def nobody_hears(connection: Connection) -> Iterator[None]:
+    """The database takes no connection, and has ended all but this one: to workers it is away."""
+    url = connection.engine.url
+    admin = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as session:
+        session.execute(text(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS false'))
+        try:
+            eventually(lambda: not connection.execute(text(_END_OTHERS)).all(), 20, "no other session")
+            yield
+        finally:
+            session.execute(text(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS true'))
+    admin.dispose()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 import redis
 from celery import Celery
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
@@ -18,7 +17,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.worker.process import Process
-from tests.kit.listening import eventually_listen
+from tests.kit.listening import eventually_listen, nobody_hears
 from tests.kit.polling import eventually
 
 RECENT = 20.0
@@ -48,21 +47,6 @@ def test_who_lost_its_connection_wakes_every_managed_show(
     assert set(woken) == managed
 
 
-@contextmanager
-def nobody_hears(database_url: str, connection: Connection) -> Iterator[None]:
-    """No listener has a connection, nor gets one."""
-    url = make_url(database_url)
-    admin = create_engine(url.set(drivername="postgresql+psycopg2", database="postgres"), isolation_level="AUTOCOMMIT")
-    with closing(admin.raw_connection()) as session, session.cursor() as cursor:
-        cursor.execute(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS false')
-        try:
-            eventually(lambda: not connection.execute(text(_END_LISTENERS)).all(), RECENT, "no listener")
-            yield
-        finally:
-            cursor.execute(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS true')
-    admin.dispose()
-
-
 def test_what_happened_while_nobody_heard_is_read_again_at_once(
     settings: Settings, engine: Engine, redis_client: redis.Redis
 ) -> None:
@@ -85,7 +69,7 @@ def test_what_happened_while_nobody_heard_is_read_again_at_once(
         assert redis_client.hlen(keys.LEDGER) == 1
 
         # when the run is released, and the burst changed, while nobody hears of it
-        with nobody_hears(settings.sqlalchemy_url, beside):
+        with nobody_hears(beside):
             beside.execute(text("DELETE FROM proc"))
             beside.execute(text("UPDATE host SET int_cores_idle = int_cores"))
             beside.execute(text("UPDATE subscription SET int_burst = 700"))
