@@ -24,8 +24,6 @@ _ADVICE = {
     "25006": ("takes no writes", "name the primary in OPENCUE_SCHED_DATABASE_URL (`opencue-sched doctor` says more)"),
     "42501": ("denies what this program does", "docs/tasks/database-user.md has what its user must be granted"),
 }
-_MISSING_OBJECT = ("42P01", "42703", "42883")
-"""SQLSTATEs of a table, a column and a function that are not there."""
 """What a refusal of PostgreSQL means, by its SQLSTATE, and what to do where that is not to set the URL."""
 _MISSING_OBJECT = ("42P01", "42703", "42883")
 """SQLSTATEs of a table, a column and a function that are not there."""
