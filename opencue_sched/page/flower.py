@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from opencue_sched.accounting.epoch import guarded_redis
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.health import check_service_redis
-from opencue_sched.settings import get_settings
+from opencue_sched.settings import Settings, get_settings
 
 
 def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
@@ -40,6 +41,7 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
             from opencue_sched.page.handlers import add_to_flower
 
             add_to_flower(settings)
+            show_queues_of_sockets(settings)
         except (ValidationError, SchedulerError, RedisError) as error:
             refuse(error)
         import_modules.connect(judged, weak=False)
@@ -52,6 +54,23 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
             refuse(error)
 
     options.add_parse_callback(starts)
+
+
+def show_queues_of_sockets(settings: Settings) -> None:
+    """Have Flower's page of queues log in to a unix socket, and use the database, as the Redis URL says: Flower itself
+    knows a socket's path and password alone."""
+    named = read_redis_url(settings.redis_dsn)
+    if named.scheme != "unix":
+        return
+    from flower.utils import broker
+    from redis.asyncio import Redis
+
+    class Socket(broker.RedisSocket):  # type: ignore[misc]
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            self.redis = Redis(unix_socket_path=named.path, socket_timeout=self.socket_timeout, **named.options)
+
+    broker.RedisSocket = Socket
 
 
 def guard_flower(options: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from urllib.parse import urlsplit
 
+import flower.utils.broker
 import pytest
 import redis
 from kombu import Connection
@@ -14,6 +16,7 @@ from kombu import Connection
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.transport import broker_settings, guard_transports
 from opencue_sched.embedded.servers.services import EmbeddedRedis
+from opencue_sched.page.flower import show_queues_of_sockets
 from opencue_sched.settings import Settings
 
 QUEUE = "cue:q:work:type:sweep"
@@ -59,3 +62,15 @@ def test_user_password_and_database_reach_the_broker_and_the_counters(server: Em
         assert message.payload == {"said": "hello"}
         message.ack()
     assert "s/cr@t" not in repr(named)
+
+
+def test_flower_shows_the_queues_of_that_user_and_database(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower.utils.broker, "RedisSocket", flower.utils.broker.RedisSocket)
+    url = f"unix://farm:s%2Fcr%40t@{path_of(server)}?db=3"
+    with closing(guarded_redis(url, Settings())) as client:
+        client.lpush(QUEUE, "one", "two")
+    show_queues_of_sockets(Settings(redis_url=url))
+    page = flower.utils.broker.Broker(broker_settings(url).url, broker_options={})
+    assert asyncio.run(page.queues([QUEUE])) == [{"name": QUEUE, "messages": 2}]
