@@ -119,10 +119,11 @@ def _ask(connection: Connection, *command: str) -> Any:
 
 def look_at_store(client: redis.Redis) -> tuple[bool, float | None]:
     """Whether the store is open, and seconds since the mark of the last whole recompute, or the filling; None when
-    there was none. One round trip. Raises RedisError."""
+    there was none, or when somebody wrote what is no time. One round trip. Raises RedisError."""
     with client.pipeline(transaction=False) as pipe:
         pipe.mget(keys.EPOCH, keys.RECOMPUTED_AT)
         pipe.time()
         (stored, recomputed_at), (seconds, _) = pipe.execute()
-    age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
+    known = recomputed_at is not None and recomputed_at.isdecimal()
+    age = max(0.0, float(seconds) - float(recomputed_at)) if known else None
     return Epoch.parse(stored) is not None, age

@@ -245,6 +245,7 @@ class Process:
             return
         # Work and hosts first: a host that came free needs no recount where no cap is reached.
         self.hosts.missed()
+        self.sweeper.reload()
         self.handlers.wake_all()
         self.bootstrap(fleet_start=True, sleep=sleep)
         self.handlers.handed_back(())

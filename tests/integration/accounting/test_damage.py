@@ -10,6 +10,7 @@ import redis
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, store_state
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clock import boot_id
 from opencue_sched.errors import NotReady, StoreDamaged
@@ -172,3 +173,9 @@ def test_a_store_that_is_being_filled_is_left_to_its_filler(world: World) -> Non
     with pytest.raises(NotReady):
         world.recompute()
     assert store_state(client) is StoreState.FILLING
+
+
+def test_a_time_of_the_last_recompute_that_is_none_is_unknown(world: World) -> None:
+    """It decides nothing, and the next recompute writes it."""
+    world.store.client.set(keys.RECOMPUTED_AT, "yesterday")
+    assert look_at_store(world.store.client) == (True, None)
