@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
 from opencue_sched.clients.redis_client import why_unfit
+from opencue_sched.clients.store_errors import is_lasting
 from opencue_sched.coordination.board import NEVER, BoardScripts, End, JobPriority, Listing, field_map, life_ms
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.keys import BoardKeys
@@ -342,7 +343,8 @@ class JobBoard(BoardScripts):
         try:
             yield
         except RedisError as error:
-            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+            what = "refuses" if is_lasting(error) else "does not answer"
+            raise JobFailure(f"board {self.name!r}: Redis {what}: {error}") from error
 
     def call(self, script: str, *args: str | int | float) -> Any:
         """As of any board; raises as answering()."""

@@ -13,11 +13,13 @@ from pydantic import SecretStr
 
 from benchmarks.warm_start import ROOT, run
 from opencue_sched.accounting.epoch import guarded_redis
+from opencue_sched.coordination.jobboard import Entity, JobBoard, JobFailure
 from opencue_sched.errors import StoreUnusable
 from opencue_sched.insight.redis_access import access_of, check_access
 from opencue_sched.settings import Settings
 from tests.conftest import RedisServer
 from tests.kit.command import Cli
+from tests.kit.polling import eventually
 
 PROCESSES = {
     "worker": ("-m", "celery", "-A", "opencue_sched", "worker", "-P", "solo"),
@@ -136,3 +138,23 @@ def test_a_command_says_which_command_redis_refuses(
     assert "error: Redis at redis://127.0.0.1:" in ran.err
     assert "'eval" in ran.err
     assert "does not answer" not in ran.err
+
+
+def test_a_program_with_a_jobboard_of_its_own_needs_no_more_than_the_boards_keys(
+    user_with: WithoutRules, settings: Settings
+) -> None:
+    commands = [f"+{command}" for command in access_of(settings, broker=False).commands]
+    url = user_with("resetkeys", "resetchannels", "-@all", *commands, "~studio:board:conversions:*").redis_dsn
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        with JobBoard(client, "studio", name="conversions") as board:
+            heard: list[str] = []
+            board.notifier.register("POSTED", lambda kind, _: heard.append(kind))
+            job = board.post("convert", delay=0.1)
+            assert next(board.wait(10)) == job
+            claim = board.claim_next("me", 5)
+            board.register_entity(Entity("conductor", "c1"))
+            assert [entity.name for entity in board.entities()] == ["c1"]
+            board.trash(claim, "me")
+            eventually(lambda: heard == ["POSTED"], what="the event")
+        with JobBoard(client, "studio", name="others") as board, pytest.raises(JobFailure, match="Redis refuses: "):
+            board.post("convert")
