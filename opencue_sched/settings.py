@@ -13,7 +13,6 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +31,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from opencue_sched.domain.database_url import DatabaseUrl, read_database_url
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.domain.redis_url import FILE_OPTIONS, read_redis_url, with_password
 from opencue_sched.errors import InvalidInput, WrongConfiguration
@@ -48,7 +48,7 @@ _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AUTHORITIES_OF_THE_SYSTEM = "system"
 """What libpq takes for sslrootcert in place of a file."""
-_POSTGRESQL = re.compile(r"^postgres(ql)?(\+\w+)?://")
+_DATABASE_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
 def as_seconds(value: Any) -> Any:
@@ -90,21 +90,9 @@ def _for_other_os(value: dict[str, str]) -> dict[str, str]:
 
 
 def _database_url(value: SecretStr) -> SecretStr:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    url, query = value.get_secret_value(), None
-    with suppress(ArgumentError, ValueError):
-        query = make_url(url).query if _POSTGRESQL.match(url) else None
-    if query is not None:
-        files = {name: query.get(name) for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl")}
-        _look_for_files("database_url", files)
-        return value
-    # Without the cause: SQLAlchemy shows what it could not read, which may be part of a password.
-    raise ValueError(
-        "database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name, with / @ and : in the "
-        "password as %2F %40 and %3A, and a port that is a number"
-    )
+    options = read_database_url(value.get_secret_value()).options
+    _look_for_files("database_url", {name: options.get(name) for name in _DATABASE_FILES})
+    return value
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
@@ -133,7 +121,7 @@ Texts = Annotated[dict[str, str], BeforeValidator(json_value)]
 LogRoots = Annotated[dict[str, str], BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
 LogLevel = Annotated[str, StringConstraints(pattern="^(?i:debug|info|warning|error)$", to_lower=True)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
-DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+PostgresUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 
 
@@ -363,7 +351,7 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    database_url: DatabaseUrl | None = Field(
+    database_url: PostgresUrl | None = Field(
         None, description="postgresql+psycopg2://user:password@host:port/name; wins over database.db_*."
     )
     redis_url: RedisUrl | None = Field(None, description="Short for accounting.redis_url; wins over it.")
@@ -396,20 +384,22 @@ class Settings(BaseSettings):
 
     @property
     def sqlalchemy_url(self) -> str:
-        """The database URL with the psycopg2 driver named. Contains the password: never log it."""
-        if self.database_url is not None:
-            return _POSTGRESQL.sub("postgresql+psycopg2://", self.database_url.get_secret_value())
-        from sqlalchemy import URL
+        """The database URL as SQLAlchemy takes it. Contains the password: never log it."""
+        return self._database.for_sqlalchemy
 
+    @property
+    def database_shown(self) -> str:
+        """Where the database is and who asks it, without a secret."""
+        return self._database.shown
+
+    @property
+    def _database(self) -> DatabaseUrl:
+        if self.database_url is not None:
+            return read_database_url(self.database_url.get_secret_value())
         db = self.database
-        return URL.create(
-            "postgresql+psycopg2",
-            username=db.db_user,
-            password=db.db_pass.get_secret_value() or None,
-            host=db.db_host,
-            port=db.db_port,
-            database=db.db_name,
-        ).render_as_string(hide_password=False)
+        hosts = tuple(db.db_host.split(","))
+        ports = (str(db.db_port),) * len(hosts)
+        return DatabaseUrl(db.db_user, db.db_pass.get_secret_value(), hosts, ports, db.db_name)
 
     @property
     def redis_dsn(self) -> str:

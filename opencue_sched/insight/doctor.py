@@ -71,7 +71,7 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     frames, database_answers = 0, False
     try:
         with engine.connect() as connection:
-            findings += _server(connection)
+            findings += _server(connection, settings.database_shown)
             facts = check_schema(connection)
             for look in _ON_THE_DATABASE:
                 findings += look(connection, settings, facts)
@@ -89,9 +89,8 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     return Report((*findings, *_redis(client, settings, frames, engine if database_answers else None)))
 
 
-def _server(connection: Connection) -> Iterator[Finding]:
+def _server(connection: Connection, where: str) -> Iterator[Finding]:
     server = figures.server(connection)
-    where = connection.engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
         yield _fail("PostgreSQL", f"{where} is version {version}", "PostgreSQL 13 or newer is needed")

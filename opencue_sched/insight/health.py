@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from sqlalchemy import Engine
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
 from opencue_sched.clients.postgres import ask, make_engine
@@ -87,9 +86,8 @@ def describe_failure(error: Exception, settings: Settings) -> str:
 
     what = "refuses" if is_lasting(error) else "does not answer"
     if isinstance(error, SQLAlchemyError):
-        where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
         what, advice = _meaning_and_advice(error, settings)
-        return f"PostgreSQL at {where} {what} ({reason_of(error)}); {advice}"
+        return f"PostgreSQL at {settings.database_shown} {what} ({reason_of(error)}); {advice}"
     from redis.exceptions import AuthenticationError, NoPermissionError
 
     where = f"Redis at {without_secrets(settings.redis_dsn)}"

@@ -10,10 +10,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from benchmarks.warm_start import ROOT, run
-from opencue_sched.embedded.servers.services import EmbeddedPostgres
 from opencue_sched.settings import Settings
-from opencue_sched.store import schema
 from tests.kit.command import Cli
+from tests.kit.standby import standby_server
 
 STARTS = {
     "worker": ("-m", "celery", "-A", "opencue_sched", "worker", "-P", "solo"),
@@ -27,13 +26,7 @@ STARTS = {
 @pytest.fixture(scope="module")
 def standby() -> Iterator[str]:
     """URL of a migrated database on a hot standby."""
-    with EmbeddedPostgres() as server:
-        schema.upgrade(server.url)
-        data = server.directory / "data"
-        signal = data / "standby.signal"
-        signal.touch()
-        os.chown(signal, data.stat().st_uid, data.stat().st_gid)
-        server.restart()
+    with standby_server() as server:
         yield server.url
 
 

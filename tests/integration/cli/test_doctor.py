@@ -354,6 +354,25 @@ def test_an_option_of_the_database_url_that_is_none_is_named_with_the_variable(
         assert "sesame" not in ran.err
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://127.0.0.1:1/farm?user=someone&password=sesame",
+        "postgresql://someone@127.0.0.1:1/farm?sslpassword=sesame",
+        "postgresql://someone:open@sesame@127.0.0.1:1/farm",
+        "postgresql://someone:12/sesame@127.0.0.1:1/farm",
+    ],
+)
+@pytest.mark.parametrize("words", [("job", "list"), ("doctor",), ("fleet",), ("migrate",)])
+def test_no_password_of_a_database_url_is_shown_wherever_it_stands(
+    cli: Cli, environment: pytest.MonkeyPatch, url: str, words: tuple[str, ...]
+) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", url)
+    ran = cli(*words)
+    assert "OPENCUE_SCHED_DATABASE_URL" in ran.out + ran.err
+    assert "sesame" not in ran.out + ran.err
+
+
 def test_audit_says_which_variable_names_a_redis_that_does_not_answer(
     cli: Cli, environment: pytest.MonkeyPatch
 ) -> None:
