@@ -138,7 +138,7 @@ def _tell_locked(engine: Engine, chosen: Sequence[NamedRow], call: str, otherwis
     settings = get_settings()
     if settings.rqd.dry_run_mode:
         return
-    with RqdChannels(settings.rqd, full_name=hosts.full_names(engine)) as channels:
+    with RqdChannels(settings.rqd, full_name=hosts.full_names(engine), quiet=True) as channels:
         killer = RqdKiller(channels)
 
         def told(name: str) -> str:
@@ -225,7 +225,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
         if now and running and not yes:
             names = ", ".join(host.host for host in found)
             click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
-        with RqdChannels(settings.rqd, full_name=hosts.full_names(engine)) as channels:
+        with RqdChannels(settings.rqd, full_name=hosts.full_names(engine), quiet=True) as channels:
             for host in found:
                 if silence := RqdKiller(channels).silence(host.host, settings.rqd.timeout):
                     failed[host.host] = f"its RQD {silence}; nothing is changed"

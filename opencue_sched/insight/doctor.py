@@ -181,7 +181,7 @@ def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
     from opencue_sched.rqd.kill import RqdKiller
 
     with (
-        RqdChannels(settings.rqd, full_name=full_names(engine)) as channels,
+        RqdChannels(settings.rqd, full_name=full_names(engine), quiet=True) as channels,
         ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads,
     ):
         answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)

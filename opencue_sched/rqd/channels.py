@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
 _IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
-_RESOLVE_SECONDS = 2.0
+_RESOLVE_SECONDS = 5.0
 """gRPC would go on for 30 s with the address that a name had when it was last resolved."""
 _KEEPALIVE_SECONDS = 300.0
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
@@ -52,7 +52,7 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
         host: _Host,
         options: list[tuple[str, int]],
         heard: Callable[..., None],
-        named: Callable[[_Connection, str, Any], None],
+        named: Callable[[_Connection, str], None],
     ) -> None:
         self.host = host
         self.channel = grpc.insecure_channel(host.address, options=options)
@@ -73,7 +73,7 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
             raise
         self.heard(self, calls=-1, ended=call, details=details)
         if isinstance(request, rqd_pb2.RqdStaticReportStatusRequest) and call.code() is grpc.StatusCode.OK:
-            self.named(self, call.result().host_report.host.name, details)
+            self.named(self, call.result().host_report.host.name)
         return call
 
 
@@ -122,11 +122,13 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         settings: Rqd,
         *,
         full_name: Callable[[str], str] = str,
+        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``full_name`` is asked for the name with domain of a host where ``rqd.dial_by`` is full; it raises RqdFailure
-        where it cannot tell."""
+        where it cannot tell. ``quiet``: no warnings in the log, as for a command, which tells what it found."""
         self.settings = settings
+        self._quiet = quiet
         self._full_name = full_name
         self._clock = clock
         self._lock = threading.Lock()
@@ -230,20 +232,16 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         if over:
             connection.channel.close()
 
-    def _name(self, connection: _Connection, name: str, details: Any) -> None:
-        """Learn by whose name a report is that came over a connection; ``details`` is how it was asked for."""
+    def _name(self, connection: _Connection, name: str) -> None:
+        """Learn by whose name a report is that came over a connection."""
         host = connection.host
         # A host known by its address is whoever has that.
         own = not name or is_address(host.name) or same_host(host.name, name)
         with self._lock:
             host.named_at = self._clock() if own else -math.inf
             host.answers_as = "" if own else name
-            # Who asks whether a host is there tells the answer.
-            warns = not own and not details.wait_for_ready and self._clock() - host.warned_at >= _WARN_SECONDS
-            if warns:
-                host.warned_at = self._clock()
-        if warns:
-            _log.warning("rqd_answers_as_another_host", host=host.name, address=host.address, answers_as=name)
+            if not own:
+                self._warn(host, "rqd_answers_as_another_host", answers_as=name)
 
     def _learn(self, connection: _Connection, ended: Any, details: Any) -> None:
         host, code, seconds = connection.host, ended.code(), details.timeout
@@ -266,11 +264,15 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         if late and host.unanswered >= CALLS_TO_TELL:
             connection.retired, host.connection = True, None
             self._retired.add(connection)
-        if host.unanswered >= CALLS_TO_TELL and now - host.warned_at >= _WARN_SECONDS:
+        if host.unanswered >= CALLS_TO_TELL:
+            self._warn(host, "rqd_does_not_answer", calls=host.unanswered, error=host.words)
+
+    def _warn(self, host: _Host, event: str, **fields: object) -> None:
+        """Log a warning about a host, one a minute."""
+        now = self._clock()
+        if not self._quiet and now - host.warned_at >= _WARN_SECONDS:
             host.warned_at = now
-            _log.warning(
-                "rqd_does_not_answer", host=host.name, address=host.address, calls=host.unanswered, error=host.words
-            )
+            _log.warning(event, host=host.name, address=host.address, **fields)
 
     def _options(self) -> list[tuple[str, int]]:
         """A connection attempt must end well before the call's deadline, so that a host that is down is told apart

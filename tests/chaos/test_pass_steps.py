@@ -235,6 +235,7 @@ def stage(request, engine, settings, database_url, redis_server, redis_client) -
         redis_client.script_load(load_script(name).text)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     with SimulatedFarm(host_specs(len(PLACES), cores=1000)) as rqds:
+        rqds.behave(nameless=True)  # each stands for the hosts of all scenes
         served = dict(zip(PLACES, rqds.addresses.values(), strict=True))
         addresses = {f"{name}{number}": at for number in range(SCENES_AT_MOST) for name, at in served.items()}
         environment = {

@@ -70,6 +70,8 @@ class Behaviour:
     completions_lost: bool = False
     """Do not report completions; as with RQD, they are never sent later."""
     memory_used_kb: int = 262_144
+    nameless: bool = False
+    """Reports have no name of a host in them: it stands for several."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class SimulatedHost:
         spec = self.spec
         used = sum(self.behaviour.memory_used_kb for _ in self._active)
         return report_pb2.RenderHost(
-            name=spec.name,
+            name="" if self.behaviour.nameless else spec.name,
             nimby_enabled=False,
             facility=spec.facility,
             num_procs=1,
