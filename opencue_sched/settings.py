@@ -314,6 +314,16 @@ class Coordination(_Section):
         return min(5.0, self.lease_ttl * 2 / 15)
 
 
+class Page(_Section):
+    """Flower's pages."""
+
+    hosts: Words = Field(
+        (),
+        description="Names by which a Flower that asks for no password answers, besides localhost and addresses: those "
+        "of a proxy before it.",
+    )
+
+
 class Release(_Section):
     """The report service, and what follows from reports."""
 
@@ -374,6 +384,7 @@ class Settings(BaseSettings):
     accounting: Accounting = Field(default_factory=Accounting)
     coordination: Coordination = Field(default_factory=Coordination)
     release: Release = Field(default_factory=Release)
+    page: Page = Field(default_factory=Page)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

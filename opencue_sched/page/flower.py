@@ -7,9 +7,10 @@ from a file of its own, so what it has made of them all is judged.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from celery.signals import import_modules
@@ -24,9 +25,10 @@ from opencue_sched.settings import Settings, get_settings
 
 
 def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
-    """Have the stores looked at, the farm page added and the options judged when Flower starts in this process, which
+    """Have the options judged, the stores looked at and the farm page added when Flower starts in this process, which
     ends by ``refuse`` where it may not. Nothing where Celery has not loaded Flower's command."""
-    if "flower.command" not in sys.modules:
+    command: Any = sys.modules.get("flower.command")
+    if command is None:
         return
     from tornado.options import options
 
@@ -38,12 +40,14 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
             settings = get_settings()
             with guarded_redis(settings.redis_dsn, settings) as client:
                 check_service_redis(client, settings)
+            from opencue_sched.page.application import GuardedFlower
             from opencue_sched.page.handlers import add_to_flower
 
             add_to_flower(settings)
             show_queues_of_sockets(settings)
         except (ValidationError, SchedulerError, RedisError) as error:
             refuse(error)
+        command.Flower = partial(GuardedFlower, hosts=settings.page.hosts, refuse=refuse)
         import_modules.connect(judged, weak=False)
 
     def judged(**_: Any) -> None:
@@ -53,6 +57,8 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
         except (InvalidInput, AttributeError) as error:
             refuse(error)
 
+    command.apply_env_options = _refusing(command.apply_env_options, refuse)
+    command.apply_options = _refusing(command.apply_options, refuse)
     options.add_parse_callback(starts)
 
 
@@ -73,13 +79,43 @@ def show_queues_of_sockets(settings: Settings) -> None:
     broker.RedisSocket = Socket
 
 
-def guard_flower(options: Any) -> None:
-    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password.
+def _refusing(read_options: Callable[..., None], refuse: Callable[[Exception], NoReturn]) -> Callable[..., None]:
+    """A function of Flower's that reads options, which refuses one that makes no sense instead of raising an error."""
+    from tornado.options import Error
 
-    No address means every address. An ``auth_provider`` alone asks nobody: Flower looks at ``auth`` and ``basic_auth``.
+    def read(*given: Any) -> None:
+        try:
+            read_options(*given)
+        except (ValueError, TypeError, Error) as error:
+            refuse(InvalidInput(unreadable_option(os.environ, str(error))))
+
+    return read
+
+
+def unreadable_option(environment: Mapping[str, str], error: str) -> str:
+    """What to say of an option of Flower's that could not be read, by the variable if its value is in the ``error``."""
+    for name, value in environment.items():
+        if name.startswith("FLOWER_") and repr(value) in error:
+            linked = value.startswith("tcp://")
+            cure = f"; a Service named flower sets it in each pod beside it: set {name}, or enableServiceLinks: false"
+            return f"{name}: {error}{cure if linked else ''}"
+    return f"an option of Flower's makes no sense: {error}"
+
+
+def guard_flower(options: Any) -> None:
+    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password, and
+    for a password that cannot be given.
+
+    No address means every address.
     """
-    asks = options.auth or any(options.basic_auth or ())
-    if asks or options.unix_socket or options.address in ("127.0.0.1", "::1", "localhost"):
+    from opencue_sched.page.application import asks_for_a_password
+
+    if any(entry and ":" not in entry for entry in options.basic_auth or ()):
+        raise InvalidInput(
+            "FLOWER_BASIC_AUTH (--basic_auth) is user:password, or several of these with commas between them, and one "
+            "has no colon: a password cannot have a comma"
+        )
+    if asks_for_a_password(options) or options.unix_socket or options.address in ("127.0.0.1", "::1", "localhost"):
         return
     raise InvalidInput(
         f"Flower would listen on {options.address or 'every address'} and let everybody stop workers; "

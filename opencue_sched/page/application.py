@@ -1,0 +1,69 @@
+"""Flower's application, as this scheduler starts it: it answers by its own names, and says why it cannot listen."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+
+from flower.app import Flower
+from tornado.httputil import HTTPServerRequest
+from tornado.web import RequestHandler
+
+from opencue_sched.errors import InvalidInput
+
+
+def asks_for_a_password(options: Any) -> bool:
+    """Whether Flower asks before it answers. It looks at ``auth`` and ``basic_auth``; an ``auth_provider`` alone asks
+    nobody."""
+    return bool(options.auth or any(options.basic_auth or ()))
+
+
+def is_own_name(host: str, hosts: Collection[str]) -> bool:
+    """Whether a page may be asked for by ``host``, in lower case and without a port: as localhost, by an address, or by
+    one of ``hosts``. No other page can have such a name in a browser, whoever answers for other names."""
+    name = host.rstrip(".")
+    if name == "localhost" or name in hosts:
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+class GuardedFlower(Flower):  # type: ignore[misc]
+    """Flower that, where it asks for no password, answers what is asked of it by its own names alone: a page from
+    elsewhere whose name was made to lead here could read everything otherwise (DNS rebinding)."""
+
+    def __init__(self, *, hosts: Collection[str], refuse: Callable[[Exception], NoReturn], **given: Any) -> None:
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._refuse = refuse
+        super().__init__(**given)
+
+    def find_handler(self, request: HTTPServerRequest, **named: Any) -> Any:
+        """Tornado's choice of a handler, or that which refuses."""
+        if asks_for_a_password(self.options) or is_own_name(request.host_name, self._hosts):
+            return super().find_handler(request, **named)
+        return self.get_handler_delegate(request, _UnknownName)
+
+    def start_http_server(self) -> Any:
+        try:
+            return super().start_http_server()
+        except OSError as error:
+            where = self.options.unix_socket or f"{self.options.address}, port {self.options.port}"
+            reason = f"Flower cannot listen on {where} ({error.strerror}); choose another with --port or FLOWER_PORT"
+            self._refuse(InvalidInput(reason))
+
+
+class _UnknownName(RequestHandler):
+    """Says why Flower does not answer by the name that it was asked for by."""
+
+    def prepare(self) -> None:
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.finish(
+            "This Flower asks for no password, so it answers as localhost, by its address, and by the names in "
+            f"OPENCUE_SCHED_PAGE__HOSTS alone. {self.request.host_name} is none of them.\n"
+        )
