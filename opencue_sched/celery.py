@@ -33,6 +33,7 @@ from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNo
 from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong_configuration
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
+from opencue_sched.signals import end_by_sigterm_as_first_process
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import process_of
@@ -60,6 +61,10 @@ def _refuse(error: Exception) -> NoReturn:
     for reason in failure_lines(error) or [str(error)]:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
+
+
+if is_celery(sys.argv):
+    end_by_sigterm_as_first_process()
 
 
 class SchedulerApp(Celery):

@@ -15,6 +15,7 @@ import click
 
 from opencue_sched import __version__
 from opencue_sched.errors import TakesNoWrites
+from opencue_sched.signals import end_by_sigterm_as_first_process
 
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
@@ -89,6 +90,7 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Entry point. The exit statuses are those that ``--help`` lists."""
+    end_by_sigterm_as_first_process()
     try:
         status = cli(prog_name="opencue-sched", standalone_mode=False)
         if isinstance(status, int) and status:

@@ -27,6 +27,7 @@ _SHARED = {*_STORES, "accounting", "coordination", "rqd"}
 _PEOPLE = {*_SHARED, "placement", "dispatch", "reports", "jobs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "signals": set(),
     "domain": {"errors"},
     "text_file": {"errors", "domain"},
     "settings": {"errors", "domain", "text_file"},
@@ -45,9 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "page": {*_PEOPLE, "insight"},
     "worker": {*_PEOPLE, "insight", "page"},
     "beat": {*_PEOPLE, "insight", "page", "worker"},
-    "celery": {*_PEOPLE, "insight", "page", "worker"},
+    "celery": {*_PEOPLE, "signals", "insight", "page", "worker"},
     "tasks": {*_PEOPLE, "insight", "page", "worker", "beat", "celery"},
-    "cli": {*_PEOPLE, "insight", "page", "worker", "beat", "celery", "embedded"},
+    "cli": {*_PEOPLE, "signals", "insight", "page", "worker", "beat", "celery", "embedded"},
     "celeryconfig": {"settings", "coordination"},
     "embedded": {*_PEOPLE, "insight", "page", "worker"},
 }
