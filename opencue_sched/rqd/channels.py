@@ -129,6 +129,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         where it cannot tell. ``quiet``: no warnings in the log, as for a command, which tells what it found."""
         self.settings = settings
         self._quiet = quiet
+        self._addresses = {name.lower(): address for name, address in settings.addresses.items()}
         self._full_name = full_name
         self._clock = clock
         self._lock = threading.Lock()
@@ -140,7 +141,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     def address(self, host_name: str) -> str:
         """``address:port`` of the RQD on a host: from ``rqd.addresses``, or else OpenCue's rule, ``name:8444``,
         where ``rqd.dial_by`` says so with the domain."""
-        known = self.settings.addresses.get(host_name)
+        known = self.settings.addresses.get(host_name) or self._addresses.get(host_name.lower())
         if known is not None:
             return known
         name = self._full_name(host_name) if self.settings.dial_by == "full" else host_name

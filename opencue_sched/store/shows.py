@@ -221,15 +221,18 @@ _TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
 
 def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str]) -> dict[str, NamedRow]:
     """The rows of these names or ids, by what was asked for. A job's name means the live job, else the last one that
-    was called so; a show is also found by an alias."""
+    was called so; a show is also found by an alias, a host by its full name, and in any case."""
     table = _TABLES.get(kind, kind.value)
     key = f"pk_{table}"
     also = {
-        Kind.HOST: "OR str_fqdn = asked",
+        Kind.HOST: "OR lower(asked) IN (lower(str_fqdn), lower(str_name))",
         Kind.JOB: "OR str_name = lower(asked)",
         Kind.SHOW: "OR pk_show IN (SELECT pk_show FROM show_alias WHERE show_alias.str_name = asked)",
     }.get(kind, "")
-    order = {Kind.JOB: "str_visible_name IS NOT NULL DESC, ts_started DESC"}.get(kind, key)
+    order = {
+        Kind.HOST: "(str_fqdn = asked) DESC NULLS LAST, pk_host",
+        Kind.JOB: "str_visible_name IS NOT NULL DESC, ts_started DESC",
+    }.get(kind, key)
     statement = f"""
         SELECT asked, found.* FROM unnest(CAST(:names AS varchar[])) AS asked
          CROSS JOIN LATERAL (

@@ -154,3 +154,15 @@ def test_a_change_is_made_although_redis_does_not_answer(
     assert (ran.status, ran.words[1][:3]) == (0, ["render01", "UP", "LOCKED"])
     assert ran.err == ""
     assert rows("SELECT str_lock_state FROM host") == [("LOCKED",)]
+
+
+def test_a_host_is_found_in_any_case_and_the_exact_one_first(cli: Cli, build: Build) -> None:
+    for name in ("RENDER-PC01", "render-pc02", "Render-PC02"):
+        build(lambda farm, name=name: farm.host(name=name))
+    for asked, found in (
+        ("render-pc01", "RENDER-PC01"),
+        ("RENDER-PC01", "RENDER-PC01"),
+        ("Render-PC02", "Render-PC02"),
+        ("render-pc02", "render-pc02"),
+    ):
+        assert cli("host", "info", asked, "--json").json["host"] == found

@@ -71,6 +71,13 @@ def test_a_host_whose_full_name_is_not_known_is_out_of_reach_and_gets_no_frames(
         assert (outcome.sends, outcome.unfit_host) == (0, True)
 
 
+def test_a_host_has_its_entry_in_the_settings_in_any_case_and_the_exact_one_first() -> None:
+    addresses = {"render-pc01": "127.0.0.9:9001", "RENDER-PC02": "127.0.0.9:9002", "render-pc02": "127.0.0.9:9003"}
+    with RqdChannels(Rqd(addresses=addresses)) as channels:
+        asked = ("RENDER-PC01", "RENDER-PC02", "render-pc02")
+        assert [channels.address(name)[-4:] for name in asked] == ["9001", "9002", "9003"]
+
+
 def test_the_usual_port_is_a_setting() -> None:
     with RqdChannels(Rqd(grpc_port=7000)) as channels:
         assert channels.address("render1") == "render1:7000"
