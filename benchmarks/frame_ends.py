@@ -283,5 +283,4 @@ class FrameEnds:
             frame_id=proc.frame_id,
             host_name=self._host_names[proc.host_id],
             exit_status=self._exit_status(proc),
-            run_time=max(0, int(time.time() - proc.booked_at)),
         )

@@ -241,7 +241,7 @@ class Releaser:
     ledger: Ledger | None = None
     changes: HostChanges | None = None
     count: Callable[[str], object] = lambda *_: None
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     sender: AnnouncementSender | None = None
 
     def end(self, requests: Sequence[Request]) -> list[RunOutcome]:

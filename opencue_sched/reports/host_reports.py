@@ -254,6 +254,35 @@ def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
     }
 
 
+class LogSilences:
+    """How long the logs of running frames have shown the same time, by the clock of this process.
+
+    A log's time is by the clock of its host, or of a file server: it is compared with nothing but itself. So a log is
+    silent since its present time was first seen here, and in a service that starts every silence begins anew.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: dict[str, dict[str, tuple[int, float]]] = {}
+        """Of each host, by proc: the log's time and when it was first seen. The thread that handles the report of a
+        host replaces what is known of it as a whole; any thread reads."""
+
+    def note(self, host_name: str, frames: Sequence[report_pb2.RunningFrameInfo]) -> None:
+        """Keep the times of the logs of everything that runs on a host, in place of what was known of it."""
+        now, seen = self._clock(), self._seen.get(host_name, {})
+        shown: dict[str, tuple[int, float]] = {}
+        for frame in frames:
+            before = seen.get(frame.resource_id)
+            known = before is not None and before[0] == frame.llu_time
+            shown[frame.resource_id] = before if before and known else (frame.llu_time, now)
+        self._seen[host_name] = shown
+
+    def seconds(self, host_name: str, frame: report_pb2.RunningFrameInfo) -> float:
+        """How long a frame's log has shown the time that it is reported with; 0 when that is new, or unknown."""
+        llu_time, since = self._seen.get(host_name, {}).get(frame.resource_id, (0, 0.0))
+        return self._clock() - since if 0 < llu_time == frame.llu_time else 0.0
+
+
 RECONCILE_SECONDS = 600.0
 """How often a host's idle resources are compared with its procs."""
 
@@ -271,7 +300,11 @@ class HostReports:
     releaser: Releaser
     killer: RqdKiller
     facility: str | None = None
+    silences: LogSilences = field(init=False)
     _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.silences = LogSilences(self.releaser.clock)
 
     def boot(self, report: report_pb2.BootReport) -> None:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
@@ -378,19 +411,19 @@ class HostReports:
         """Sort the reported processes into owned ones and, with why, frames to be killed."""
         owned: list[tuple[report_pb2.RunningFrameInfo, Run]] = []
         kills: list[tuple[str, str]] = []
+        self.silences.note(report.host.name, report.frames)
         if not report.frames:
             return owned, kills
         with self.releaser.engine.connect() as connection:
             rows = read_runs(connection, [(it.resource_id, it.frame_id) for it in report.frames])
-        now = self.releaser.clock()
         for frame, row in zip(report.frames, rows, strict=True):
             reason, age = unowned(row, frame.resource_id, host_id)
             if not reason:
                 warn_of_astray(row.host_name, report.host.name)
                 owned.append((frame, row))
-                # RQD reports start_time in milliseconds.
-                minutes = (now - frame.start_time / 1000) / 60 if frame.start_time > 0 else 0
-                reason = overdue(row, minutes, frame.llu_time, now=now)
+                # When it began says the database: its start_time is in milliseconds or, by some RQDs, in seconds, of
+                # the clock of a worker or of the host.
+                reason = overdue(row, row.run_seconds, self.silences.seconds(report.host.name, frame))
             elif age < SETTLED_SECONDS:
                 continue
             if reason:

@@ -8,6 +8,7 @@ would stop somebody else's run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -33,16 +34,20 @@ _SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
 
 @dataclass(frozen=True, slots=True)
 class CompletedFrame:
-    """The end of a process, as its RQD reports it. Memory in KB, times in seconds; ``llu_time`` is an epoch or 0."""
+    """The end of a process, as its RQD reports it. Memory in KB.
+
+    ``silent_seconds``: how long its log had shown the same time when the report came. ``received_at``: when it came, by
+    the clock of `Releaser` (infinity: just now).
+    """
 
     proc_id: str
     frame_id: str
     host_name: str
     exit_status: int
     exit_signal: int = 0
-    run_time: int = 0
     max_rss_kb: int = 0
-    llu_time: int = 0
+    silent_seconds: float = 0.0
+    received_at: float = math.inf
     nimby_locked: bool = False
     name: str = ""
 
@@ -124,7 +129,7 @@ class Ending:
 
 
 def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> Ending:
-    """The ending that a report, or a request for a lost run, asks for. ``now`` is epoch seconds."""
+    """The ending that a report, or a request for a lost run, asks for. ``now``: by the clock of ``received_at``."""
     verdict = _judge(request, run)
     if isinstance(request, LostRun):
         stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status)
@@ -188,8 +193,9 @@ def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
         return FrameState.WAITING
     if run.autoeat:
         return FrameState.EATEN
-    too_long = report.run_time > NO_RETRY_RUN_TIME_SECONDS
-    if too_long or overdue(run, report.run_time / 60, report.llu_time, now=now):
+    # A report may have waited for the database, which is no part of its run.
+    run_seconds = run.run_seconds - max(0.0, now - report.received_at)
+    if run_seconds > NO_RETRY_RUN_TIME_SECONDS or overdue(run, run_seconds, report.silent_seconds):
         return FrameState.DEAD
     return FrameState.WAITING if retries_left or is_memory_failure(report) else FrameState.DEAD
 
@@ -205,15 +211,16 @@ def is_memory_failure(report: CompletedFrame) -> bool:
     )
 
 
-def overdue(run: Run, minutes: float, llu_time: int, *, now: float) -> str:
-    """Why a frame that has run for so many minutes is over its layer's time limits; empty when it is not.
+def overdue(run: Run, run_seconds: float, silent_seconds: float) -> str:
+    """Why a frame that has run for so long is over its layer's time limits; empty when it is not.
 
-    ``llu_time``, when its log last grew (0: unknown), and ``now`` are epoch seconds.
+    ``silent_seconds``: how long its log has shown the same time. No log is silent for longer than its run.
     """
+    minutes = run_seconds / 60
     if 0 < run.timeout_minutes < minutes:
         return f"it has run for {minutes:.0f} minutes of {run.timeout_minutes}"
-    silent = int(now - llu_time) // 60
-    if llu_time > 0 and 0 < run.timeout_llu_minutes <= silent:
+    silent = int(min(silent_seconds, run_seconds)) // 60
+    if 0 < run.timeout_llu_minutes <= silent:
         return f"its log has not grown for {silent} minutes of {run.timeout_llu_minutes}"
     return ""
 

@@ -156,6 +156,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def __init__(self, settings: Settings, releaser: Releaser, killer: RqdKiller) -> None:
         self._settings = settings.release
         self.count = releaser.count
+        self._clock = releaser.clock
         self.completions = CompletionBatcher(releaser.end, self.count)
         self.inbox = HostInbox(self._serve)
         # Of its own, so that no report waits for an RQD that does not answer.
@@ -243,7 +244,12 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         report = request.frame_complete_report
         try:
             check_frame(report.frame, "frame.", needs_ids=True)
-            self.completions.submit(read_completion(report)).result(timeout=_ANSWER_SECONDS)
+            completed = read_completion(
+                report,
+                silent_seconds=self._reports.silences.seconds(report.host.name, report.frame),
+                received_at=self._clock(),
+            )
+            self.completions.submit(completed).result(timeout=_ANSWER_SECONDS)
         except InvalidInput as refusal:
             self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
@@ -278,8 +284,10 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
 
 
-def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
-    """The wire message as a value; names, which go to the logs, are cut."""
+def read_completion(
+    report: report_pb2.FrameCompleteReport, *, silent_seconds: float, received_at: float
+) -> CompletedFrame:
+    """The wire message as a value, with what its receiver knows; names, which go to the logs, are cut."""
     frame = report.frame
     return CompletedFrame(
         proc_id=frame.resource_id,
@@ -287,9 +295,9 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
         host_name=report.host.name[:LONGEST_FULL_NAME],
         exit_status=report.exit_status,
         exit_signal=report.exit_signal,
-        run_time=max(0, report.run_time),
         max_rss_kb=max(0, frame.max_rss),
-        llu_time=max(0, frame.llu_time),
+        silent_seconds=silent_seconds,
+        received_at=received_at,
         nimby_locked=report.host.nimby_locked,
         name=f"{frame.job_name}/{frame.frame_name}"[:_LONGEST_LABEL],
     )

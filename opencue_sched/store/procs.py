@@ -46,6 +46,7 @@ _READ_RUNS = text(
            coalesce(job.pk_show, '') AS show_id, coalesce(frame.str_state, '') AS frame_state,
            frame.int_version AS version, coalesce(frame.int_retries, 0) AS retries,
            CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8) AS frame_age,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_started), 0) AS float8) AS run_seconds,
            coalesce(frame.str_host, '') AS frame_host,
            coalesce(owner.pk_proc, '') AS owner_proc_id, coalesce(owner.pk_host, '') AS owner_host_id,
            CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8) AS owner_age,
@@ -139,7 +140,8 @@ Run = Row[Any]
 
 ``proc_id`` is empty when there is no such proc, and the next eight fields mean nothing then; ``proc_frame_id`` is empty
 when its frame was taken off it (eaten, killed). ``frame_id`` is empty when there is no such frame; the other fields are
-that frame's, and what its job and layer say about how its run may end. ``owner_proc_id`` is the proc that has the frame
+that frame's, and what its job and layer say about how its run may end; ``run_seconds`` is how long ago the frame was
+started, by the clock of the database. ``owner_proc_id`` is the proc that has the frame
 now. ``layer_open`` and ``job_open`` count the frames that are not over yet; they were read without a lock.
 """
 

@@ -76,7 +76,7 @@ class Jobs:
         with self.engine.begin() as connection:
             procs = Farm(connection).run(frames, self.host)
         return [
-            CompletedFrame(proc, frame, self.host.name, exit_status=0, run_time=5, max_rss_kb=1000)
+            CompletedFrame(proc, frame, self.host.name, exit_status=0, max_rss_kb=1000)
             for proc, frame in zip(procs, frames, strict=True)
         ]
 

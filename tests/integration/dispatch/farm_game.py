@@ -172,7 +172,7 @@ class Game:
         proc, frame, host = self.chance.choice(running)
         complete_frame(
             self.engine,
-            CompletedFrame(proc, frame, host, 0, run_time=1),
+            CompletedFrame(proc, frame, host, 0),
             ledger=self.here.runner.ledger,
             changes=HostChanges(self.here.client, "cue"),
         )

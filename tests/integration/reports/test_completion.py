@@ -30,9 +30,11 @@ from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, complete_f
         ({"exit_status": 1, "exit_signal": 119}, {}, {"max_retries": 1}, "WAITING"),
         ({"exit_status": 256}, {}, {"max_retries": 1}, "WAITING"),
         ({"exit_status": 1, "exit_signal": 15, "nimby_locked": True}, {}, {"max_retries": 0}, "WAITING"),
-        ({"exit_status": 1, "run_time": 601}, {"timeout": 10}, {}, "DEAD"),
-        ({"exit_status": 1, "run_time": 10, "llu_time": 1000}, {"timeout_llu": 5}, {}, "DEAD"),
-        ({"exit_status": 1, "run_time": 43_201}, {}, {}, "DEAD"),
+        ({"exit_status": 1}, {"timeout": 10, "ran_seconds": 601}, {}, "DEAD"),
+        ({"exit_status": 1}, {"timeout": 11, "ran_seconds": 601}, {}, "WAITING"),
+        ({"exit_status": 1, "silent_seconds": 300}, {"timeout_llu": 5, "ran_seconds": 301}, {}, "DEAD"),
+        ({"exit_status": 1, "silent_seconds": 300}, {"timeout_llu": 5, "ran_seconds": 200}, {}, "WAITING"),
+        ({"exit_status": 1}, {"ran_seconds": 43_201}, {}, "DEAD"),
         ({"exit_status": 33}, {}, {"max_retries": 0}, "WAITING"),
         ({"exit_status": 1, "exit_signal": 33}, {}, {"max_retries": 0}, "WAITING"),
     ],
@@ -41,7 +43,10 @@ def test_each_state_decision_is_written(
     engine: Engine, view: FarmView, report: dict[str, int], layer: dict[str, int], job: dict[str, int], state: str
 ) -> None:
     # given a running frame of a layer and job with these rules
-    run = start(view, LayerSpec(frames=2, **layer), **job)
+    fields = {**layer}
+    ran_seconds = fields.pop("ran_seconds", 0)
+    run = start(view, LayerSpec(frames=2, **fields), **job)
+    view.run_sql("UPDATE frame SET ts_started = clock_timestamp() - make_interval(secs => :ran)", ran=ran_seconds)
     version = view.frame(run.frames[0]).int_version
 
     # when its process ends like this

@@ -24,7 +24,7 @@ def run_and_complete(
     with view.farm() as farm:
         procs = farm.run(frames, host)
     for proc, frame in zip(procs, frames, strict=True):
-        report = CompletedFrame(proc, frame, host.name, exit_status, run_time=1)
+        report = CompletedFrame(proc, frame, host.name, exit_status)
         complete_frame(engine, report, **policy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -584,11 +585,75 @@ def test_an_rqd_that_cannot_be_asked_is_asked_once_a_report(view: FarmView, desk
     assert [frame for _, frame in desk.killer.asked] == ["a", "a"]
 
 
-def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
-    run = start(view, LayerSpec(timeout=10))
-    report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
+def ran_for(view: FarmView, minutes: float) -> None:
+    """Every frame started so long ago, by the clock of the database."""
+    started = "UPDATE frame SET ts_started = clock_timestamp() - CAST(:minutes AS float8) * interval '1 minute'"
+    view.run_sql(started, minutes=minutes)
+
+
+@pytest.mark.parametrize("reported", ["milliseconds", "seconds", "two hours behind", "two hours ahead", "unknown"])
+def test_a_run_is_timed_by_the_clock_of_the_database(view: FarmView, desk: Desk, reported: str) -> None:
+    # given a frame that may run for an hour, on a host whose RQD says in its own way when it began
+    run = start(view, LayerSpec(timeout=60))
+    began = time.time() + {"two hours behind": -7200, "two hours ahead": 7200}.get(reported, 0)
+    start_time = {"seconds": int(began), "unknown": 0}.get(reported, int(began * 1000))
+    report = running_report(run, start_time=start_time)
+
+    # when it is reported before its time is over, then it runs on
+    ran_for(view, 59)
+    desk.status(report)
+    assert desk.killer.asked == []
+
+    # and when its time is over, then it is killed
+    ran_for(view, 61)
     desk.status(report)
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_a_log_is_silent_since_its_present_time_was_first_seen(view: FarmView, desk: Desk) -> None:
+    # given a frame that has run for an hour and may be silent for ten minutes, and a log that other clocks date
+    run = start(view, LayerSpec(timeout_llu=10))
+    ran_for(view, 60)
+    log_times = [int(time.time()) + hours * 3600 for hours in (-2, 2, -1)]
+
+    # when its log gets another time each nine minutes, in whichever direction, then it runs on
+    for llu_time in log_times:
+        for minutes in (0, 9):
+            desk.clock.now += minutes * 60
+            desk.status(running_report(run, llu_time=llu_time))
+            assert desk.killer.asked == []
+
+    # and when the time stays the same for ten minutes, then it is killed
+    desk.clock.now += 60
+    desk.status(running_report(run, llu_time=log_times[-1]))
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_a_log_is_never_silent_for_longer_than_its_run(view: FarmView, desk: Desk) -> None:
+    # given a log whose time has been the same for twenty minutes, of a run that began five minutes ago
+    run = start(view, LayerSpec(timeout_llu=10))
+    report = running_report(run, llu_time=1)
+    desk.status(report)
+    desk.clock.now += 1200
+    ran_for(view, 5)
+    # when it is reported, then it runs on
+    desk.status(report)
+    assert desk.killer.asked == []
+
+
+def test_after_a_restart_of_the_service_the_silence_of_a_log_begins_anew(view: FarmView, desk: Desk) -> None:
+    # given a log that has been silent for nine minutes of ten when the service is started again
+    run = start(view, LayerSpec(timeout_llu=10))
+    ran_for(view, 60)
+    report = running_report(run, llu_time=1)
+    desk.status(report)
+    desk.clock.now += 540
+    desk.reports = HostReports(desk.reports.releaser, desk.killer)
+    # when the new one has heard of it for nine minutes, then it runs on; and for ten, then not
+    for minutes, asked in ((0, 0), (9, 0), (1, 1)):
+        desk.clock.now += minutes * 60
+        desk.status(report)
+        assert len(desk.killer.asked) == asked
 
 
 def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -31,10 +32,17 @@ from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, S
 def running_service(
     settings: Settings, engine: Engine, ledger: RecordedLedger, killer: ScriptedKiller | None = None
 ) -> Iterator[ReportService]:
+    releaser = Releaser(engine, settings.release, ledger, RecordedChanges(), Counted())
+    with serving(settings, releaser, killer) as service:
+        yield service
+
+
+@contextmanager
+def serving(settings: Settings, releaser: Releaser, killer: ScriptedKiller | None = None) -> Iterator[ReportService]:
     release = settings.release.model_copy(update={"port": 0, "workers": 2})
     service = ReportService(
         settings.model_copy(update={"release": release}),
-        Releaser(engine, release, ledger, RecordedChanges(), Counted()),
+        replace(releaser, settings=release),
         killer or ScriptedKiller(),
     )
     service.start()
@@ -85,6 +93,30 @@ def test_a_completion_is_answered_once_it_is_committed(
     assert ledger.released == list(run.procs)
     assert service.count["completion_applied"] == 1
     view.assert_consistent()
+
+
+def test_the_end_of_a_frame_whose_log_was_silent_for_too_long_is_no_end_to_try_again(
+    settings: Settings, engine: Engine, view: FarmView
+) -> None:
+    # given a frame that has run for an hour, and whose log has shown one time for nine minutes of ten
+    now = [5000.0]
+    run = start(view, LayerSpec(frames=2, timeout_llu=10), running=2)
+    view.run_sql("UPDATE frame SET ts_started = clock_timestamp() - interval '1 hour'")
+    releaser = Releaser(engine, settings.release, None, None, Counted(), clock=lambda: now[0])
+    with serving(settings, releaser) as service, stub_of(service) as stub:
+        named = status(run.host.name)
+        for proc, frame in zip(run.procs, run.frames, strict=True):
+            named.host_report.frames.add(resource_id=proc, frame_id=frame, llu_time=7)
+        stub.ReportStatus(named, timeout=20)
+        eventually(lambda: service.count["host_report"] == 1)
+        # when it fails then, and another a minute later
+        for index in range(2):
+            now[0] += 540 - 480 * index
+            ended = completion(run, index, exit_status=1)
+            ended.frame_complete_report.frame.llu_time = 7
+            stub.ReportRunningFrameCompletion(ended, timeout=20)
+    # then the first is tried again, and the other is not
+    assert view.states(run.frames) == ["WAITING", "DEAD"]
 
 
 def test_many_completions_at_once(view: FarmView, stub: Any, service: ReportService) -> None:

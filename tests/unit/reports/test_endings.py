@@ -31,6 +31,7 @@ FIELDS: dict[str, Any] = {
     "version": 4,
     "retries": 0,
     "frame_age": 100.0,
+    "run_seconds": 100.0,
     "frame_host": "node1",
     "owner_proc_id": "p1",
     "owner_host_id": "h1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -48,11 +49,11 @@ WAITING, DEAD, EATEN = FrameState.WAITING, FrameState.DEAD, FrameState.EATEN
         (LAST_TRY, {"nimby_locked": True, "exit_signal": 9}, DEAD),
         (LAST_TRY, {"exit_signal": 15}, DEAD),
         (AUTO_EAT, {}, EATEN),
-        (LIMITED, {"run_time": 600}, WAITING),
-        (LIMITED, {"run_time": 601}, DEAD),
-        (RUN, {"run_time": HOURS_12}, WAITING),
-        (RUN, {"run_time": HOURS_12 + 1}, DEAD),
-        (RUN, {"exit_status": 33, "run_time": HOURS_12 + 1}, DEAD),
+        (replace(LIMITED, run_seconds=600), {}, WAITING),
+        (replace(LIMITED, run_seconds=601), {}, DEAD),
+        (replace(RUN, run_seconds=HOURS_12), {}, WAITING),
+        (replace(RUN, run_seconds=HOURS_12 + 1), {}, DEAD),
+        (replace(RUN, run_seconds=HOURS_12 + 1), {"exit_status": 33}, DEAD),
         (LAST_TRY, {"exit_status": 33}, WAITING),
         (LAST_TRY, {"exit_status": 137}, WAITING),
         (LAST_TRY, {"exit_signal": 33}, WAITING),
@@ -67,13 +68,24 @@ def test_the_first_rule_that_matches_decides(run: Run, report: dict[str, int], s
     ("silent_seconds", "state"), [(9 * 60 + 59, WAITING), (10 * 60 - 1, WAITING), (10 * 60, DEAD), (11 * 60, DEAD)]
 )
 def test_a_log_that_was_not_written_for_the_log_timeout(silent_seconds: int, state: FrameState) -> None:
-    now = 1_700_000_000
-    report = replace(FAILED, llu_time=now - silent_seconds)
-    assert state_after(report, replace(RUN, timeout_llu_minutes=10), now=now) is state
+    report = replace(FAILED, silent_seconds=silent_seconds)
+    assert state_after(report, replace(RUN, timeout_llu_minutes=10, run_seconds=3600), now=0) is state
+
+
+def test_a_log_is_never_silent_for_longer_than_its_run() -> None:
+    report = replace(FAILED, silent_seconds=3600)
+    assert state_after(report, replace(RUN, timeout_llu_minutes=10, run_seconds=599), now=0) is WAITING
 
 
 def test_an_unknown_log_time_is_no_timeout() -> None:
-    assert state_after(FAILED, replace(RUN, timeout_llu_minutes=1), now=1_700_000_000) is WAITING
+    assert state_after(FAILED, replace(RUN, timeout_llu_minutes=1, run_seconds=3600), now=0) is WAITING
+
+
+def test_the_time_a_report_waited_for_the_database_is_no_part_of_its_run() -> None:
+    report = replace(FAILED, received_at=1000.0, silent_seconds=60)
+    run = replace(LIMITED, run_seconds=1200, timeout_llu_minutes=2)
+    assert state_after(report, run, now=1600.0) is WAITING
+    assert state_after(report, run, now=1599.0) is DEAD
 
 
 @pytest.mark.parametrize(
@@ -104,8 +116,8 @@ reports = st.builds(
     host_name=st.just("node1"),
     exit_status=st.sampled_from([-1, 0, 1, 33, 137, 256, 286, 299]),
     exit_signal=st.sampled_from([0, 9, 15, 33, 119, 256]),
-    run_time=st.integers(0, 60_000),
-    llu_time=st.sampled_from([0, 1_000_000]),
+    silent_seconds=st.sampled_from([0.0, 40_000.0]),
+    received_at=st.sampled_from([math.inf, 1_000_000.0]),
     nimby_locked=st.booleans(),
 )
 runs = st.builds(
@@ -116,6 +128,7 @@ runs = st.builds(
     autoeat=st.booleans(),
     timeout_minutes=st.integers(0, 600),
     timeout_llu_minutes=st.integers(0, 600),
+    run_seconds=st.floats(0, 60_000),
 )
 
 

@@ -33,21 +33,19 @@ def service() -> Iterator[ReportService]:
 
 
 def test_a_completion_is_read_field_by_field() -> None:
-    frame = report_pb2.RunningFrameInfo(
-        resource_id="p1", frame_id="f1", job_name="job", frame_name="0001-l", max_rss=5, llu_time=70
-    )
+    frame = report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", job_name="job", frame_name="0001-l", max_rss=5)
     host = report_pb2.RenderHost(name="node1", nimby_locked=True)
-    report = report_pb2.FrameCompleteReport(frame=frame, host=host, exit_status=1, exit_signal=9, run_time=60)
-    expected = CompletedFrame("p1", "f1", "node1", 1, 9, 60, 5, 70, nimby_locked=True, name="job/0001-l")
-    assert read_completion(report) == expected
-    frame.max_rss, frame.llu_time = -1, -1
-    report = report_pb2.FrameCompleteReport(frame=frame, run_time=-1)
-    read = read_completion(report)
-    assert (read.max_rss_kb, read.llu_time, read.run_time) == (0, 0, 0)
+    report = report_pb2.FrameCompleteReport(frame=frame, host=host, exit_status=1, exit_signal=9)
+    expected = CompletedFrame("p1", "f1", "node1", 1, 9, 5, 70.0, 1000.0, nimby_locked=True, name="job/0001-l")
+    assert read_completion(report, silent_seconds=70.0, received_at=1000.0) == expected
+    frame.max_rss = -1
+    report = report_pb2.FrameCompleteReport(frame=frame)
+    assert read_completion(report, silent_seconds=0.0, received_at=0.0).max_rss_kb == 0
     report = report_pb2.FrameCompleteReport(
         frame=report_pb2.RunningFrameInfo(job_name="j" * 7_000_000), host=report_pb2.RenderHost(name="n" * 7_000_000)
     )
-    assert (len(read_completion(report).host_name), len(read_completion(report).name)) == (128, 300)
+    read = read_completion(report, silent_seconds=0.0, received_at=0.0)
+    assert (len(read.host_name), len(read.name)) == (128, 300)
 
 
 def test_the_policy_of_the_settings_is_that_of_completions(
