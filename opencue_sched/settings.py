@@ -117,6 +117,7 @@ FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
 HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]
 """As Name, but of what may be a host's name, in which upper case means nothing."""
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+ExitStatuses = Annotated[tuple[Annotated[int, Field(ge=-(2**31), lt=2**31)], ...], BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], BeforeValidator(json_value)]
 LogRoots = Annotated[dict[str, str], BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
 LogLevel = Annotated[str, StringConstraints(pattern="^(?i:debug|info|warning|error)$", to_lower=True)]
@@ -179,6 +180,11 @@ class Queue(_Section):
     host_booking_strategy: HostBookingStrategy = Field(default_factory=HostBookingStrategy)
     host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], BeforeValidator(json_value)] = Field(
         default_factory=dict, description="Per-show override of host_booking_strategy, by show name."
+    )
+    uncounted_exit_statuses: ExitStatuses = Field(
+        (),
+        description="Exit statuses after which a frame starts again without a retry counted, besides OpenCue's own: "
+        "those of the Cuebot's dispatcher.layer_delay.rules.",
     )
     shares: bool = Field(True, description="Shows that use least of their subscriptions' size go first.")
     priority_draw: float = Field(

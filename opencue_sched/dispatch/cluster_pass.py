@@ -523,8 +523,8 @@ class _Pass:
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
             report.go_on |= found.more and not found.jobs
-            # No event tells when a host may be tried again, or a layer start. The database counts the seconds: its
-            # clock, by which a layer starts, is not that of the board.
+            # No event tells when a host may be tried again, or a layer or frame start. The database counts the seconds:
+            # its clock, by which these start, is not that of the board.
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
             if found.starts_in is not None:
                 soon.append(found.starts_in - (runner.clock() - self.gathered_at))

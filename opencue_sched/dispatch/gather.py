@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row
@@ -65,7 +65,8 @@ class GatheredCluster(Work):
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it.
 
-    ``starts_in``: seconds until the next of its layers may start that may not yet; None without one.
+    ``starts_in``: seconds until the next of its layers may start that may not yet, or the next frame that waits for the
+    delay of its layer; None without one.
     """
 
     bad_layers: tuple[LayerVerdict, ...]
@@ -118,6 +119,7 @@ def gather(
             max_jobs=queue.max_jobs_per_cluster_pass,
             draws=[seed_of_draw(it.show_id, it.shard, now, queue.priority_draw) for it in of],
             skipped=[skipped[number] for number in numbers],
+            uncounted=queue.uncounted_exit_statuses,
             held_back=held_back,
         )
         for row in rows:
@@ -138,17 +140,23 @@ def gather(
         skipped=skipped,
         max_frames=queue.dispatch_frames_per_layer_limit,
         most_frames=max(1, most_frames) if queue.whole_rounds else queue.dispatch_frames_per_layer_limit,
+        uncounted=queue.uncounted_exit_statuses,
     ):
         layer_rows[row.turn - 1].append(row)
+    most_jobs = queue.max_jobs_per_cluster_pass
     gathered = [
-        replace(
-            _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, queue.max_jobs_per_cluster_pass),
-            starts_in=starts_in.get(turn),
-        )
+        _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, most_jobs, starts_in.get(turn))
         for turn, cluster in enumerate(clusters)
     ]
     sizes = {(row.show_id, row.alloc_id): row.size_centicores / CENTICORES_PER_CORE for row in shares}
     return _snapshot(gathered, found, limits, subscribed, sizes, now), gathered
+
+
+def _first_start(of_layers: float | None, layer_rows: Sequence[Row[Any]]) -> float | None:
+    """Seconds until the first layer may start, or the first frame that waits for the delay of its layer; None for
+    neither."""
+    of_frames = [row.back_in for row in layer_rows if row.back_in is not None]
+    return min([*of_frames, *([] if of_layers is None else [of_layers])], default=None)
 
 
 def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
@@ -160,7 +168,12 @@ def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[
 
 
 def _gathered(
-    cluster: Cluster, job_rows: Sequence[Row[Any]], layer_rows: Sequence[Row[Any]], nothing: bool, max_jobs: int
+    cluster: Cluster,
+    job_rows: Sequence[Row[Any]],
+    layer_rows: Sequence[Row[Any]],
+    nothing: bool,
+    max_jobs: int,
+    layer_starts_in: float | None,
 ) -> GatheredCluster:
     """The jobs in the order of their rows, with their layers in the order of theirs; ``nothing`` of these can be booked
     now, and ``max_jobs`` were asked for."""
@@ -170,6 +183,8 @@ def _gathered(
     for row in layer_rows:
         if row.ids is not None:
             layers_by_job[row.pk_job].append(row)
+            continue
+        if row.back_in is not None:
             continue
         why = f"its counter says that {row.int_waiting_count} frames wait, and none does"
         log_bad_row("layer_stat", row.pk_layer, row.str_name, why)
@@ -195,6 +210,7 @@ def _gathered(
         held_back=nothing and bool(job_rows),
         more=not nothing and len(job_rows) >= max_jobs,
         versions={row.pk_layer: row.version for row in layer_rows},
+        starts_in=_first_start(layer_starts_in, layer_rows),
     )
 
 

@@ -209,7 +209,16 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
         yield _ok("release feed", message)
 
 
-_ON_THE_DATABASE = (_privileges, _schema, _shows, _hosts, _rqds, _release_feed)
+def _retries(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    delayed = figures.delaying_exit_statuses(connection)
+    if counted := sorted(delayed - set(settings.queue.uncounted_exit_statuses)):
+        numbers = ", ".join(map(str, counted))
+        text = f"the Cuebot delays layers for exit statuses {numbers}, after which a retry is counted here"
+        value = ",".join(map(str, sorted(delayed.union(settings.queue.uncounted_exit_statuses))))
+        yield _warn("retries", text, f"OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES={value} for every worker")
+
+
+_ON_THE_DATABASE = (_privileges, _schema, _shows, _hosts, _rqds, _release_feed, _retries)
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:

@@ -267,8 +267,9 @@ def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozen
     return frozenset(connection.execute(_INSERT_PROCS, parameters).scalars())
 
 
-def start_frames(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, int]:
-    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one).
+def start_frames(connection: Connection, procs: Sequence[PlannedProc], uncounted: Collection[int]) -> dict[str, int]:
+    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one). A retry
+    counts unless the frame's last run ended with an exit status among ``uncounted``, or one of OpenCue's own.
 
     The counters are locked by the same message (see lock_stats): every plan of these jobs waits for them, so they are
     held for no round trip but COMMIT's.
@@ -279,7 +280,7 @@ def start_frames(connection: Connection, procs: Sequence[PlannedProc]) -> dict[s
         "frames": [p.frame.id for p in procs],
         "host_names": [p.host.name for p in procs],
         **_amounts(procs),
-        "no_retry": sorted(STATUSES_NOT_COUNTED_AS_RETRY),
+        "no_retry": sorted({*STATUSES_NOT_COUNTED_AS_RETRY, *uncounted}),
     }
     return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
 

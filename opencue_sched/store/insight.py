@@ -45,6 +45,24 @@ def services(connection: Connection, show_id: str) -> frozenset[str]:
     return frozenset(connection.execute(_SERVICES, {"show": show_id}).scalars())
 
 
+# What a Cuebot writes where dispatcher.layer_delay.rules name the exit status; a person's reason is any text. By way of
+# JSON, for schemas before V47 have no such column.
+_DELAYING = text(
+    """
+    SELECT DISTINCT CAST(found.status AS int) AS status
+      FROM job JOIN layer USING (pk_job)
+     CROSS JOIN LATERAL substring(to_jsonb(layer) ->> 'str_start_after_reason'
+                                  FROM '^Automatic backoff: exit status (-?[0-9]{1,9})$') AS found(status)
+     WHERE job.str_state = 'PENDING' AND found.status IS NOT NULL
+    """
+)
+
+
+def delaying_exit_statuses(connection: Connection) -> frozenset[int]:
+    """The exit statuses for which a Cuebot has delayed layers of pending jobs."""
+    return frozenset(connection.execute(_DELAYING).scalars())
+
+
 _SERVER = text(
     """
     SELECT CAST(current_setting('server_version_num') AS int) AS version, current_setting('application_name') AS client

@@ -55,7 +55,16 @@ _NOT_SKIPPED = f"""(c.turn, l.pk_layer, {_VERSION}) NOT IN (
               SELECT skipped.turn, skipped.kind
               FROM unnest(CAST(:kind_turns AS bigint[]), CAST(:skipped_kinds AS text[])) AS skipped(turn, kind)
           )"""  # noqa: S608 - only our own constants
+# A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules) frees the frame up to a
+# second before it writes the delay, and may drop that write: until then nobody knows whether the frame may start. A
+# date far off says nothing.
+_DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
+                     BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
 _MAY_START = f"""{_NOT_SKIPPED}
+          AND (cardinality(CAST(:uncounted AS bigint[])) = 0 OR EXISTS (
+              SELECT 1 FROM frame
+              WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {_DELAY_MAY_COME}
+          ))
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
               WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
@@ -220,6 +229,7 @@ _WAITING_LAYERS = f"""
         WHERE {_LAYER_TAGS} && c.tags {{started}} AND {_NOT_SKIPPED}
     )
     SELECT l.*, waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited, waiting.memory,
+           held.back_in,
            CASE WHEN u.int_frame_success_count > 0
                 THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds
     FROM found l
@@ -235,12 +245,18 @@ _WAITING_LAYERS = f"""
                    ) AS waited,
                    row_number() OVER (ORDER BY int_dispatch_order, int_layer_order, pk_frame) AS turn
             FROM frame
-            WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING'
+            WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {_DELAY_MAY_COME}
             ORDER BY int_dispatch_order, int_layer_order, pk_frame
             LIMIT (SELECT LEAST(:most_frames, GREATEST(:max_frames, :most_frames / GREATEST(1, count(*)))) FROM found)
         ) f
         LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = f.pk_frame
     ) waiting
+    CROSS JOIN LATERAL (
+        SELECT CAST(min(extract(epoch FROM frame.ts_updated + interval '2 seconds' - now())) AS float8) AS back_in
+        FROM frame
+        WHERE cardinality(CAST(:uncounted AS bigint[])) > 0
+          AND frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND {_DELAY_MAY_COME}
+    ) held
     ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants
 
@@ -343,17 +359,19 @@ def fetch_pending_jobs(
     full_limits: Sequence[str],
     skipped: Sequence[SkippedLayers],
     max_jobs: int,
+    uncounted: Collection[int] = (),
     held_back: bool = False,
 ) -> tuple[list[Row[Any]], dict[int, float]]:
     """Of each cluster (``turn``, from 1) the first jobs that may book something now, in the order of its draw, or
     priority first, then the oldest, then the id. One statement. ``draws`` and ``skipped`` have one for each cluster.
     ``headroom``: whole cores left of each subscription, by show and allocation id.
 
-    A layer may not if it is skipped, stands under one of ``full_limits``, or wants more cores than ``headroom`` leaves
-    of the show's subscriptions (those of the cluster's facility) wherever its tags reach. A job, or its folder, at its
-    cap by live usage is passed over, as is one whose waiting layers all want more than what is left of any cap, unless
-    one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are no cap
-    (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
+    A layer may not if it is skipped, has only frames that ended a moment ago with an exit status among ``uncounted``,
+    stands under one of ``full_limits``, or wants more cores than ``headroom`` leaves of the show's subscriptions (those
+    of the cluster's facility) wherever its tags reach. A job, or its folder, at its cap by live usage is passed over,
+    as is one whose waiting layers all want more than what is left of any cap, unless one wants more than there can be:
+    that is a bad row. Caps below one core refuse everything; 0 and below are no cap (of a burst: no headroom).
+    ``held_back`` asks for the jobs that only these conditions hold back.
 
     The second answer has the seconds until the next layer with waiting frames and tags of a cluster may start, by the
     cluster's ``turn``; nothing of a cluster without such a layer.
@@ -369,6 +387,7 @@ def fetch_pending_jobs(
         "held_back": held_back,
         "full_limits": list(full_limits),
         **_skipped(skipped),
+        "uncounted": list(uncounted),
         "max_jobs": max_jobs,
     }
     rows = connection.execute(with_start_after(_PENDING_JOBS, facts.has_start_after), parameters).all()
@@ -385,12 +404,16 @@ def fetch_waiting_layers(
     skipped: Sequence[SkippedLayers],
     max_frames: int,
     most_frames: int,
+    uncounted: Collection[int] = (),
 ) -> Sequence[Row[Any]]:
     """The bookable layers of all these ``jobs`` (the ``turn`` of a cluster, from 1, and the id) in dispatch order, each
     with its first waiting frames: ``max_frames``, or as many more as make ``most_frames`` of all layers together, and
     never more than these. ``run_seconds`` is the mean run time of a layer's frames that succeeded.
 
-    ``ids`` is None for a layer whose counter says that frames wait, and none does.
+    A frame that ended with an exit status among ``uncounted`` is left out for two seconds: the delay of its layer may
+    be about to be written. ``back_in``: seconds until the first of these is back, None without any.
+
+    ``ids`` is None for a layer without frames, although its counter says that some wait.
     """
     parameters = {
         **_clusters(clusters, [""] * len(clusters)),
@@ -399,6 +422,7 @@ def fetch_waiting_layers(
         **_skipped(skipped),
         "max_frames": max_frames,
         "most_frames": most_frames,
+        "uncounted": list(uncounted),
     }
     return connection.execute(with_start_after(_WAITING_LAYERS, facts.has_start_after), parameters).all()
 

@@ -170,6 +170,30 @@ def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
     assert [(finding.what, finding.level) for finding in told] == [("PostgreSQL", Severity.FAIL)]
 
 
+def test_statuses_of_which_a_cuebot_delays_layers_are_compared_with_ours(
+    cli: Cli, healthy: None, build: Build, engine: Engine, environment: pytest.MonkeyPatch
+) -> None:
+    # given layers that a Cuebot delayed for two statuses, and one that a person did
+    job = build(lambda farm: farm.job([LayerSpec(), LayerSpec(), LayerSpec()]))
+    reasons = ("Automatic backoff: exit status 330", "Automatic backoff: exit status -7", "the disks are moved")
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE layer ADD COLUMN IF NOT EXISTS str_start_after_reason varchar(255)"))
+        delay = text("UPDATE layer SET str_start_after_reason = :reason WHERE pk_layer = :layer")
+        rows = [{"reason": reason, "layer": layer.id} for reason, layer in zip(reasons, job.layers, strict=True)]
+        connection.execute(delay, rows)
+
+    # when nothing is set, then doctor names both, and what to set
+    ran = cli("doctor", "--json")
+    (found,) = [found for found in ran.json["findings"] if found["what"] == "retries"]
+    assert found["level"] == "warn"
+    assert "exit statuses -7, 330" in found["text"]
+    assert "OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES" in found["remedy"]
+
+    # and when both are set, then all is well
+    environment.setenv("OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES", "330, -7")
+    assert "retries" not in levels(cli("doctor", "--json"))
+
+
 def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:
     job = build(lambda farm: farm.job(name="show-s-u_bad"))
     with engine.begin() as connection:

@@ -220,6 +220,27 @@ def test_only_a_real_failure_counts_as_a_retry(
         assert connection.scalar(text("SELECT int_retries FROM frame")) == retries
 
 
+@pytest.mark.parametrize(("exit_status", "retries"), [(200, 0), (-7, 0), (256, 0), (201, 1)])
+def test_an_end_that_the_cuebot_exempts_is_no_retry(
+    engine: Engine, settings: Settings, exit_status: int, retries: int
+) -> None:
+    # given the statuses of which a Cuebot's rules delay the layer
+    settings = settings.model_copy(
+        update={"queue": settings.queue.model_copy(update={"uncounted_exit_statuses": (200, -7)})}
+    )
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        connection.execute(text("UPDATE frame SET int_exit_status = :e"), {"e": exit_status})
+        procs = plan(farm, settings)
+    # when a frame that ended with one of them starts again
+    commit(engine, procs, settings)
+    # then it keeps its retries
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT int_retries FROM frame")) == retries
+
+
 def test_a_frame_planned_twice_runs_once(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)

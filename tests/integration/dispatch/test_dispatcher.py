@@ -171,6 +171,30 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
 
 
+def test_a_cluster_is_looked_at_again_when_a_frame_has_waited_for_the_delay_of_its_layer(
+    engine: Engine, settings: Settings
+) -> None:
+    # given a frame that ended just now with a status of which a Cuebot delays layers, which may be about to be written
+    RESTS.clear()
+    queue = settings.queue.model_copy(update={"uncounted_exit_statuses": (200,)})
+    settings = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})
+    with passes(engine, settings) as here, dispatching(here, patience=10.0) as dispatcher:
+        plant(engine, frames=1)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE frame SET int_exit_status = 200, ts_updated = clock_timestamp()"))
+        posting = a_posting(here)
+
+        # when a pass finds nothing else
+        report = dispatch(dispatcher, posting)
+
+        # then it plans nothing, and its cluster is back when the frame is
+        assert isinstance(report, PassReport)
+        assert (report.ended, report.frames_booked, report.verdicts) == (PassEnd.SATURATED, 0, ())
+        assert 0 < rests(here, posting) <= 2.0 < settings.queue.cluster_saturated_sleep
+        assert sent_for_at_its_end(here, posting)
+        eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
+
+
 def test_a_message_leads_to_one_pass_over_every_cluster_that_is_ready(
     dispatcher: Dispatcher, here: Passes, engine: Engine
 ) -> None:

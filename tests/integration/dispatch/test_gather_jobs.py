@@ -265,6 +265,36 @@ def test_a_cluster_knows_when_the_next_layer_with_its_tags_may_start(engine: Eng
     assert other is None
 
 
+def test_a_frame_waits_for_the_delay_that_the_cuebot_may_be_about_to_write(engine: Engine, settings: Settings) -> None:
+    # given frames that ended a moment ago, the first of each layer with a status of which a Cuebot delays layers
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        urgent = farm.job([LayerSpec(frames=1)], priority=200)
+        job = farm.job([LayerSpec(frames=2), LayerSpec(frames=1)])
+        held, others = (urgent.frames[0], job.frames[0]), (job.frames[1], job.frames[2])
+        ended = text("UPDATE frame SET int_exit_status = :status, ts_updated = :at WHERE pk_frame = ANY(:frames)")
+        now = connection.scalar(text("SELECT now()"))
+        moment = now - timedelta(seconds=0.5)
+        connection.execute(ended, {"status": 200, "at": moment, "frames": list(held)})
+        connection.execute(ended, {"status": 1, "at": moment, "frames": list(others)})
+
+        def frames(**queue: Any) -> list[str]:
+            (work,) = gathered(connection, cluster_of(farm), settings, **queue).snapshot.work
+            return [frame.id for job in work.jobs for layer in job.layers for frame in layer.frames]
+
+        # when a pass reads what waits, where the status is one of those and where it is none
+        rules = {"uncounted_exit_statuses": (200, 330)}
+        of_one_job = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=1, **rules)
+        now_planned, without_rules = frames(**rules), frames()
+        connection.execute(ended, {"status": 200, "at": now - timedelta(seconds=2.5), "frames": list(held)})
+        later = frames(**rules)
+
+    # then those frames alone are left out, take no job's place, and come back after two seconds
+    assert now_planned == list(others)
+    assert job_ids(of_one_job) == [job.id]
+    assert set(without_rules) == set(later) == {*held, *others}
+
+
 @pytest.mark.parametrize("spelling", ["general", "general|other", "other | general", " general |other", "gen eral"])
 def test_tags_match_in_every_spelling(engine: Engine, settings: Settings, spelling: str) -> None:
     with engine.begin() as connection:
