@@ -1,8 +1,9 @@
 """Reading a file that a person wrote - a job file, a settings file - without the surprises of YAML.
 
 YAML 1.1 turns ``shot: 0010`` into 8, ``name: no`` into false, ``1:30`` into 90 and ``2026-01-01`` into a date, and of a
-key that is given twice it quietly keeps the second. Here numbers are plain numbers of at most 18 digits, only true and
-false are flags, everything else is text, and a key given twice is an error.
+key that is given twice it quietly keeps the second. Here numbers are plain numbers of at most 18 digits, which keep the
+text that they were written as, only true and false are flags, everything else is text, and a key given twice is an
+error.
 
 A file has at most 2 MiB. What its values may be is up to the models that take them.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from opencue_sched.errors import InvalidInput
 MOST_BYTES = 2 * 1024**2
 _TAG = "tag:yaml.org,2002:"
 _NUMBER = r"-?(?:0|[1-9][0-9]{0,17})"
+_WHOLE_NUMBER = r"(?:0|-?[1-9][0-9]{0,17})"
 _CUT_OFF = re.compile(r"[ \t]+(#[A-Za-z][A-Za-z0-9_]*#)")
 _BLOCKS = ("|", ">")
 
@@ -35,13 +37,27 @@ class InvalidFile(InvalidInput):
         super().__init__("\n".join(problems))
 
 
+class WrittenNumber(float):
+    """A number with a fraction. As text it is what was written: ``3.10`` may be a version, and then is not ``3.1``."""
+
+    def __new__(cls, text: str, value: float | None = None) -> WrittenNumber:
+        number = super().__new__(cls, text if value is None else value)
+        number._text = text
+        return number
+
+    _text: str
+
+    def __str__(self) -> str:
+        return self._text
+
+
 class _Loader(yaml.SafeLoader):
     """A safe loader with the tags and scalars of YAML 1.2's core, no more."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
     yaml_constructors = {  # noqa: RUF012 - PyYAML's own name
         tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in (None, *(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
+        for tag in (None, *(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")))
     }
 
     def construct_scalar(self, node: Any) -> Any:
@@ -54,6 +70,20 @@ class _Loader(yaml.SafeLoader):
             )
         return super().construct_scalar(node)
 
+    def construct_yaml_int(self, node: Any) -> Any:
+        return self._number(node, super().construct_yaml_int)
+
+    def construct_yaml_float(self, node: Any) -> Any:
+        return WrittenNumber(node.value, self._number(node, super().construct_yaml_float))
+
+    def _number(self, node: Any, construct: Callable[[Any], Any]) -> Any:
+        """PyYAML looks at the first digit without asking whether there is one, as in ``!!int``."""
+        try:
+            return construct(node)
+        except IndexError as error:
+            problem = f"{node.value!r} is not a number"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep)
         seen: set[str] = set()
@@ -65,9 +95,11 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+_Loader.add_constructor(_TAG + "int", _Loader.construct_yaml_int)
+_Loader.add_constructor(_TAG + "float", _Loader.construct_yaml_float)
 for _kind, _pattern, _first in (
     ("bool", "(?:true|True|TRUE|false|False|FALSE)", "tTfF"),
-    ("int", _NUMBER, "-0123456789"),
+    ("int", _WHOLE_NUMBER, "-0123456789"),
     ("float", rf"{_NUMBER}\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
     ("null", "(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
 ):
@@ -83,7 +115,9 @@ def read_yaml(stream: IO[bytes]) -> Any:
         text = content.decode("utf-8-sig")
         # PyYAML reads JSON as well, but slowly, and takes neither tabs nor surrogate pairs.
         with suppress(json.JSONDecodeError):
-            return json.loads(text, object_pairs_hook=_without_repeats)
+            return json.loads(
+                text, object_pairs_hook=_without_repeats, parse_float=WrittenNumber, parse_int=_whole_number
+            )
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader with less
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -99,6 +133,11 @@ def read_yaml(stream: IO[bytes]) -> Any:
     # Not UTF-8, an escape without a character, a number of thousands of digits, a text with a wrong tag.
     except (ValueError, OverflowError, KeyError) as error:
         raise InvalidFile(f"not YAML: {str(error)[:200]}") from error
+
+
+def _whole_number(text: str) -> int | str:
+    """-0 is text, as it is in YAML: no number is written so."""
+    return text if text == "-0" else int(text)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,12 +27,12 @@ from pydantic import (
 from opencue_sched.domain import names, units
 from opencue_sched.domain.clusters import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
-from opencue_sched.domain.frame_command import RESERVED_VARIABLES, TOKENS, unknown_tokens
+from opencue_sched.domain.frame_command import RESERVED_VARIABLES, TOKENS, log_path, unknown_tokens
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.names import near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, booked_cores
-from opencue_sched.text_file import InvalidFile
+from opencue_sched.text_file import InvalidFile, WrittenNumber
 
 MAX_LAYERS = 2000
 """Layers a job may have, as in OpenCue."""
@@ -43,10 +43,17 @@ _SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT])(?:i?B)?\s*$",
 _KB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _VARIABLE = re.compile(r"[^\s=\x00-\x1f\x7f-\x9f]+\Z")
 _ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\x00-\x1f\x7f-\x9f]*\Z")
+_SEPARATORS = re.compile(r"[/\\]")
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _JOB_NAME_WIDTH = 255
 _LONGEST_TEXT = 4000
 """Width of the columns of commands, ranges, tags and log directories."""
+_LONGEST_FILE_NAME_BYTES = 255
+"""Most that a file system takes for the name of one file or directory."""
+_JOB_ID_CHARACTERS = 36
+_EARLIER_RUN = ".999"
+"""RQD gives the log of an earlier run of a frame its number."""
 _LONGEST = 500
 """Characters of a path, and of what is said of it: a value may have millions."""
 _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of keys", "missing": "is missing"}
@@ -146,7 +153,17 @@ def _variable(name: str) -> str:
 def _absolute(path: str) -> str:
     if not _ABSOLUTE_PATH.match(path):
         raise ValueError(f"{path!r} is not an absolute path; RQD writes there from any directory")
+    directories = _SEPARATORS.split(path)
+    if ".." in directories:
+        raise ValueError(f"{path!r} has '..' in it")
+    longest = max(len(directory.encode()) for directory in directories)
+    if longest > _LONGEST_FILE_NAME_BYTES:
+        raise ValueError(f"one of its directories has {_name_of(longest)}")
     return path
+
+
+def _name_of(length: int) -> str:
+    return f"a name of {length} bytes; {_LONGEST_FILE_NAME_BYTES} is the most a file system takes"
 
 
 _AS_TEXT = BeforeValidator(_text)
@@ -164,7 +181,7 @@ _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
 _RAW = StringConstraints(strip_whitespace=False, min_length=0, max_length=2048)
 _Variable = Annotated[str, _RAW, AfterValidator(_variable)]
-_NUMBER_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+_NUMBER_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, WrittenNumber) else value)
 _Environment = dict[_Variable, Annotated[str, _RAW, _NUMBER_AS_TEXT, AfterValidator(_printable)]]
 
 
@@ -346,6 +363,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         return
     if len(spec.full_name) > _JOB_NAME_WIDTH:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {_JOB_NAME_WIDTH} is the most"
+    else:
+        yield from _log_names_too_long(spec)
     for position, one in enumerate(spec.layers):
         if 0 < one.max_cores < one.cores:
             yield f"layers[{position}].max_cores: is less than cores"
@@ -368,6 +387,25 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         edges.append((layer.name, on.name, pairs))
     if circle := waiting_circle({name: layer.frames for name, layer in by_name.items()}, edges):
         yield f"layers: wait for one another for ever: {' -> '.join(circle)}"
+
+
+def _log_names_too_long(spec: JobSpec) -> Iterator[str]:
+    """The fields that make the names of the job's logs, which are ASCII, longer than a file system takes: its frames
+    would die without a log."""
+    length = len(f"{spec.full_name}--") + _JOB_ID_CHARACTERS
+    if spec.log_dir is None and length > _LONGEST_FILE_NAME_BYTES:
+        yield f"name: the directory of the job's logs, <job>--<id>, has {_name_of(length)}"
+    for position, layer in enumerate(spec.layers):
+        frames = [names.frame_name(number, layer.name) for number in layer.frames.numbers]
+        file = log_path("", spec.full_name, max(frames, key=len)).lstrip("/")
+        if (length := len(file + _EARLIER_RUN)) > _LONGEST_FILE_NAME_BYTES:
+            words = f"layers[{position}].name: its log files, <job>.<frame>.rqlog.<run>, have names"
+            yield f"{words} {_name_of(length).removeprefix('a name ')}"
+
+
+def shell_drops(variables: Iterable[str]) -> list[str]:
+    """Those names of variables that no shell has for its own: some do not hand them on to the commands they run."""
+    return sorted(name for name in variables if not _SHELL_NAME.match(name))
 
 
 def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, Depend]]:

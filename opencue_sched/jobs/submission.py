@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from opencue_sched.domain.names import frame_name, near
 from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
-from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec, depends_of
+from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec, depends_of, shell_drops
 from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
@@ -106,7 +106,7 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     if not submit.insert_job(connection, job, layers, frames, [row._asdict() for row in depends.rows]):
         name = spec.full_name
         raise InvalidFile(f"name: a job called {name!r} is already pending; kill it first or choose another")
-    notes = depends.met
+    notes = [*_variables_dropped(spec), *depends.met]
     if not show.managed:
         command = f"opencue-sched show managed {show.name} on"
         notes = [f"show {show.name} is not managed by this scheduler; `{command}` hands it over", *notes]
@@ -133,6 +133,15 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     )
 
 
+def _variables_dropped(spec: JobSpec) -> Iterator[str]:
+    """Notes on names of variables that a frame's command may not see."""
+    environments = {"env": spec.env} | {f"layers[{place}].env": layer.env for place, layer in enumerate(spec.layers)}
+    for path, environment in environments.items():
+        if names := shell_drops(environment):
+            said = f"a shell may drop {', '.join(names)} on its way to the command"
+            yield f"{path}: {said}; names are letters, digits and '_'"
+
+
 def _new_id() -> str:
     return str(uuid.uuid4())
 
@@ -142,7 +151,8 @@ def _new_id() -> str:
 
 def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]:
     folder, show, job_id = place.folder, place.show, _new_id()
-    logs = settings.log_root.get(spec.os or DEFAULT_OS, settings.log_root[DEFAULT_OS]).rstrip("/")
+    roots = {os.lower(): root for os, root in settings.log_root.items()}
+    logs = roots.get((spec.os or DEFAULT_OS).lower(), settings.log_root[DEFAULT_OS]).rstrip("/")
     return spec.model_dump(exclude={"layers", "depends", "env"}) | {
         "job": job_id,
         "env": json.dumps(spec.env),

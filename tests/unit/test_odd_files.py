@@ -46,7 +46,9 @@ PIECES = [
     *(
         "!!timestamp x",
         "!!int abc",
+        "!!int ",
         "!!float x",
+        "!!float ",
         "!!bool x",
         "!!binary x",
         "!!set [a]",
@@ -91,6 +93,8 @@ def job(**fields: object) -> str:
         (job(show="de\x07mo"), "line 1: not YAML: character U+0007"),
         (job(memory="!!timestamp x"), "line 9, column 13: not YAML: could not determine a constructor for the tag"),
         (job(memory="!!int abc"), "not YAML: invalid literal for int() with base 10: 'abc'"),
+        (job(memory="!!int "), "line 9, column 13: not YAML: '' is not a number"),
+        (job(memory='!!float ""'), "line 9, column 13: not YAML: '' is not a number"),
         (job(memory="!!set {a}"), "line 9, column 13: not YAML: could not determine a constructor for the tag"),
         (job(memory="!!bool x"), "not YAML: 'x'"),
         (job(memory="9" * 5000), "layers[0].memory: '99999"),
@@ -163,6 +167,8 @@ def settings_of(content: str | bytes, file: Path, monkeypatch: pytest.MonkeyPatc
             "queue: {worker_threads: !!timestamp x}",
             "line 1, column 25: not YAML: could not determine",
         ),
+        ("s.yaml", "queue: {worker_threads: !!int }", "line 1, column 25: not YAML: '' is not a number"),
+        ("s.yaml", "queue: {priority_draw: !!float }", "line 1, column 24: not YAML: '' is not a number"),
     ],
 )
 def test_an_odd_settings_file_is_refused_by_file_and_field(tmp_path, monkeypatch, name, content, words):

@@ -220,12 +220,14 @@ def test_what_the_file_leaves_open_is_what_the_folder_says_then_the_show(
 
 
 def test_the_log_root_depends_on_the_os(engine: Engine, settings: Settings, demo: Any) -> None:
-    changed = settings.model_copy(update={"log_root": {"default_os": "/logs/", "win": "//srv/logs"}})
+    changed = settings.model_copy(update={"log_root": {"default_os": "/logs/", "Win": "//srv/logs"}})
     on_linux = submit_job(engine, spec(name="a", os="linux"), changed, dry_run=True)
     on_windows = submit_job(engine, spec(name="a", os="win"), changed, dry_run=True)
     own = submit_job(engine, spec(log_dir="/mine"), changed, dry_run=True)
     assert on_linux.log_dir == f"/logs/demo/sh010/logs/demo-sh010-alice_a--{on_linux.job_id}"
     assert on_windows.log_dir.startswith("//srv/logs/demo/sh010/logs/")
+    as_told = submit_job(engine, spec(name="b", os="WIN"), changed, dry_run=True)
+    assert as_told.log_dir.startswith("//srv/logs/demo/sh010/logs/"), "upper case means nothing"
     assert own.log_dir == "/mine"
 
 

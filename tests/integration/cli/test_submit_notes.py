@@ -81,6 +81,19 @@ def test_what_no_host_can_serve_is_noted(
     assert note in cli("explain", "demo-s-u_job").out
 
 
+def test_variables_that_a_shell_drops_are_noted(cli: Cli, demo: ShowIds) -> None:
+    # given variables of a job and of a layer with names that no shell has for its own
+    fields = {"env": {"MY-VAR": "1", "GOOD_1": "2"}, "layer": {"env": {"a.b": "3", "9TH": "4", "_x": "5"}}}
+    # when the job is put in
+    ran = cli("submit", "-", given=job_file(**fields))
+    # then it is told where they are, and is in all the same
+    assert ran.status == 0
+    assert ran.err.splitlines() == [
+        "note: env: a shell may drop MY-VAR on its way to the command; names are letters, digits and '_'",
+        "note: layers[0].env: a shell may drop 9TH, a.b on its way to the command; names are letters, digits and '_'",
+    ]
+
+
 def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds) -> None:
     largest = {"cores": 16, "memory": "64GiB", "gpus": 1, "gpu_memory": "8GiB"}
     for name, layer in (

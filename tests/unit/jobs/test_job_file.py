@@ -59,6 +59,23 @@ def test_quoted_text_and_comments_of_people_are_taken_as_they_are(yaml: str, com
     assert layer.command == command
 
 
+NUMBERS = ["3.10", "20.50", "1.0e3", "1.10000000000000000001", "-0", "-0.0", "12", "0.5", "1234567890123456789012345"]
+
+
+@pytest.mark.parametrize("file", ["{{show: demo, shot: s, user: u, name: cut, env: {{{0}}}, layers: [{1}]}}", "json"])
+def test_numbers_that_are_text_stay_as_they_are_written(file: str) -> None:
+    # given variables, of the job and of a layer, whose values look like numbers, in YAML and in JSON
+    env = ", ".join(f'"V{place}": {number}' for place, number in enumerate(NUMBERS))
+    layer = '{"name": "render", "range": "1-4", "command": "x", "cores": 1.50, "env": {' + env + "}}"
+    if file == "json":
+        file = '{{"show": "demo", "shot": "s", "user": "u", "name": "cut", "env": {{{0}}}, "layers": [{1}]}}'
+    # when the file is read
+    spec = JobSpec.parse(read_yaml(io.BytesIO(file.format(env, layer).encode())))
+    # then none is another one, and what is a number is one
+    assert list(spec.env.values()) == list(spec.layers[0].env.values()) == NUMBERS
+    assert spec.layers[0].cores == 150
+
+
 def test_an_alias_and_a_knot_of_them_end() -> None:
     text = LAYERS + "    command: &c render #IFRAME#\n    env: &e {A: *c, B: *e}\n"
     assert len(problems(text)) == 1

@@ -221,6 +221,24 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"paused": "yes"}, "paused: Input should be a valid boolean"),
         ({"paused": 1}, "paused: Input should be a valid boolean"),
         ({"log_dir": "logs"}, "log_dir: 'logs' is not an absolute path; RQD writes there from any directory"),
+        *(
+            ({"log_dir": path}, f"log_dir: {path!r} has '..' in it")
+            for path in ("/../../etc/cron.d", "/shots/..", "/..", "S:/shots/../logs", "\\\\server\\shots\\..\\logs")
+        ),
+        (
+            {"log_dir": f"/shots/{'é' * 128}/logs"},
+            "log_dir: one of its directories has a name of 256 bytes; 255 is the most a file system takes",
+        ),
+        (
+            {"show": "s", "shot": "s", "user": "u", "name": "n" * 212},
+            "name: the directory of the job's logs, <job>--<id>, has a name of 256 bytes; 255 is the most a file "
+            "system takes",
+        ),
+        (
+            {"name": "n" * 150, "layers": [layer(), layer(name="l" * 100, range="9999-10000")]},
+            "layers[1].name: its log files, <job>.<frame>.rqlog.<run>, have names of 284 bytes; 255 is the most a file "
+            "system takes",
+        ),
         ({"max_cores": 0.5}, "max_cores: is less than one core, so no frame could ever run; 0 or -1 is unlimited"),
         ({"min_cores": -1}, "min_cores: Input should be greater than or equal to 0"),
         ({"env": ["A=b"]}, "env: Input should be a valid dictionary"),
