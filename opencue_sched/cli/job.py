@@ -337,7 +337,8 @@ _change_command(
     "retried",
     "retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY",
     "Let frames run again: the dead ones, unless --state says which. Running ones are killed first.\n\n"
-    "A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.",
+    "A job that was finished is pending again, which is refused while another of its name is. Exit status 1 if a "
+    "running frame could not be confirmed dead.",
 )
 _change_command(
     "eaten",

@@ -65,7 +65,8 @@ class JobControl:
         return self._change(reason, frame_ids)
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
-        """Make frames wait again, whatever became of them. A finished job is PENDING again.
+        """Make frames wait again, whatever became of them. A finished job is PENDING again; raises InvalidInput while
+        another of its name is.
 
         What a frame that had rendered made bookable waits for it again (FRAME_ON_FRAME and LAYER_ON_LAYER).
         """

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import NoResultFound
+from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from opencue_sched.domain.states import FrameState
+from opencue_sched.errors import InvalidInput
 from opencue_sched.store.pending import USED, countable
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import INSERT_LAYER_LIMITS
@@ -269,17 +270,38 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
 _REOPEN = text(
     """
     UPDATE job
-       SET str_state = 'PENDING', ts_stopped = NULL, ts_updated = current_timestamp,
-           str_visible_name = CASE WHEN EXISTS (SELECT FROM job named WHERE named.str_visible_name = job.str_name)
-                                   THEN NULL ELSE job.str_name END
+       SET str_state = 'PENDING', ts_stopped = NULL, ts_updated = current_timestamp, str_visible_name = str_name
      WHERE pk_job = :job AND str_state = 'FINISHED'
+    """
+)
+# A Cuebot lets a job that it retries be pending beside another of its name, without a visible one.
+_LIVE_NAMESAKE = text(
+    """
+    SELECT other.pk_job AS id, other.str_name AS name
+      FROM job JOIN job other ON other.str_name = job.str_name AND other.pk_job <> job.pk_job
+     WHERE job.pk_job = :job AND job.str_state = 'FINISHED'
+       AND (other.str_state = 'PENDING' OR other.str_visible_name IS NOT NULL)
+     LIMIT 1
     """
 )
 
 
 def reopen_job(connection: Connection, job_id: str) -> None:
-    """FINISHED to PENDING, with the name the job had unless another job has it now."""
-    connection.execute(_REOPEN, {"job": job_id})
+    """FINISHED to PENDING, with the name the job had. Raises InvalidInput when another job of that name is live."""
+    namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()
+    if namesake is None:
+        try:
+            with connection.begin_nested():
+                connection.execute(_REOPEN, {"job": job_id})
+            return
+        except IntegrityError:  # somebody took the name after we had looked
+            namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()
+            if namesake is None:
+                raise
+    raise InvalidInput(
+        f"job {job_id} cannot be pending again: {namesake.name!r} is pending as {namesake.id}; end it with "
+        f"`opencue-sched job kill {namesake.id}` first"
+    )
 
 
 # Jobs whose rows made a booking fail, left alone for a while (our table ``opencue_sched_quarantine``).

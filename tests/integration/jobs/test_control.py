@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.errors import InvalidInput
 from opencue_sched.jobs.control import JobControl
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import RunVerdict
@@ -146,6 +149,50 @@ def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl
     assert (job.str_state, job.str_visible_name) == ("PENDING", job.str_name)
     assert view.frame(run.job.frames[1]).int_depend_count == 2
     view.assert_consistent()
+
+
+def test_a_job_is_not_pending_again_while_another_of_its_name_is(view: FarmView, control: JobControl) -> None:
+    # given a job that was killed, and one that got its name
+    run = start(view, LayerSpec(frames=2), running=0)
+    control.kill_job(run.job.id, reason="test")
+    view.run_sql("UPDATE frame SET str_state = 'DEAD'")
+    with view.farm() as farm:
+        other = farm.job(name=run.job.name, show=run.job.show)
+
+    # when a frame of the first is retried, then it is refused with the way out, and nothing has changed
+    refusal = f"{run.job.name!r} is pending as {other.id}; end it with `opencue-sched job kill {other.id}`"
+    for hidden in (False, True):
+        if hidden:  # as a Cuebot leaves a job that it retried beside another of its name
+            view.run_sql("UPDATE job SET str_visible_name = NULL WHERE pk_job = :job", job=other.id)
+        with pytest.raises(InvalidInput, match=re.escape(refusal)):
+            control.retry_frames(run.job.frames, reason="test")
+        assert view.job_state(run.job) == "FINISHED"
+        assert view.states(run.job.frames) == ["DEAD", "DEAD"]
+        view.assert_consistent()
+
+    # and when the other is over, then it is pending again under its name
+    control.kill_job(other.id, reason="test")
+    assert control.retry_frames(run.job.frames, reason="test").changed == run.job.frames
+    (named,) = view.rows("SELECT pk_job, str_state FROM job WHERE str_visible_name IS NOT NULL")
+    assert tuple(named) == (run.job.id, "PENDING")
+
+
+def test_of_two_who_want_one_name_at_once_the_first_has_it(view: FarmView, control: JobControl) -> None:
+    # given a job that was killed, and one of its name that is just being put in
+    run = start(view, LayerSpec(frames=1), running=0)
+    control.kill_job(run.job.id, reason="test")
+    view.run_sql("UPDATE frame SET str_state = 'DEAD'")
+    with ThreadPoolExecutor(1) as threads:
+        with view.farm() as farm:
+            other = farm.job(name=run.job.name, show=run.job.show)
+            # when the first is retried before that is committed
+            retried = threads.submit(control.retry_frames, run.job.frames, reason="test")
+            view.wait_for_waiters(1)
+        # then it is refused once it is
+        with pytest.raises(InvalidInput, match=other.id):
+            retried.result(60)
+    assert view.job_state(run.job) == "FINISHED"
+    assert view.states(run.job.frames) == ["DEAD"]
 
 
 def test_eating_the_last_open_frame_finishes_the_job(
