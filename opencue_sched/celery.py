@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -34,6 +35,7 @@ from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
 from opencue_sched.signals import end_by_sigterm_as_first_process
+from opencue_sched.standard_streams import open_closed_streams
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
 from opencue_sched.worker.task import process_of
@@ -108,6 +110,7 @@ def _settings_are_read(**_: Any) -> None:
     programs do so themselves, and so do workers, beats and Flower with their Redis."""
     if not is_celery(sys.argv):
         return
+    open_closed_streams()
     try:
         settings = get_settings()
         broker_settings(settings.redis_dsn)
@@ -213,7 +216,10 @@ def sleep_unless_stopped(seconds: float) -> None:
 
 @beat_init.connect
 def _beat_starts(**_: Any) -> None:
-    """As a worker does. What a beat loses later, it waits for."""
+    """As a worker does. What a beat loses later, it waits for. SIGHUP ends it as SIGTERM does, unless it is ignored (by
+    nohup)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:
         check_for_beat(get_settings())
     except (SchedulerError, RedisError, SQLAlchemyError) as error:

@@ -132,7 +132,10 @@ class _Section(BaseModel):
 
 class Logging(_Section):
     level: LogLevel = Field("info", description="Log level: debug, info, warning or error.")
-    path: Path | None = Field(None, description="File to append to as well, besides standard error.")
+    path: Path | None = Field(
+        None,
+        description="File to append to as well, besides standard error; opened anew when it is renamed (by logrotate).",
+    )
 
 
 class HostBookingStrategy(_Section):

@@ -10,12 +10,14 @@ import gc
 import importlib
 import os
 import sys
+from contextlib import suppress
 
 import click
 
 from opencue_sched import __version__
 from opencue_sched.errors import TakesNoWrites
 from opencue_sched.signals import end_by_sigterm_as_first_process
+from opencue_sched.standard_streams import cannot_be_written, drop_output, open_closed_streams
 
 COMMANDS = {
     "alloc": ("show", "List, create and change allocations: pools of hosts, found by a tag."),
@@ -91,6 +93,19 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Entry point. The exit statuses are those that ``--help`` lists."""
     end_by_sigterm_as_first_process()
+    open_closed_streams()
+    try:
+        _run()
+    except OSError as error:
+        if not cannot_be_written(error):
+            raise
+        with suppress(OSError):  # standard error may be full, too
+            click.echo(f"error: cannot write the output: {error.strerror}", err=True)
+        drop_output()
+        sys.exit(1)
+
+
+def _run() -> None:
     try:
         status = cli(prog_name="opencue-sched", standalone_mode=False)
         if isinstance(status, int) and status:
@@ -104,7 +119,7 @@ def main() -> None:
     except Exception as error:
         from opencue_sched.insight.health import failure_lines, is_wrong_configuration
 
-        problems = failure_lines(error)
+        problems = failure_lines(error) or _not_text(error)
         if not problems:
             raise
         for problem in problems:
@@ -112,3 +127,15 @@ def main() -> None:
         if isinstance(error, TakesNoWrites):
             sys.exit(os.EX_TEMPFAIL)
         sys.exit(os.EX_CONFIG if is_wrong_configuration(error) else 1)
+
+
+def _not_text(error: Exception) -> list[str]:
+    """What is wrong with arguments that are not UTF-8, when something failed that had to write them so."""
+    if not isinstance(error, UnicodeEncodeError):
+        return []
+    return [f"argument {word!r} is not UTF-8" for word in sys.argv if not word.isascii() and _with_surrogates(word)]
+
+
+def _with_surrogates(word: str) -> bool:
+    """Whether Python found bytes in an argument that are no text."""
+    return any("\udc80" <= character <= "\udcff" for character in word)

@@ -10,7 +10,17 @@ import click
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
-from opencue_sched.cli.inputs import ALLOCATION, HOST, JOB, SHOW, Commands, current_user, most_option, new_name
+from opencue_sched.cli.inputs import (
+    ALLOCATION,
+    HOST,
+    JOB,
+    SHOW,
+    Commands,
+    ask_first,
+    current_user,
+    most_option,
+    new_name,
+)
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.clusters import ClusterKind
@@ -224,7 +234,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
         running = sum(host.frames for host in found)
         if now and running and not yes:
             names = ", ".join(host.host for host in found)
-            click.confirm(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?", abort=True)
+            ask_first(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?")
         with RqdChannels(settings.rqd, full_name=hosts.full_names(engine), quiet=True) as channels:
             for host in found:
                 if silence := RqdKiller(channels).silence(host.host, settings.rqd.timeout):
@@ -321,7 +331,7 @@ def kill(
         raise InvalidInput("nothing runs there")
     number = sum(map(len, by_job.values()))
     if not yes:
-        click.confirm(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?", abort=True)
+        ask_first(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?")
     results = []
     with control(engine) as (jobs_control, alive):
         for job, frames in by_job.items():

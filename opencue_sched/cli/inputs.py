@@ -6,6 +6,7 @@ redis and what plans bookings are imported where they are used: commands that on
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -136,6 +137,10 @@ class NameOf(click.types.StringParamType):
     def __init__(self, kind: Kind) -> None:
         self.kind, self.name = kind, kind.value
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Bytes that are no text stand in no name: with their replacement there is none of that name."""
+        return os.fsencode(super().convert(value, param, ctx)).decode("utf-8", "replace")
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
         return self.name.upper()
 
@@ -150,6 +155,19 @@ class NameOf(click.types.StringParamType):
 
 
 ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
+
+
+def ask_first(question: str) -> None:
+    """End the command, which changes nothing then, unless a person agrees."""
+    status = 1
+    try:
+        if click.confirm(question):
+            return
+    except click.Abort as abort:  # at Ctrl-C, and where there is nobody to ask
+        click.echo(err=True)
+        status = 1 if isinstance(abort.__context__, EOFError) else 130
+    click.echo("nothing was changed", err=True)
+    raise click.exceptions.Exit(status)
 
 
 Body = Callable[..., Done]

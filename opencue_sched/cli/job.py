@@ -15,6 +15,7 @@ from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     SHOW,
     Commands,
+    ask_first,
     core_cap,
     core_count,
     frame_range,
@@ -291,7 +292,7 @@ def kill(engine: Engine, chosen: list[NamedRow], yes: bool, reason: str | None, 
     when it gives them up.
     """
     if not yes:
-        click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
+        ask_first(f"Kill {', '.join(job.name for job in chosen)}?")
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from opencue_sched.cli.inputs import TOP, database, farm, redis_store
+from opencue_sched.cli.inputs import TOP, ask_first, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
@@ -37,7 +37,7 @@ def migrate_command(down: bool, yes: bool) -> Done:
         if down:
             if not yes:
                 what = "what migrate made there: of a database that it found empty everything, with no way back"
-                click.confirm(f"Remove from {engine.url.database} {what} but a backup?", abort=True)
+                ask_first(f"Remove from {engine.url.database} {what} but a backup?")
             with working("removing"):
                 downgrade(url)
             return Done("removed", {"before": before, "revision": None})
@@ -59,7 +59,7 @@ def report_service_command() -> None:
     """Run the service that RQDs report to, where there is no Cuebot.
 
     Takes boot, status and completion reports on OPENCUE_SCHED_RELEASE__HOST and __PORT (127.0.0.1:8443). Several may
-    run side by side. Ends on SIGTERM or Ctrl-C, once the completions it has are applied.
+    run side by side. Ends on SIGTERM, SIGHUP or Ctrl-C, once the completions it has are applied.
 
     Example: OPENCUE_SCHED_RELEASE__HOST=0.0.0.0 opencue-sched report-service
     """

@@ -321,15 +321,16 @@ def open_service(settings: Settings, count: Callable[[str], object]) -> Iterator
 
 
 def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable[[], None]) -> int:
-    """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
+    """Run a report service with its own connections until SIGTERM, SIGINT or SIGHUP. Returns a process exit status.
 
     ``alive`` is called every few seconds while it can apply completions or wait for its database.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, lambda *_: stopping.set())
     with open_service(settings, count) as service:
         service.start()
         alive()

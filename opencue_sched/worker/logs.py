@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Logging, unknown_variables
+from opencue_sched.worker.log_handlers import LogFile, Terminal
 
 SQL_LOGGER = "sqlalchemy.engine"
 _SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
@@ -119,12 +120,12 @@ def configure_logging(settings: Logging, *, clock: Callable[[], float] = time.mo
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [Terminal(sys.stderr, clock)]
     if settings.path is not None:
-        handlers.append(logging.FileHandler(settings.path))
+        handlers.append(LogFile(settings.path, clock))
     for handler in handlers:
         # Text for who looks on; whatever reads the log later gets one JSON object a line.
-        watched = not isinstance(handler, logging.FileHandler) and sys.stderr.isatty()
+        watched = isinstance(handler, Terminal) and sys.stderr.isatty()
         renderer: Any = structlog.dev.ConsoleRenderer(colors=False) if watched else structlog.processors.JSONRenderer()
         handler.addFilter(once.filter)
         handler.setFormatter(

@@ -106,7 +106,8 @@ def test_an_rqd_is_told_and_its_host_is_not_booked(
 
 def test_what_runs_is_not_killed_without_a_question(cli: Cli, rqd: Rqd, rows: Rows) -> None:
     ran = cli("host", "reboot", "render01", "--now", given="n\n")
-    assert (ran.status, rqd.told, host(rows)) == (130, [], ("OPEN", "UP"))
+    assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
+    assert ran.err == "nothing was changed\n"
     assert "Kill 1 running frame on render01" in ran.out
 
 

@@ -207,8 +207,10 @@ def test_a_job_is_killed_with_what_runs_of_it(
 
 
 def test_killing_asks_first(cli: Cli, running: Running, nobody: None, rows: Rows) -> None:
-    assert cli("job", "kill", NAME, given="n\n").status == 130
-    assert rows("SELECT str_state FROM job") == [("PENDING",)]
+    for given in ("n\n", "\n", ""):  # no, Enter, and no input at all
+        ran = cli("job", "kill", NAME, given=given)
+        assert (ran.status, ran.err.strip()) == (1, "nothing was changed")
+        assert rows("SELECT str_state FROM job") == [("PENDING",)]
 
 
 def test_what_cannot_be_confirmed_dead_is_said(cli: Cli, running: Running, nobody: None, rows: Rows) -> None:

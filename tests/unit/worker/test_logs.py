@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import psycopg2
 import pytest
@@ -148,3 +149,49 @@ def test_what_names_a_proc_is_told_each_time(log):
     for proc in ("p1", "p2"):
         fail("commit_outcome_unknown", REPLICA, proc=proc)
     assert [line["proc"] for line in lines(log)] == ["p1", "p2"]
+
+
+def events(file: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in file.read_text().splitlines()]
+
+
+def test_a_log_file_that_is_renamed_is_begun_anew(tmp_path):
+    # given a log file with a line, which logrotate renames
+    file, rotated = tmp_path / "log", tmp_path / "log.1"
+    configure_logging(Logging(path=file))
+    logging.getLogger("one").warning("before")
+    file.rename(rotated)
+    # when more is logged, then it stands in a new file
+    logging.getLogger("one").warning("after")
+    assert (events(rotated), events(file)) == (["before"], ["after"])
+    # and also after the directory was away for a while, which ends nothing
+    tmp_path.rename(tmp_path.with_suffix(".away"))
+    logging.getLogger("one").warning("lost")
+    tmp_path.with_suffix(".away").rename(tmp_path)
+    file.rename(tmp_path / "log.2")
+    logging.getLogger("one").warning("again")
+    assert events(file) == ["again"]
+
+
+def test_what_a_full_disk_takes_no_more_is_told_once_a_minute(monkeypatch, tmp_path, clock):
+    # given a log file on a disk that is full
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    file = tmp_path / "log"
+    file.symlink_to("/dev/full")
+    configure_logging(Logging(path=file), clock=clock)
+    # when a hundred lines are logged over two minutes
+    for _ in range(100):
+        logging.getLogger("one").warning("told")
+        clock.now += 1.2
+    # then standard error has them all, and each minute one more that says how many the file lacks
+    told = [json.loads(line) for line in sys.stderr.getvalue().splitlines()]
+    lost = [line for line in told if line["event"] == "log_lines_lost"]
+    assert len(told) == 100 + len(lost)
+    assert [line["lines"] for line in lost] == [1, 50]
+    assert {(line["log"], line["error"]) for line in lost} == {(str(file), "No space left on device")}
+    # and when there is room again, it is told how many were lost until then
+    file.unlink()
+    clock.now += 60
+    logging.getLogger("one").warning("room")
+    assert events(file) == ["room", "log_lines_lost"]
+    assert json.loads(file.read_text().splitlines()[1])["lines"] == 49
