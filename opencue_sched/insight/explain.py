@@ -471,9 +471,9 @@ def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
 
 
 def unreached_hosts(members: Members) -> dict[str, str]:
-    """By name the hosts whose RQDs do not answer a worker, with words for people."""
+    """By name the hosts whose own RQDs do not answer a worker, with words for people."""
     return {
-        host: f"worker {worker.instance} gets no answer from its RQD ({words})"
+        host: f"worker {worker.instance} cannot talk to it: its RQD {words}"
         for worker in members.alive
         for host, words in worker.unreached
     }

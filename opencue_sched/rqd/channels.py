@@ -31,10 +31,10 @@ _RESOLVE_SECONDS = 5.0
 _KEEPALIVE_SECONDS = 300.0
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
 _NOT_ANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-CALLS_TO_TELL = 2
-"""After so many calls in a row without an answer a host is told of, and dialled anew if they ran into deadlines."""
-TOLD_SECONDS = 120.0
-"""A host that nobody has called for so long is told of no more: perhaps it is down, or deleted."""
+CALLS_TO_UNREACHED = 2
+"""So many calls in a row without an answer make a host unreached; after deadlines it is dialled anew, too."""
+UNREACHED_SECONDS = 120.0
+"""A host that nobody has called for so long is not named as unreached any more: it may be down, or deleted."""
 NAME_BELIEVED_SECONDS = 60.0
 """How long after a host's RQD told its name frames are launched there without asking for it again."""
 _WARN_SECONDS = 60.0
@@ -84,8 +84,8 @@ class _Host:
     ``named_at`` (monotonic): when it last answered by the host's own name, and no call has failed since.
     ``answers_as``: the name of another host, if it answered by that last.
 
-    ``unanswered`` calls in a row got no answer, the first at the epoch ``since``, the last at the monotonic
-    ``failed_at`` with the error ``words``. ``warned_at``: when that was last logged.
+    ``unanswered`` calls in a row got no answer, the first at the epoch ``since``, the last with the error ``words``.
+    ``failed_at`` (monotonic): when a call got no answer, or another host's, last; ``warned_at``: when that was logged.
     """
 
     name: str
@@ -99,9 +99,12 @@ class _Host:
     words: str = ""
     warned_at: float = -math.inf
 
-    def told(self) -> str:
-        """Where it was asked, what was heard, and since when: for people."""
-        return f"{self.address}: {self.words}, since {time.strftime('%H:%M:%S', time.localtime(self.since))}"
+    def trouble(self) -> str:
+        """What is wrong with it, for people; a sentence about its RQD, without that."""
+        if words := self.misnamed():
+            return words
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        return f"({self.address}) does not answer: {self.words}, since {since}"
 
     def misnamed(self) -> str:
         """``(address) answers as another``, when another host's RQD answers there; else empty."""
@@ -192,16 +195,18 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             raise RqdFailure(f"its RQD {words}")
 
     def unreached(self) -> tuple[tuple[str, str], ...]:
-        """The hosts that did not answer calls of the last two minutes, the longest silent first: names, and words."""
+        """The hosts that did not answer calls of the last two minutes, or another did, those for longest first: names,
+        and words that follow "its RQD"."""
         with self._lock:
             now = self._clock()
-            silent = [
+            unreached = [
                 host
                 for host in self._hosts.values()
-                if host.unanswered >= CALLS_TO_TELL and now - host.failed_at < TOLD_SECONDS
+                if (host.unanswered >= CALLS_TO_UNREACHED or host.answers_as)
+                and now - host.failed_at < UNREACHED_SECONDS
             ]
-            silent.sort(key=lambda host: host.since)
-            return tuple((host.name, host.told()) for host in silent)
+            unreached.sort(key=lambda host: host.since)
+            return tuple((host.name, host.trouble()) for host in unreached)
 
     def each(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items. The
@@ -242,6 +247,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             host.named_at = self._clock() if own else -math.inf
             host.answers_as = "" if own else name
             if not own:
+                host.failed_at = self._clock()
                 self._warn(host, "rqd_answers_as_another_host", answers_as=name)
 
     def _learn(self, connection: _Connection, ended: Any, details: Any) -> None:
@@ -262,10 +268,10 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             host.since = time.time()
         host.unanswered += 1
         host.failed_at, host.words = now, describe(ended)
-        if late and host.unanswered >= CALLS_TO_TELL:
+        if late and host.unanswered >= CALLS_TO_UNREACHED:
             connection.retired, host.connection = True, None
             self._retired.add(connection)
-        if host.unanswered >= CALLS_TO_TELL:
+        if host.unanswered >= CALLS_TO_UNREACHED:
             self._warn(host, "rqd_does_not_answer", calls=host.unanswered, error=host.words)
 
     def _warn(self, host: _Host, event: str, **fields: object) -> None:

@@ -521,14 +521,14 @@ def test_what_workers_do_not_reach_is_told_though_this_machine_does(
     # given an RQD that answers here, and a worker whose calls it leaves unanswered
     worker = Presence(redis_client, "cue", types=["dispatch"], group="default", instance="one")
     worker.announce()
-    worker.refresh(unreached=(("render01", "render01:8444: DEADLINE_EXCEEDED, since 17:03:11"),))
+    worker.refresh(unreached=(("render01", "(render01:8444) does not answer: DEADLINE_EXCEEDED, since 17:03:11"),))
     ran = cli("doctor", "--json")
     # then both are told
     assert "1 of 1 hosts that are up have an RQD that answers" in ran.out
     assert finding(ran, "warn")["what"] == "RQD"
     assert finding(ran, "warn")["text"] == (
-        "workers do not reach hosts: render01: worker one gets no answer from its RQD "
-        "(render01:8444: DEADLINE_EXCEEDED, since 17:03:11)"
+        "workers do not reach hosts: render01: worker one cannot talk to it: its RQD "
+        "(render01:8444) does not answer: DEADLINE_EXCEEDED, since 17:03:11"
     )
 
 

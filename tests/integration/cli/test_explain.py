@@ -434,7 +434,7 @@ def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[
 @pytest.fixture
 def unreached(settings: Settings, redis_client: redis.Redis) -> None:
     """A worker that gets no answer from the RQD of render01."""
-    said = [("render01", "render01:8444: DEADLINE_EXCEEDED: Deadline Exceeded, since 17:03:11")]
+    said = [("render01", "(render01:8444) does not answer: DEADLINE_EXCEEDED: Deadline Exceeded, since 17:03:11")]
     membership = Membership(redis_client, settings, tuple, lambda: said)
     membership.join("w1@here", queues=lambda: ("cue:q:work:type:dispatch",), capacity=4)
     membership.heartbeat()
@@ -444,7 +444,10 @@ def test_a_host_that_reports_and_does_not_answer_the_workers(
     cli: Cli, work: Work, build: Build, unreached: None, change: Callable[..., None]
 ) -> None:
     # given a host that frames could go to and that reports, while a worker does not reach its RQD
-    words = "gets no answer from its RQD (render01:8444: DEADLINE_EXCEEDED: Deadline Exceeded, since 17:03:11)"
+    words = (
+        " cannot talk to it: its RQD (render01:8444) does not answer: DEADLINE_EXCEEDED: Deadline Exceeded, "
+        "since 17:03:11"
+    )
     assert cli("explain", NAME).out.splitlines()[1].startswith("host render01 reports, but worker ")
     assert words in cli("explain", NAME).out
     # when frames of the job run there and none waits, then it is told too

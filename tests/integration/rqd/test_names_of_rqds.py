@@ -38,6 +38,8 @@ def test_a_host_whose_name_leads_to_another_machine_gets_no_frames(farm: Simulat
     assert {run.host_name for run in farm.runs()} == {"sim0002"} and len(farm.runs()) == 1
     (line,) = [line for line in logs if line["event"] == "rqd_answers_as_another_host"]
     assert (line["log_level"], line["host"], line["answers_as"]) == ("warning", "sim0001", "sim0002")
+    # and everybody who asks this process is told
+    assert misled.unreached() == (("sim0001", f"({farm.addresses['sim0002']}) answers as sim0002"),)
     # and the host is left alone by the next plans
     assert Refusals().blame(outcomes).hosts == {"sim0001"}
 

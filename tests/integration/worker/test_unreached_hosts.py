@@ -28,4 +28,4 @@ def test_a_worker_names_the_hosts_that_do_not_answer_it_with_its_heartbeat(
         # then everybody can read it
         (actor,) = list_members(redis_client, "cue").alive
         ((host, words),) = actor.unreached
-        assert (host, "127.0.0.1:1: UNAVAILABLE" in words) == ("render01", True)
+        assert (host, "(127.0.0.1:1) does not answer: UNAVAILABLE" in words) == ("render01", True)
