@@ -31,6 +31,7 @@ from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
 from opencue_sched.reports.host_reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.reports.run_ends import CompletedFrame
+from opencue_sched.reports.unreadable import UnreadableMessages
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings
@@ -176,6 +177,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         """Open the port and begin. Raises SchedulerError when the address cannot be had."""
         server = grpc.server(
             ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="report"),
+            interceptors=[UnreadableMessages(self.count, self._clock)],
             maximum_concurrent_rpcs=MOST_CALLS,
             options=server_options(),
         )

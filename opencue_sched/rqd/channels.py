@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -20,6 +21,8 @@ from opencue_sched.errors import RqdFailure
 from opencue_sched.settings import Rqd
 
 _log = structlog.get_logger(__name__)
+# gRPC writes a traceback for each answer that it cannot read; the call fails all the same, which is told with its host.
+logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

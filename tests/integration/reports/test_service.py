@@ -119,6 +119,37 @@ def test_the_end_of_a_frame_whose_log_was_silent_for_too_long_is_no_end_to_try_a
     assert view.states(run.frames) == ["WAITING", "DEAD"]
 
 
+CALLS = ("ReportRqdStartup", "ReportStatus", "ReportRunningFrameCompletion")
+
+
+def test_messages_that_cannot_be_read_are_counted_and_told_once_a_minute_and_peer(
+    settings: Settings, engine: Engine, view: FarmView, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given something at an address that sends what is no message, on two connections
+    now = [5000.0]
+    releaser = Releaser(engine, settings.release, None, None, Counted(), clock=lambda: now[0])
+    with serving(settings, releaser) as service, capture_logs() as logs:
+        for minutes in (0, 1):
+            now[0] += minutes * 60
+            for _ in range(2):
+                with grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+                    for call in CALLS:
+                        with pytest.raises(grpc.RpcError) as refused:
+                            channel.unary_unary(f"/report.RqdReportInterface/{call}")(b"\xff\xff", timeout=20)
+                        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        # then each is counted, two lines name the peer and what it called, and no traceback stands anywhere
+        assert service.count["report_unreadable"] == 12
+        told = [(line["event"], line["peer"], line["call"]) for line in logs if line["log_level"] == "warning"]
+        assert told == [("report_unreadable", "127.0.0.1", f"/report.RqdReportInterface/{CALLS[0]}")] * 2
+        assert "Traceback" not in caplog.text
+        # and a message that can be read is
+        with view.farm() as farm:
+            farm.alloc()
+        with stub_of(service) as stub:
+            stub.ReportStatus(status("readable"), timeout=20)
+            eventually(lambda: service.count["host_report"] == 1)
+
+
 def test_many_completions_at_once(view: FarmView, stub: Any, service: ReportService) -> None:
     run = start(view, LayerSpec(frames=40), running=40, cores=0.25, memory_gb=0.5)
     calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(40)]

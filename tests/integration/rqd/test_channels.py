@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from structlog.testing import capture_logs
 
@@ -31,6 +32,29 @@ with SimulatedFarm(host_specs(1)) as farm:
     print(farm.addresses["sim0001"], flush=True)
     sys.stdin.readline()
 """
+
+
+class Garbled(grpc.GenericRpcHandler):
+    """Some program on RQD's port, whose answers are no messages."""
+
+    def service(self, handler_call_details: object) -> object:
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"\xff\xff")
+
+
+def test_an_answer_that_cannot_be_read_is_a_failed_call_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    # given a host on whose port something answers that is no RQD
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Garbled()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        # when it is asked
+        with RqdChannels(Rqd(addresses={"odd": f"127.0.0.1:{port}"})) as channels:
+            said = RqdKiller(channels).silence("odd", 20)
+    finally:
+        server.stop(None)
+    # then it counts as one that does not answer
+    assert said == f"(127.0.0.1:{port}) does not answer"
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""Messages to the report service that cannot be read: of another program, or damaged on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+_log = structlog.get_logger(__name__)
+
+TOLD_EVERY_SECONDS = 60.0
+_MOST_PEERS = 10_000
+
+
+class UnreadableMessages(grpc.ServerInterceptor):
+    """Refuses and counts messages that cannot be read, and warns of them once a minute and peer. Left to gRPC, each
+    would be a traceback. Thread-safe.
+    """
+
+    def __init__(self, count: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._count = count
+        self._clock = clock
+        # When each peer was told of last. Under the lock: any thread of the server asks.
+        self._told: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        """gRPC's hook: the handler of one call, which reads its message here."""
+        handler = continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+
+        def read_and_handle(content: bytes, context: Any) -> Any:
+            try:
+                request = handler.request_deserializer(content)
+            except DecodeError as error:
+                self._tell(context.peer(), handler_call_details.method)
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be read: {error}")
+            return handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(read_and_handle, response_serializer=handler.response_serializer)
+
+    def _tell(self, address: str, call: str) -> None:
+        self._count("report_unreadable")
+        # ipv4:10.0.0.7:51234: a port of its own for each connection.
+        peer = address.partition(":")[2].rpartition(":")[0] or address
+        with self._lock:
+            now = self._clock()
+            if now - self._told.get(peer, now - TOLD_EVERY_SECONDS) < TOLD_EVERY_SECONDS:
+                return
+            if len(self._told) >= _MOST_PEERS:
+                self._told.clear()
+            self._told[peer] = now
+        _log.warning("report_unreadable", peer=peer, call=call)
