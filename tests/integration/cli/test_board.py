@@ -13,6 +13,7 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec, ShowIds
 from opencue_sched.settings import Settings
+from tests.kit.brief_fleet import open_counters
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -55,7 +56,11 @@ def test_a_posting_that_cannot_be_read_hides_no_other(
     assert there == {first["cluster"]: (None, "unreadable"), second["cluster"]: ("demo", second["tags"])}
 
 
-def test_the_audit_names_the_frame_of_a_proc_that_is_not_in_the_ledger(cli: Cli, build: Build) -> None:
+def test_the_audit_names_the_frame_of_a_proc_that_is_not_in_the_ledger(
+    cli: Cli, build: Build, redis_client: redis.Redis
+) -> None:
+    open_counters(redis_client)
+
     def make(farm: Farm) -> str:
         host, job = farm.host(name="render01"), farm.job([LayerSpec(name="render", frames=1)], name="demo-sh-user_a")
         return farm.run(job.frames[:1], host)[0]
