@@ -21,7 +21,7 @@ def recompute() -> dict[str, object]:
     show_handover.follow_handed_back(mine.engine, mine.ledger, age_seconds=age)
     mine.imported.import_all()
     show_handover.refresh_handed_back(mine.engine, mine.client)
-    mine.check_feed()
+    mine.check_feed(report.unpublished_cores)
     return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
 
 

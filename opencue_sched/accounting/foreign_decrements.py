@@ -6,14 +6,16 @@ deltas that can no longer be explained (lua/foreign.lua) instead of being skippe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import ConsistencyCheck, vertex_keys
 from opencue_sched.accounting.differences import Pass
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import amounts
-from opencue_sched.accounting.ledger import Ledger, Phase, id_calls, reseed_cas_calls
+from opencue_sched.accounting.ledger import Cause, Ledger, Phase, answering, id_calls, reseed_cas_calls
 from opencue_sched.clients.lua_scripts import chunks
 
 PUBLISH_GRACE_SECONDS = 30.0
@@ -21,16 +23,50 @@ PUBLISH_GRACE_SECONDS = 30.0
 _KEYS_PER_ROUND_TRIP = 2000
 
 
-def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> Pass:
-    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass."""
+def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> tuple[Pass, int]:
+    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass, and the cores of procs found gone
+    whose decrement had not come."""
     epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
     _dissolve(ledger, epoch, "before", _stored(ledger))
+    unpublished = 0
     for _ in range(1 + max_retries):
         done = one_pass()
+        unpublished += _unpublished_cores(ledger, done)
         if swap_counters(ledger, done):
-            return done
+            return done, unpublished
     _dissolve(ledger, done.mark.epoch, "after", _stored(ledger, done.check))
-    return done
+    return done, unpublished
+
+
+def _unpublished_cores(ledger: Ledger, done: Pass) -> int:
+    """Cores that a pass dropped with entries of vanished procs, and that still stand in the counters of their jobs: a
+    published decrement has taken them off. Bookings made meanwhile move both sides."""
+    dropped: Counter[str] = Counter()
+    for change in done.changes:
+        if change.cause is Cause.MISSED_RELEASE and change.proc_id not in done.passed_over:
+            of_job = [part for part in amounts(done.check.records[change.proc_id].entry) if _is_job(part[0])]
+            dropped.update({key: cores for key, cores, _ in of_job})
+    if not dropped:
+        return 0
+    with answering(ledger.client):
+        pipe = ledger.client.pipeline(transaction=False)
+        for key in dropped:
+            pipe.hmget(key, "int_cores", "ledger_cores")
+        read = pipe.execute(raise_on_error=False)
+    return sum(max(0, min(cores, _delta(pair))) for cores, pair in zip(dropped.values(), read, strict=True))
+
+
+def _is_job(key: str) -> bool:
+    return key.startswith(keys.job(""))
+
+
+def _delta(pair: Any) -> int:
+    """int_cores less ledger_cores as Redis has them; 0 where somebody wrote what is no number, or another type."""
+    try:
+        counted, explained = pair
+        return int(counted or 0) - int(explained or 0)
+    except (TypeError, ValueError):
+        return 0
 
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:

@@ -162,6 +162,8 @@ class RecomputeReport:
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
     seconds: float = 0.0
+    unpublished_cores: int = 0
+    """Of a store that another program publishes into: cores of procs that ended without their decrement."""
 
     @property
     def healed(self) -> int:
@@ -188,7 +190,11 @@ def recompute(
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     one_pass = partial(reconcile, engine, ledger, only, age_seconds=age_seconds, clock=clock)
-    done = reseed_booked(ledger, one_pass, max_retries=cas_max_retries) if ledger.epoch().dual else one_pass()
+    unpublished_cores = 0
+    if ledger.epoch().dual:
+        done, unpublished_cores = reseed_booked(ledger, one_pass, max_retries=cas_max_retries)
+    else:
+        done = one_pass()
     # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
     ledger.mark()
     if write_tables:
@@ -204,6 +210,7 @@ def recompute(
         drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
         in_flight=len(in_flight),
         oldest_in_flight_seconds=max(0.0, done.mark.seconds - min(in_flight, default=done.mark.seconds)),
+        unpublished_cores=unpublished_cores,
         seconds=time.monotonic() - started,
     )
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))

@@ -63,8 +63,8 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
     """Whether managed shows exist whose deleted procs are not announced to us (the reference's gauge
     ``cuebot_redis_publish_misconfigured``), and a message about it. A worker starts all the same.
 
-    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is not checked: whether every Cuebot publishes cannot
-    be seen from here.
+    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is not checked: whether every Cuebot publishes only a
+    recompute sees.
     """
     managed = len(ask(engine, managed_show_ids))
     triggered = ANNOUNCES_RELEASES in ask(engine, triggers_of_proc)

@@ -27,6 +27,7 @@ from opencue_sched.accounting.show_handover import (
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
+from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.host_changes import HostChanges
 from opencue_sched.coordination.keys import beat_keys, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
@@ -121,6 +122,9 @@ class Process:
         # How often the listener came back, written by its thread, and up to which time what it missed was read again,
         # by the thread of the counters.
         self._reconnects = self._reconnects_made_up_for = 0
+        # When a recompute of this process found releases that nobody had published. Written by the thread of that task
+        # and read by that of the counters.
+        self._unpublished_at: float | None = None
         self.waker = Waker(self.wake)
         self.handlers = Handlers(self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts)
         self.listener = NotificationListener(
@@ -323,14 +327,29 @@ class Process:
 
         is_open, age = look_at_store(self.client)
         metrics.record_store(is_open, age)
+        found_at = self._unpublished_at
+        if found_at is not None and age is not None and boot_clock() - found_at > age + 1:
+            # Another process has made a recompute since, and shows what that found.
+            self._unpublished_at = None
+            metrics.publish_misconfigured.set(0)
         if not is_open:
             self.bootstrap(sleep=sleep)
         self._read_what_was_missed(sleep)
         return REFRESH_SECONDS
 
-    def check_feed(self) -> None:
-        """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing."""
+    def check_feed(self, unpublished_cores: int = 0) -> None:
+        """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing.
+
+        ``unpublished_cores``: what a recompute of this process has found (RecomputeReport).
+        """
         misconfigured, message = check_release_feed(self.engine, self.settings.accounting.release_feed)
+        self._unpublished_at = boot_clock() if unpublished_cores else None
+        if unpublished_cores:
+            misconfigured = True
+            message = (
+                f"procs of {unpublished_cores} cores ended since the last recompute, and no Cuebot took them off the "
+                "counters: does every Cuebot publish (accounting.redis.enabled=true, the same Redis)?"
+            )
         metrics.publish_misconfigured.set(int(misconfigured))
         (log.warning if misconfigured else log.info)("release_feed", message=message)
 

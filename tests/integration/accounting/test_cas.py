@@ -59,6 +59,26 @@ def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(
     dual.exact()
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_ended_without_its_decrement_is_found(dual: World, monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+    # given four procs of two cores, in a store that is quiet or always busy
+    ended = dual.run(4)
+    dual.recompute()
+    booked = [dual.entry(proc) for proc in ended]
+    if busy:
+        never_quiet(dual, monkeypatch)
+    # when the releases of all that ended were published, then nothing is missing
+    dual.delete(ended[0])
+    publish(dual, booked[0])
+    assert dual.recompute().unpublished_cores == 0
+    # and when that of one of two was, then the other is, once
+    for proc in ended[1:3]:
+        dual.delete(proc)
+    publish(dual, booked[1])
+    assert dual.recompute().unpublished_cores == 2
+    assert dual.recompute().unpublished_cores == 0
+
+
 def test_a_lost_publish_is_healed_by_the_swap(dual: World) -> None:
     (one,) = dual.run()
     dual.recompute()

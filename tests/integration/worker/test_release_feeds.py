@@ -18,7 +18,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
-from opencue_sched.worker import metrics
+from opencue_sched.worker import metrics, process
 from opencue_sched.worker.process import Process
 from tasks import accounting
 from tests.kit.cuebot_publish import PUBLISH
@@ -175,6 +175,32 @@ def test_cuebot_redis_takes_plain_decrements(engine: Engine, procs: list[str], s
     assert runtime.client.hget(job, "int_cores") == "8"
     assert ids(runtime) == set(procs[2:])
     exact(runtime)
+
+
+def test_a_cuebot_that_does_not_publish_is_told_of_until_it_does(
+    engine: Engine, procs: list[str], start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    # given two workers that count on Cuebots to publish what they release
+    first, second = start("cuebot-redis"), start("cuebot-redis", "two", fleet_start=False)
+    metrics.publish_misconfigured.set(0)
+    # when one releases a proc and publishes nothing
+    delete(engine, procs[0])
+    with capture_logs() as logs:
+        run_task(accounting.recompute, first)
+    # then the recompute says so, and how much that was
+    warns(logs)
+    (told,) = [str(line["message"]) for line in logs if line["event"] == "release_feed"]
+    assert "2 cores" in told
+    assert "accounting.redis.enabled" in told
+    first.keep_counters()
+    assert metrics.publish_misconfigured._value.get() == 1
+    # and when another worker makes the next recompute, two minutes later, which finds nothing, then neither does
+    now = process.boot_clock() + 120
+    monkeypatch.setattr(process, "boot_clock", lambda: now)
+    run_task(accounting.recompute, second)
+    metrics.publish_misconfigured.set(1)  # as of the first: both are in this process
+    first.keep_counters()
+    assert metrics.publish_misconfigured._value.get() == 0
 
 
 def test_recompute_only_waits_for_the_recompute_and_is_told_of(engine: Engine, procs: list[str], start: Start):
