@@ -196,10 +196,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell that runs the tests in the background has SIGINT ignored, and so would every process a test starts and
-    # then interrupts as a Ctrl-C does.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell that runs the tests in the background has SIGINT ignored, nohup SIGHUP, and so would every process a test
+    # starts and then interrupts as a Ctrl-C or the end of a terminal does.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     _take_ports_of_our_own()
     config.pluginmanager.register(SuiteTimes(config.rootpath), "suite-times")
 

@@ -59,7 +59,7 @@ def book(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     booking.lock_free_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
     assert len(booking.insert_procs(connection, procs)) == len(procs)
     booking.take_from_hosts(connection, procs)
-    booking.start_frames(connection, procs)
+    booking.start_frames(connection, procs, ())
 
 
 @contextmanager
