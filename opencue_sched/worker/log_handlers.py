@@ -17,7 +17,7 @@ LOSSES_TOLD_EVERY_SECONDS = 60.0
 
 
 class TellsLosses(logging.Handler):
-    """A handler that tells once a minute, by all handlers, how many lines it could not write. What it does runs under
+    """A handler that tells once a minute, by all handlers, how many lines it could not write. Its state changes under
     its lock."""
 
     what: str
@@ -25,24 +25,37 @@ class TellsLosses(logging.Handler):
     _lost = 0
     _why: str | None = None
     _tell_at = -math.inf
-    _telling = False
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        # Told without this handler's lock: the line goes through the other handler, which may have lost lines as well
+        # and be about to tell that through this one.
+        written = super().handle(record)
+        if lost := self._losses_to_tell():
+            structlog.get_logger(__name__).error("log_lines_lost", log=self.what, lines=lost, error=self._why)
+        return bool(written)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             super().emit(record)
         except OSError:  # the file cannot be opened anew
             self.handleError(record)
-        if self._lost and not self._telling and self._clock() >= self._tell_at:
+
+    def _losses_to_tell(self) -> int:
+        """How many lines were lost, if the caller is to tell that now."""
+        self.acquire()
+        try:
+            if not self._lost or self._clock() < self._tell_at:
+                return 0
             lost, self._lost, self._tell_at = self._lost, 0, self._clock() + LOSSES_TOLD_EVERY_SECONDS
-            self._telling = True
-            structlog.get_logger(__name__).error("log_lines_lost", log=self.what, lines=lost, error=self._why)
-            self._telling = False
+            return lost
+        finally:
+            self.release()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._telling:
+        elif record.name != __name__:  # what tells of losses is no loss
             self._lost, self._why = self._lost + 1, error.strerror
 
 

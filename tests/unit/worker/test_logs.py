@@ -6,6 +6,9 @@ import io
 import json
 import logging
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg2
@@ -195,3 +198,33 @@ def test_what_a_full_disk_takes_no_more_is_told_once_a_minute(monkeypatch, tmp_p
     logging.getLogger("one").warning("room")
     assert events(file) == ["room", "log_lines_lost"]
     assert json.loads(file.read_text().splitlines()[1])["lines"] == 49
+
+
+def test_a_full_disk_under_both_outputs_stops_no_thread(monkeypatch, tmp_path):
+    # given standard error and a log file on a disk that is full, and two threads that meet when losses are to be told
+    file = tmp_path / "log"
+    file.symlink_to("/dev/full")
+    meeting = threading.Barrier(2)
+
+    def clock() -> float:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+        return time.monotonic()
+
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        configure_logging(Logging(path=file), clock=clock)
+        record = logging.LogRecord("one", logging.WARNING, __file__, 1, "lost", None, None)
+        # when each loses a line by another of the two
+        threads = [
+            threading.Thread(target=handler.handle, args=(record,), daemon=True) for handler in logging.root.handlers
+        ]
+        for thread in threads:
+            thread.start()
+        # then neither waits for the other for ever
+        for thread in threads:
+            thread.join(20)
+        assert [thread.is_alive() for thread in threads] == [False, False]
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
