@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -60,8 +61,9 @@ def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
     refused = isinstance(error, ProgrammingError) or is_wrong_configuration(error)
     away = isinstance(error, RedisError | SQLAlchemyError | NotReady | TakesNoWrites) and not refused
-    for reason in failure_lines(error) or [str(error)]:
-        print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(OSError):  # a full disk under standard error: the exit status tells a supervisor all the same
+        for reason in failure_lines(error) or [str(error)]:
+            print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
 
 

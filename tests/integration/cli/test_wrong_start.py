@@ -39,6 +39,19 @@ def test_a_process_with_a_url_of_no_postgresql_says_so_and_is_not_started_again(
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize("role", ["worker", "beat"])
+def test_a_process_that_can_tell_nobody_why_it_cannot_start_has_its_exit_status(role: str) -> None:
+    # given standard error on a disk that is full, when a process starts with a URL that makes no sense
+    command = [sys.executable, "-m", "celery", "-A", "opencue_sched", role]
+    variables = {**os.environ, "OPENCUE_SCHED_DATABASE_URL": "mysql://h/d"}
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full, timeout=120, check=False
+        )
+    # then its supervisor knows that another start would end so again
+    assert ran.returncode == 78
+
+
 @pytest.mark.parametrize(
     "words",
     [
