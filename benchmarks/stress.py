@@ -17,6 +17,7 @@ from sqlalchemy import Engine, text
 from benchmarks.workbench import Workbench
 from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, saturation_farm
 from opencue_sched.insight.audit import run_audit
+from opencue_sched.store.schema import check_schema
 
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -115,6 +116,9 @@ def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console
         f"farms: {drain.frames} frames on {len(drain.hosts)} hosts, "
         f"{saturation.frames} frames on {len(saturation.hosts)} hosts"
     )
+    with bench.engine.connect() as connection:
+        set_based = check_schema(connection).set_based_frames
+    console.print(f"counters and history of started frames: {'once a plan' if set_based else 'by the frame triggers'}")
     bench.workers(workers)
     bench.fleet.beat()
     results = []

@@ -1,7 +1,7 @@
 """What this scheduler adds to any OpenCue database: notifications, and two tables of its own.
 
 Every name begins with ``opencue_sched_``. Nothing of Cuebot's is changed: triggers are added beside its own, and they
-only notify.
+only notify. What an operator had us add to two of Cuebot's functions goes with our objects.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from alembic import op
 
 from opencue_sched.store.schema import TABLE_LOCK_SECONDS
+from opencue_sched.store.set_based_frames import switch_off
 
 revision = "0002"
 down_revision = "0001"
@@ -33,4 +34,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    switch_off(op.get_bind())
     _run("objects_drop.sql")

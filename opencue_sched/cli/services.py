@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import TOP, ask_first, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
@@ -15,7 +16,14 @@ from opencue_sched.insight.health import check_service_redis
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
 from opencue_sched.store.privileges import missing_tables
-from opencue_sched.store.schema import check_writable, downgrade, newly_possible, revision_of, upgrade
+from opencue_sched.store.schema import (
+    check_writable,
+    downgrade,
+    newly_possible,
+    revision_of,
+    set_frames_way,
+    upgrade,
+)
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.metrics import PULSE
@@ -24,15 +32,25 @@ from opencue_sched.worker.metrics import PULSE
 @TOP.answers("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
-def migrate_command(down: bool, yes: bool) -> Done:
+@click.option(
+    "--set-based-frames",
+    is_flag=True,
+    help="Also have bookings write Cuebot's counters and history once a plan; with --down only take that back.",
+)
+def migrate_command(down: bool, yes: bool, set_based_frames: bool) -> Done:
     """Create or upgrade the database schema.
 
     On an empty database everything is created. On a database made by Cuebot (V45 or newer) only objects of our own are
     added, named opencue_sched_*; Cuebot's tables and history are not touched. The database is that of
     OPENCUE_SCHED_DATABASE_URL, such as postgresql://cuebot@db/cuebot.
+
+    With --set-based-frames two of Cuebot's trigger functions also get an early return, for frames that a booking
+    starts: it writes their counters and history at once. A later migrate without it keeps that.
     """
     url = get_settings().sqlalchemy_url
     with database() as engine:
+        if down and set_based_frames:
+            return _row_by_row(engine, url)
         before, possible = ask(engine, revision_of), ask(engine, newly_possible)
         if down:
             if not yes:
@@ -50,8 +68,21 @@ def migrate_command(down: bool, yes: bool) -> Done:
                 "backup; on a database made by Cuebot, `opencue-sched migrate --down` and `opencue-sched migrate` make "
                 "our tables anew"
             )
+        if set_based_frames:
+            set_frames_way(url, set_based=True)
     done = "was" if after == before and not possible else "was brought"
-    return Done(f"the schema {done} up to date (revision {after})", {"before": before, "revision": after})
+    told = f"the schema {done} up to date (revision {after})"
+    if set_based_frames:
+        told += "; bookings write counters and history once a plan"
+    return Done(told, {"before": before, "revision": after})
+
+
+def _row_by_row(engine: Engine, url: str) -> Done:
+    """Take back what --set-based-frames did, and nothing else."""
+    revision = ask(engine, revision_of)
+    set_frames_way(url, set_based=False)
+    told = "Cuebot's triggers write counters and history row by row"
+    return Done(told, {"before": revision, "revision": revision})
 
 
 @click.command("report-service")

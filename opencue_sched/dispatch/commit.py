@@ -329,7 +329,7 @@ class _Commit:
         store.take_from_hosts(connection, kept)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._check_time()
-        versions = store.start_frames(connection, kept, self.settings.queue.uncounted_exit_statuses)
+        versions = store.start_frames(connection, kept, self.settings.queue.uncounted_exit_statuses, self.facts)
         return [replace(p, frame=replace(p.frame, version=versions[p.frame.id])) for p in kept], lost
 
     def _elapsed(self) -> float:

@@ -49,6 +49,7 @@ from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.privileges import missing_privileges, missing_tables
 from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, check_writable, triggers_of_proc
+from opencue_sched.store.set_based_frames import read_frames_way
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
@@ -123,6 +124,26 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
     if not triggers_of_proc(connection) >= GUARDS:
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
+
+
+def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """How the frames that bookings start get into counters and history; on a schema of ours there is one way only."""
+    way = read_frames_way(connection)
+    if facts.origin == "opencue-sched" and not way.changed:
+        return
+    if way.on:
+        yield _ok("schema", "bookings write counters and history of their frames once a plan")
+        return
+    by_triggers = "Cuebot's triggers write counters and history of started frames row by row"
+    if way.changed:
+        put_back = f"somebody has put a function back, and only {listed(list(way.changed))} is changed"
+        why = "; ".join(way.obstacles) or put_back
+        again = "" if way.obstacles else "`opencue-sched migrate --set-based-frames` changes both again; "
+        remedy = f"{again}`opencue-sched migrate --set-based-frames --down` puts them back"
+        yield _warn("schema", f"{by_triggers}: {why}", remedy)
+    else:
+        why = "; ".join(way.obstacles) or "`opencue-sched migrate --set-based-frames` is not in force"
+        yield _ok("schema", f"{by_triggers}: {why}")
 
 
 def _privileges(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
@@ -218,7 +239,7 @@ def _retries(connection: Connection, settings: Settings, _facts: SchemaFacts) ->
         yield _warn("retries", text, f"OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES={value} for every worker")
 
 
-_ON_THE_DATABASE = (_privileges, _schema, _shows, _hosts, _rqds, _release_feed, _retries)
+_ON_THE_DATABASE = (_privileges, _schema, _frames_way, _shows, _hosts, _rqds, _release_feed, _retries)
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
+from opencue_sched.store.set_based_frames import MARKER, UNCOUNTED, UNRECORDED
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
@@ -162,8 +163,67 @@ _RUNNING = """
          AS planned(pk_frame, host_name, cores, memory, gpus, gpu_memory)
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
-    """
+"""
 _START_FRAMES = text("; ".join((_COUNTERS_OF_LAYERS, _COUNTERS_OF_JOBS, _RUNNING)))
+
+# The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All
+# of it is one message; what it writes for all frames at once it writes only where both triggers left out every frame.
+_MARK = f"""
+    SELECT set_config('{UNCOUNTED}', '0', true), set_config('{UNRECORDED}', '0', true),
+           set_config('{MARKER}', CAST(pg_current_xact_id() AS text), true)
+"""
+_UNMARK = f"SELECT set_config('{MARKER}', '', true)"
+_ALL_LEFT_OUT = f"""
+    current_setting('{UNCOUNTED}') = CAST(:started AS text) AND current_setting('{UNRECORDED}') = CAST(:started AS text)
+"""
+_STARTED = "unnest(CAST(:frames AS varchar[])) AS planned(pk_frame) JOIN frame f ON f.pk_frame = planned.pk_frame"
+_COUNT_IN_LAYERS = f"""
+    UPDATE layer_stat s
+    SET int_waiting_count = s.int_waiting_count - started.frames,
+        int_running_count = s.int_running_count + started.frames,
+        ts_started = COALESCE(s.ts_started, started.first, current_timestamp)
+    FROM (SELECT f.pk_layer, count(*) AS frames, min(f.ts_started) AS first FROM {_STARTED} GROUP BY f.pk_layer) started
+    WHERE s.pk_layer = started.pk_layer AND {_ALL_LEFT_OUT}
+"""  # noqa: S608 - only our own constants
+_COUNT_IN_JOBS = f"""
+    UPDATE job_stat s
+    SET int_waiting_count = s.int_waiting_count - started.frames,
+        int_running_count = s.int_running_count + started.frames
+    FROM (SELECT f.pk_job, count(*) AS frames FROM {_STARTED} GROUP BY f.pk_job) started
+    WHERE s.pk_job = started.pk_job AND {_ALL_LEFT_OUT}
+"""  # noqa: S608 - only our own constants
+_RECORD = f"""
+    INSERT INTO frame_history (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
+                               int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
+    SELECT f.pk_frame, f.pk_layer, f.pk_job, f.str_name, f.str_state, f.int_cores, f.int_mem_reserved, f.int_gpus,
+           f.int_gpu_mem_reserved, f.str_host, epoch(current_timestamp),
+           (SELECT h.pk_alloc FROM host h WHERE h.str_name = f.str_host)
+    FROM {_STARTED}
+    WHERE {_ALL_LEFT_OUT} AND NOT EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY')
+"""  # noqa: S608 - only our own constants
+_READ_STARTED = f"""
+    SELECT f.pk_frame, f.int_version, CAST(current_setting('{UNCOUNTED}') AS int) AS uncounted,
+           CAST(current_setting('{UNRECORDED}') AS int) AS unrecorded
+    FROM {_STARTED}
+    WHERE f.str_state = 'RUNNING'
+"""  # noqa: S608 - only our own constants
+_START_ALL_FRAMES = text(
+    "; ".join(
+        (
+            _COUNTERS_OF_LAYERS,
+            _COUNTERS_OF_JOBS,
+            "SAVEPOINT opencue_sched_unstarted",
+            _MARK,
+            _RUNNING,
+            _UNMARK,
+            _COUNT_IN_LAYERS,
+            _COUNT_IN_JOBS,
+            _RECORD,
+            _READ_STARTED,
+        )
+    )
+)
+_UNSTARTED = text("ROLLBACK TO SAVEPOINT opencue_sched_unstarted")
 _TAKE_FROM_HOSTS = text(
     """
     UPDATE host h
@@ -267,12 +327,18 @@ def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozen
     return frozenset(connection.execute(_INSERT_PROCS, parameters).scalars())
 
 
-def start_frames(connection: Connection, procs: Sequence[PlannedProc], uncounted: Collection[int]) -> dict[str, int]:
+def start_frames(
+    connection: Connection, procs: Sequence[PlannedProc], uncounted: Collection[int], facts: SchemaFacts
+) -> dict[str, int]:
     """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one). A retry
     counts unless the frame's last run ended with an exit status among ``uncounted``, or one of OpenCue's own.
 
     The counters are locked by the same message (see lock_stats): every plan of these jobs waits for them, so they are
     held for no round trip but COMMIT's.
+
+    Where Cuebot's triggers leave them to us (``facts.set_based_frames``) counters and history are written once for all
+    frames. Where, against the facts, the triggers left out some frames of some kind and not all of both, all of that is
+    taken back, and the triggers do it: somebody has put one of the functions back meanwhile.
     """
     parameters = {
         "layers": list({p.layer.id for p in procs}),
@@ -282,6 +348,12 @@ def start_frames(connection: Connection, procs: Sequence[PlannedProc], uncounted
         **_amounts(procs),
         "no_retry": sorted({*STATUSES_NOT_COUNTED_AS_RETRY, *uncounted}),
     }
+    if facts.set_based_frames:
+        rows = connection.execute(_START_ALL_FRAMES, {**parameters, "started": len(procs)}).all()
+        left_out = {(row.uncounted, row.unrecorded) for row in rows}
+        if len(rows) == len(procs) and left_out in ({(len(procs), len(procs))}, {(0, 0)}):
+            return {row.pk_frame: row.int_version for row in rows}
+        connection.execute(_UNSTARTED)
     return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
 
 

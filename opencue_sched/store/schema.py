@@ -18,8 +18,11 @@ import psycopg2
 from psycopg2 import errorcodes
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 
+from opencue_sched.clients.postgres import engine_at
 from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongSchema
+from opencue_sched.store.set_based_frames import read_frames_way, switch_off, switch_on
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -91,6 +94,8 @@ class SchemaFacts:
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
+    set_based_frames: bool
+    """Cuebot's triggers leave counters and history of started frames to the booking (store/set_based_frames.py)."""
 
 
 # What our migrations leave out on a Cuebot that has no column for it, and add once a newer Cuebot has made the column.
@@ -184,7 +189,13 @@ def check_schema(connection: Connection) -> SchemaFacts:
             f"the tables and triggers of opencue-sched in this database are {there}, and this program needs revision "
             f"{REVISION}: run `opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
         )
-    return SchemaFacts(read_origin(connection), revision, facts.has_start_after, facts.has_frame_history_queue)
+    return SchemaFacts(
+        origin=read_origin(connection),
+        revision=revision,
+        has_start_after=facts.has_start_after,
+        has_frame_history_queue=facts.has_frame_history_queue,
+        set_based_frames=read_frames_way(connection).on,
+    )
 
 
 @contextmanager
@@ -258,10 +269,25 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 
 def downgrade(url: str) -> None:
-    """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
+    """Take ours back: our objects on a database made by Cuebot, and what we added to two of its functions; everything
+    on one made by us (with all rows)."""
     from alembic import command
 
     command.downgrade(_alembic(url), "base")
+
+
+def set_frames_way(url: str, *, set_based: bool) -> None:
+    """Have bookings write counters and history for all of their frames at once, or Cuebot's triggers row by row.
+
+    Raises SchedulerError, with nothing changed, where the text of Cuebot's functions is not known.
+    """
+    engine = engine_at(url, application_name="opencue-sched-migrate", poolclass=NullPool)
+    with explained(), engine.connect() as connection, migration_lock(connection):
+        if set_based:
+            switch_on(connection)
+        else:
+            switch_off(connection)
+        connection.commit()
 
 
 def revision_of(connection: Connection) -> str | None:

@@ -3,8 +3,9 @@
     python -m tests.compat DIRECTORY [--compare-only] [pytest arguments]
 
 1. Apply the migration files of DIRECTORY to a new database, and give it the rows a first show needs. 2. Compare it with
-the schema we make. 3. Upgrade a copy with ours, see that no object of Cuebot's changed, and downgrade it again. 4. Run
-the integration tests on it.
+the schema we make. 3. Upgrade a copy with ours, see that no object of Cuebot's changed, and downgrade it again; the
+same with set-based frames, which change two functions. 4. Run the integration tests on it, once as it is and once with
+set-based frames.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import create_engine, make_url, text
@@ -24,6 +26,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.errors import SchedulerError
 from opencue_sched.store import schema
+from opencue_sched.store.set_based_frames import COUNTS, HISTORY
 from tests.compat.catalog import Catalog, read_catalog
 from tests.compat.cuebot import BadMigrations, Migration, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import MADE_FOR_VERSION, Difference, compare
@@ -106,6 +109,26 @@ def _leaves_cuebots_alone(scratch: Scratch, cuebot_name: str) -> bool:
     return alike
 
 
+def _set_based_frames_go_back(scratch: Scratch, cuebot_name: str) -> bool:
+    """Whether the opt-in changes the two functions alone, and each way back leaves them as Cuebot wrote them."""
+    _, url = scratch.create("set_based", cuebot_name)
+    before = _catalog(url)
+    changed = []
+    for way_back in (partial(schema.set_frames_way, set_based=False), schema.downgrade):
+        schema.upgrade(url)
+        schema.set_frames_way(url, set_based=True)
+        after = _catalog(url)
+        changed.append(
+            {name for kind in before for name in before[kind] if before[kind][name] != after[kind].get(name)}
+        )
+        way_back(url)
+        if _catalog(url) != before:
+            changed.append({"something stayed"})
+    good = changed == [{f"trigger__{trigger}()" for trigger in (COUNTS, HISTORY)}] * 2
+    print(f"Set-based frames and back: {'two functions changed, and none' if good else f'CHANGED {changed}'}")
+    return good
+
+
 def _run_tests(server_url: str, template: str, arguments: list[str]) -> int:
     where = [] if any(Path(argument.split("::")[0]).exists() for argument in arguments) else [_INTEGRATION]
     sys.stdout.flush()
@@ -133,8 +156,13 @@ def main() -> int:
             print(f"{len(migrations)} migrations applied")
             good = _compare(scratch, cuebot_url, migrations[-1])
             good = _leaves_cuebots_alone(scratch, cuebot_name) and good
+            good = _set_based_frames_go_back(scratch, cuebot_name) and good
             if not options.compare_only:
                 good = _run_tests(server_url, cuebot_name, pytest_arguments) == 0 and good
+                set_based_name, set_based_url = scratch.create("all_at_once", cuebot_name)
+                schema.set_frames_way(set_based_url, set_based=True)
+                print("The same with set-based frames:")
+                good = _run_tests(server_url, set_based_name, pytest_arguments) == 0 and good
     except (BadMigrations, SchedulerError) as error:
         print(f"compat: {error}", file=sys.stderr)
         return 2

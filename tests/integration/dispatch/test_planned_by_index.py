@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,9 +58,12 @@ def book(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     booking.insert_procs(connection, procs)
     booking.take_back_writes(connection)
     booking.lock_free_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
-    assert len(booking.insert_procs(connection, procs)) == len(procs)
-    booking.take_from_hosts(connection, procs)
-    booking.start_frames(connection, procs, ())
+    facts = check_schema(connection)
+    for set_based in (False, True):
+        booking.take_back_writes(connection)
+        assert len(booking.insert_procs(connection, procs)) == len(procs)
+        booking.take_from_hosts(connection, procs)
+        booking.start_frames(connection, procs, (), replace(facts, set_based_frames=set_based))
 
 
 @contextmanager
