@@ -405,6 +405,13 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
     assert statements() == alone
 
 
+def test_a_job_that_came_a_moment_ago_is_not_said_to_have_waited_a_day(cli: Cli, work: Work) -> None:
+    # given a job that no pass has come to yet, then it is told so before anything is said of a day
+    words = cli("explain", NAME).out
+    assert "no pass has looked at it yet" in words
+    assert reasons(cli) == ["not_seen"]
+
+
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
     log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")]})
