@@ -38,6 +38,8 @@ from opencue_sched.errors import InvalidInput, WrongConfiguration
 
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
+_EMBEDDED_PREFIX = f"{PREFIX}EMBEDDED_"
+"""How variables begin that name the programs of servers which this program starts itself (embedded.servers)."""
 
 DEFAULT_OS = "default_os"
 """The log root of jobs for an OS that has none of its own, as OpenCue's properties name it."""
@@ -533,5 +535,6 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
         for name in environment
         if name.upper().startswith(PREFIX)
         and name.upper() != CONFIG_VARIABLE
+        and not name.upper().startswith(_EMBEDDED_PREFIX)
         and name.upper().removeprefix(PREFIX).partition("__")[0].lower() not in Settings.model_fields
     )

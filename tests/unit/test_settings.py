@@ -314,6 +314,11 @@ def test_a_variable_that_is_no_setting_is_found(name):
     assert unknown_variables({f"OPENCUE_SCHED_{name}": "1"}) == [f"OPENCUE_SCHED_{name}"]
 
 
+@pytest.mark.parametrize("name", ["EMBEDDED_POSTGRES", "EMBEDDED_REDIS"])
+def test_what_names_a_server_to_start_is_no_mistake(name):
+    assert unknown_variables({f"OPENCUE_SCHED_{name}": "/usr/lib/server"}) == []
+
+
 def test_a_contradiction_is_reported(monkeypatch):
     monkeypatch.setenv("OPENCUE_SCHED_QUEUE__FRAME_MEMORY_HARD_LIMIT", "1")
     with pytest.raises(ValidationError) as refusal:

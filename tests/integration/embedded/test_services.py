@@ -98,6 +98,7 @@ def test_a_temporary_directory_nobody_else_may_enter_is_left_alone(
 
 def test_programs_below_a_closed_directory_are_copied_for_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "reachable_by_everyone", lambda _path: False)
+    monkeypatch.delenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", raising=False)  # a server of the system is copied by nobody
     with EmbeddedPostgres() as server, _connection(server) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         assert cursor.fetchone() == (1,)
