@@ -35,7 +35,7 @@ _KEEPALIVE_SECONDS = 300.0
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
 _NOT_ANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 CALLS_TO_UNREACHED = 2
-"""So many calls in a row without an answer make a host unreached; after deadlines it is dialled anew, too."""
+"""So many calls in a row without an answer make a host unreached; it may be dialled anew, too (`RqdChannels`)."""
 UNREACHED_SECONDS = 120.0
 """A host that nobody has called for so long is not named as unreached any more: it may be down, or deleted."""
 NAME_BELIEVED_SECONDS = 60.0
@@ -118,7 +118,8 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     """One connection per host, opened at first use, closed after five idle minutes.
 
     A connection whose calls run into their deadlines in a row is replaced, for which the host's name is resolved anew:
-    where an address is gone nobody resets the connection to it, and the kernel would send into it for 16 minutes.
+    where an address is gone nobody resets the connection to it, and the kernel would send into it for 16 minutes. Where
+    hosts are dialled by their full names, so is one whose calls fail otherwise, and the name is asked for anew.
 
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
     """
@@ -271,7 +272,9 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             host.since = time.time()
         host.unanswered += 1
         host.failed_at, host.words = now, describe(ended)
-        if late and host.unanswered >= CALLS_TO_UNREACHED:
+        # A name with its domain is another one once the host's domain changed: nothing may ever listen at this one.
+        may_be_renamed = self.settings.dial_by == "full"
+        if (late or may_be_renamed) and host.unanswered >= CALLS_TO_UNREACHED:
             connection.retired, host.connection = True, None
             self._retired.add(connection)
         if host.unanswered >= CALLS_TO_UNREACHED:

@@ -17,7 +17,7 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.errors import RqdFailure
 from opencue_sched.rqd import channels as channels_module
-from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.rqd.channels import CALLS_TO_UNREACHED, RqdChannels
 from opencue_sched.rqd.kill import RqdKiller, Whereabouts, look
 from opencue_sched.rqd.launch import launch_all
 from opencue_sched.settings import Rqd
@@ -93,6 +93,20 @@ def test_a_host_whose_full_name_is_not_known_is_out_of_reach_and_gets_no_frames(
         assert not RqdKiller(channels).ask("pod1", "frame", "test")
         (outcome,) = launch_all(channels, [request("pod1")])
         assert (outcome.sends, outcome.unfit_host) == (0, True)
+
+
+def test_a_host_whose_full_name_changes_is_dialled_by_the_new_one() -> None:
+    # given a host that is dialled by its full name, under which nobody listens any more
+    names = {"sim0001": "127.0.0.2"}
+    with SimulatedFarm(host_specs(1)) as farm:
+        port = int(farm.addresses["sim0001"].rpartition(":")[2])
+        with RqdChannels(Rqd(dial_by="full", grpc_port=port), full_name=names.__getitem__) as channels:
+            for _ in range(CALLS_TO_UNREACHED):
+                assert look(channels, request("sim0001").ref).place is Whereabouts.UNREACHABLE
+            # when it reports under another one
+            names["sim0001"] = "127.0.0.1"
+            # then it is dialled by that
+            eventually(lambda: look(channels, request("sim0001").ref).place is Whereabouts.ABSENT)
 
 
 def test_a_host_has_its_entry_in_the_settings_in_any_case_and_the_exact_one_first() -> None:
