@@ -32,8 +32,8 @@ _log = structlog.get_logger(__name__)
 
 # What a report says about its host, checked and turned into what the database keeps. Pure.
 #
-# A host that reports nonsense is refused with the which's name, before anything of its report is used: one with zero
-# cores would look bookable, one with negative memory would make every booking on it fail.
+# A host that reports nonsense is refused, with its name and the field, before anything of its report is used: one with
+# zero cores would look bookable, one with negative memory would make every booking on it fail.
 
 LONGEST_NAME, LONGEST_FULL_NAME, LONGEST_TAG, LONGEST_OS, LONGEST_ID = 45, 128, 45, 32, 36
 """Widths of host.str_name, host.str_fqdn, host_tag.str_tag, host_stat.str_os and proc.pk_proc."""
