@@ -2,8 +2,9 @@
 whose completion never came or was lost with a Cuebot.
 
 Always in this order: kill, have RQD confirm that the process does not run, and only then give its frame away. A host
-that cannot be asked keeps its frames until it is DOWN, has rebooted, or has been out of reach so long that a person
-must decide (the frame ends DEAD): a frame is never given to a second host while the first may still render it.
+that cannot be asked keeps its frames until it is DOWN, or has been out of reach so long that a person must decide (the
+frame ends DEAD): a frame is never given to a second host while the first may still render it. When a host booted is no
+proof: that is by its own clock, which may be hours ahead of ours, or be set while the frame runs.
 
 Time is short: Redis hands the message out again when the task takes longer than the broker's visibility time-out. So a
 host that is DOWN is first looked for, briefly and once, whatever the number of its frames; a host out of reach is asked
@@ -170,7 +171,7 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
     if fate is None or fate is Fate.RUNNING:
         return None
     gone = fate is Fate.UNREACHABLE and run.host_state == HardwareState.DOWN
-    if fate is Fate.NOT_RUNNING or gone or run.rebooted:
+    if fate is Fate.NOT_RUNNING or gone:
         state = FrameState.WAITING
     elif run.silent_for >= (GIVE_UP_SECONDS if run.proc_id else GIVE_UP_ORPHAN_SECONDS):
         state = FrameState.DEAD

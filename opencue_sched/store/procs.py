@@ -264,7 +264,6 @@ _LOST_RUNS = text(
     SELECT proc.pk_proc AS proc_id, coalesce(proc.pk_frame, '') AS frame_id, host.str_name AS host_name,
            host_stat.str_state AS host_state, proc.ts_ping AS pinged_at,
            CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
-           host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
                 WHEN proc.pk_frame IS NULL THEN 'no_frame'
@@ -278,7 +277,7 @@ _LOST_RUNS = text(
             OR (proc.pk_frame IS NOT NULL AND ({_UNNAMED} OR ({_SILENT} AND host_stat.str_state <> 'UP'))))
      UNION ALL
     SELECT '', frame.pk_frame, coalesce(frame.str_host, ''), coalesce(host_stat.str_state, 'DOWN'), NULL,
-           CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), false, 'no_proc'
+           CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), 'no_proc'
       FROM frame LEFT JOIN host ON host.str_name = frame.str_host LEFT JOIN host_stat USING (pk_host)
      WHERE frame.str_state = 'RUNNING' AND {job_in_scope("frame.pk_job")}
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
@@ -302,8 +301,7 @@ LostRow = Row[Any]
 """A run that is to be ended: a proc with its frame, if it has one, or a RUNNING frame without a proc (no proc id).
 
 ``host_name`` is where it was started, if that is known; a host that is no more counts as DOWN. ``silent_for`` is the
-seconds since a report last named it, at ``pinged_at``; ``rebooted``: its host booted more than 300 s after it was
-dispatched, so its process cannot live. ``why`` is a Why.
+seconds since a report last named it, at ``pinged_at``. ``why`` is a Why.
 """
 
 

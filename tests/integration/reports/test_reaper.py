@@ -166,13 +166,18 @@ def test_procs_of_a_host_that_nobody_heard_are_not_killed(
     view.assert_consistent()
 
 
-def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: Reap, killer: ScriptedKiller) -> None:
+@pytest.mark.parametrize("fate", [Fate.UNCONFIRMED, Fate.UNREACHABLE])
+def test_a_host_whose_clock_is_ahead_keeps_its_frames_until_they_are_known_to_have_ended(
+    view: FarmView, reaper: Reap, killer: ScriptedKiller, fate: Fate
+) -> None:
+    # given a proc of ten minutes on a host that booted an hour ago, which its clock, two hours ahead, puts in an hour
     run = start(view)
-    view.run_sql("UPDATE proc SET ts_ping = now() - interval '700 s', ts_dispatched = now() - interval '700 s'")
-    view.run_sql("UPDATE host_stat SET ts_booted = now() - interval '10 s', ts_ping = now() + interval '1 hour'")
-    killer.fate = Fate.UNREACHABLE
-    assert reaper().frames_waiting == 1
-    assert view.states(run.frames) == ["WAITING"]
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '400 s', ts_dispatched = now() - interval '600 s'")
+    view.run_sql("UPDATE host_stat SET ts_booted = now() + interval '1 hour', ts_ping = now() + interval '1 hour'")
+    # when its RQD does not confirm that the process has ended, then its frame is nobody else's
+    killer.fate = fate
+    assert reaper().deferred == 1
+    assert (view.states(run.frames), view.procs()) == (["RUNNING"], list(run.procs))
 
 
 def test_after_twenty_minutes_without_an_answer_a_person_must_decide(
