@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import countable
+from opencue_sched.store.procs import HELD
 
 # Of the jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
@@ -259,17 +260,16 @@ _WRONG_COUNTS = """
     ) c JOIN layer_stat s ON s.pk_layer = c.pk_layer
 """
 
-_WRONG_IDLE = """
+_WRONG_IDLE = f"""
     SELECT str_name || ': idle ' || int_cores_idle || ' of ' || int_cores || ' centicores, procs hold ' || used.cores
                AS detail,
            int_cores_idle <> greatest(0, int_cores - used.cores) OR int_gpus_idle <> greatest(0, int_gpus - used.gpus)
                OR least(int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) < 0 AS wrong
     FROM host
     CROSS JOIN LATERAL (
-        SELECT coalesce(sum(int_cores_reserved), 0) AS cores, coalesce(sum(int_gpus_reserved), 0) AS gpus
-        FROM proc WHERE proc.pk_host = host.pk_host
+        SELECT {HELD} FROM proc WHERE proc.pk_host = host.pk_host
     ) used
-"""
+"""  # noqa: S608
 
 RULES = {
     "I2": ("vertices with procs within their caps (lowered ones show too)", _OVER_CAP),

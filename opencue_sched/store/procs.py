@@ -15,6 +15,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
+HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
+                   coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
+                   coalesce(sum(greatest(0, int_gpus_reserved)), 0) AS gpus,
+                   coalesce(sum(greatest(0, int_gpu_mem_reserved)), 0) AS gpu_memory"""
+"""What procs hold of their host, in a SELECT from them. One that reserves less than nothing holds nothing: else more
+than the host has would be idle, and no column might hold that."""
+
 _LOCK_FRAMES = text(
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
 )
@@ -76,9 +83,9 @@ _DELETE_PROCS = text(
      WHERE proc.pk_proc = ANY(CAST(:procs AS varchar[])) AND host.pk_host = proc.pk_host
     RETURNING proc.pk_proc AS id, proc.pk_host AS host_id, host.pk_alloc AS alloc_id,
               coalesce(proc.pk_show, '') AS show_id, coalesce(proc.pk_job, '') AS job_id,
-              coalesce(proc.pk_layer, '') AS layer_id, proc.b_local AS local, proc.int_cores_reserved AS centicores,
-              proc.int_mem_reserved AS memory_kb, proc.int_gpus_reserved AS gpus,
-              proc.int_gpu_mem_reserved AS gpu_memory_kb
+              coalesce(proc.pk_layer, '') AS layer_id, proc.b_local AS local,
+              greatest(0, proc.int_cores_reserved) AS centicores, greatest(0, proc.int_mem_reserved) AS memory_kb,
+              greatest(0, proc.int_gpus_reserved) AS gpus, greatest(0, proc.int_gpu_mem_reserved) AS gpu_memory_kb
     """
 )
 _DELETED = """
@@ -98,9 +105,7 @@ _RESTORE_HOSTS = text(
                    sum(gpu_memory_kb) AS gpu_memory
               FROM {_DELETED} GROUP BY 1) back
       CROSS JOIN LATERAL (
-            SELECT coalesce(sum(int_cores_reserved), 0) AS cores, coalesce(sum(int_mem_reserved), 0) AS memory,
-                   coalesce(sum(int_gpus_reserved), 0) AS gpus, coalesce(sum(int_gpu_mem_reserved), 0) AS gpu_memory
-              FROM proc WHERE proc.pk_host = back.host_id) held
+            SELECT {HELD} FROM proc WHERE proc.pk_host = back.host_id) held
      WHERE host.pk_host = back.host_id AND host.pk_host = ANY(CAST(:hosts AS varchar[]))
     """  # noqa: S608
 )
@@ -147,7 +152,7 @@ now. ``layer_open`` and ``job_open`` count the frames that are not over yet; the
 
 DeletedProc = Row[Any]
 """A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking): the columns
-of ``_DELETE_PROCS``. Centicores, KB, whole GPUs."""
+of ``_DELETE_PROCS``. Centicores, KB, whole GPUs, none below 0."""
 
 
 def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Collection[str]) -> None:

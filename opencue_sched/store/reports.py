@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store import frame_memory
+from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
 _HOST = """
@@ -98,20 +99,18 @@ _RESIZE_HOST = text(
     """
 )
 _RECONCILE_HOST = text(
-    """
+    f"""
     UPDATE host
        SET int_cores_idle = greatest(0, int_cores - used.cores), int_mem_idle = greatest(0, int_mem - used.memory),
            int_gpus_idle = greatest(0, int_gpus - used.gpus),
            int_gpu_mem_idle = greatest(0, int_gpu_mem - used.gpu_memory)
-      FROM (SELECT coalesce(sum(int_cores_reserved), 0) AS cores, coalesce(sum(int_mem_reserved), 0) AS memory,
-                   coalesce(sum(int_gpus_reserved), 0) AS gpus, coalesce(sum(int_gpu_mem_reserved), 0) AS gpu_memory
-              FROM proc WHERE pk_host = :host) used
+      FROM (SELECT {HELD} FROM proc WHERE pk_host = :host) used
      WHERE pk_host = :host
        AND (int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) IS DISTINCT FROM
            (greatest(0, int_cores - used.cores), greatest(0, int_mem - used.memory),
             greatest(0, int_gpus - used.gpus), greatest(0, int_gpu_mem - used.gpu_memory))
     RETURNING pk_host
-    """
+    """  # noqa: S608
 )
 _ADD_COMMENT = text(
     """

@@ -16,6 +16,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.reports import host_reports as reports_module
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.host_reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store.hosts import set_state
@@ -665,3 +666,36 @@ def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: D
     assert desk.status(running_report(run)) == [run.host.id]
     view.assert_consistent()
     assert desk.counts["host_reconciled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "amount"),
+    [
+        ("int_cores_reserved", -(2**63) + 1),
+        ("int_cores_reserved", 2**63 - 1),
+        ("int_mem_reserved", -(2**62)),
+        ("int_gpus_reserved", -(2**31)),
+        ("int_gpu_mem_reserved", -(2**63) + 1),
+    ],
+)
+def test_a_proc_that_reserves_what_no_host_has_stops_no_report_of_its_host(
+    view: FarmView, desk: Desk, column: str, amount: int
+) -> None:
+    # given a host with such a proc
+    run = start(view)
+    view.run_sql(f"UPDATE proc SET {column} = :amount", amount=amount)  # noqa: S608
+    # when the host boots, reports for so long that it is reconciled, and the frame's end comes
+    desk.boot(name=run.host.name)
+    desk.clock.now += RECONCILE_SECONDS
+    desk.status(running_report(run, rss=GB))
+    desk.clock.now += RECONCILE_SECONDS
+    desk.status(running_report(run, rss=GB))
+    # then what is idle is some of what it has
+    host = view.host(run.host)
+    for unit in ("cores", "mem", "gpus", "gpu_mem"):
+        assert 0 <= getattr(host, f"int_{unit}_idle") <= getattr(host, f"int_{unit}")
+    # and when the frame ends, of a show whose accounts are kept with it, then nothing is left
+    view.run_sql("UPDATE show SET b_scheduler_managed = false")
+    complete_frame(desk.engine, CompletedFrame(run.procs[0], run.frames[0], run.host.name, exit_status=0))
+    assert (view.states(run.frames), view.procs()) == (["SUCCEEDED"], [])
+    view.assert_consistent()
