@@ -135,7 +135,7 @@ class NotificationListener(PeriodicThread):
                 told = connection.notifies.pop(0)
                 if told.channel == proof:
                     heard_by = math.inf
-                else:
+                elif told.channel in self._handlers:  # a session of a pool may listen for a program before us
                     self._call(told.channel, self._handlers[told.channel], told.payload)
             if boot_clock() > next_proof:
                 sessions.notify(proof)

@@ -8,11 +8,12 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.postgres_sessions import sessions_of
@@ -137,6 +138,31 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engin
         eventually_listen(engine)
         notify(engine, "opencue_sched_work", '{"shows": ["show-1"]}')
         eventually(lambda: heard.shows == ["show-1"])
+
+
+def test_notifications_that_a_session_of_a_pool_still_has_for_others_are_nothing_to_us(
+    engine: Engine, heard: Heard
+) -> None:
+    # given sessions that listen to something for a program that had them before
+    @event.listens_for(engine, "connect")
+    def had_before(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("LISTEN somebody_elses")
+        connection.commit()
+
+    engine.dispose()
+    listener = NotificationListener(engine, {WORK_CHANNEL: heard.work}, on_reconnect=heard.reconnect)
+    listener.start()
+    try:
+        eventually_listen(engine)
+        # when that is notified of, then ours are heard as before, over the same connection
+        notify(engine, "somebody_elses", "any text")
+        notify(engine, "opencue_sched_work", '{"shows": ["show-1"]}')
+        eventually(lambda: heard.shows == ["show-1"])
+        assert (heard.reconnects, counted("listener_lost"), counted("notification_failed")) == (0, 0, 0)
+    finally:
+        listener.stop()
+        engine.dispose()  # no later test is to get such a session
 
 
 def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
