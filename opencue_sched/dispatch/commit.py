@@ -61,6 +61,7 @@ _IDLE = 0.15
 _WHOLE = 0.95
 
 _RETRY_PAUSE_SECONDS = 0.02
+_TOO_LATE = "the commit deadline passed before the plan could be committed"
 _PREFIX = "acct:"
 
 Lost = tuple[PlannedProc, BookingError]
@@ -102,8 +103,8 @@ class CommitQueue:
 
 
 class PlanSizes:
-    """How many frames the next plan of each shard may have: half of one whose commit the server cancelled for its time,
-    and twice as many after each commit that it did not cancel. Thread-safe."""
+    """How many frames the next plan of each shard may have: half of one whose commit took longer than it may, and twice
+    as many after each commit that did not. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,7 +120,7 @@ class PlanSizes:
                 self._bounds[shard] = bound
 
     def cancelled(self, shard: str, frames: int) -> None:
-        """The commit of a plan of so many frames took longer than a statement may."""
+        """The commit of a plan of so many frames took longer than it may, or a statement of it."""
         with self._lock:
             bound = self._bounds[shard] = max(1, min(self._bounds.get(shard, MAX_FRAMES), frames // 2))
         log.warning("plans_halved", shard=shard, frames=frames, next_frames=bound)
@@ -131,7 +132,8 @@ class CommitResult:
 
     ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
     stay booked. ``quarantined``: job id -> why. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
-    that a pause while it was answered counts. ``cancelled``: a transaction ended because a statement took too long.
+    that a pause while it was answered counts. ``cancelled``: a transaction ended because a statement took too long, or
+    all of them together.
     """
 
     committed: list[PlannedProc] = field(default_factory=list)
@@ -201,12 +203,12 @@ class _Commit:
             try:
                 self._transaction(procs)
             except DatabaseFailure as too_late:
-                # After a statement that was cancelled, what was left of the time did not do for another try.
-                self.result.cancelled |= was_cancelled(too_late.__context__)
+                # After what the database had refused, what was left of the time may not have done for another try.
+                self.result.cancelled |= self._ran_out_of_time(too_late.__context__)
                 self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
                 failure = classify(error)
-                self.result.cancelled |= was_cancelled(error)
+                self.result.cancelled |= self._ran_out_of_time(error)
                 if failure is Failure.REPEAT:
                     # The pause is random, so that the two that met do not meet again.
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
@@ -235,7 +237,9 @@ class _Commit:
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
         with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
-            self._check_time(_STATEMENTS_BEFORE)
+            if self._is_late(_STATEMENTS_BEFORE):  # which says nothing of the size of this plan
+                self.result.lost += [(proc, DatabaseFailure(_TOO_LATE)) for proc in procs]
+                return
             with connection.begin() as transaction:
                 committed, lost = self._write(connection, procs)
                 sent_at = self.clock()
@@ -310,7 +314,7 @@ class _Commit:
         except SQLAlchemyError as error:
             if not waited_too_long(error):
                 raise
-        self._check_time()
+            self._check_time()
         return store.lock_free_hosts(connection, host_ids)
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
@@ -335,10 +339,23 @@ class _Commit:
     def _elapsed(self) -> float:
         return self.clock() - self.booked_at
 
-    def _check_time(self, share: float = _COMMIT_BEFORE) -> None:
+    def _is_late(self, share: float) -> bool:
+        return self._elapsed() > share * self.deadline
+
+    def _check_time(self) -> None:
         """Raise DatabaseFailure when it is too late to send anything more."""
-        if self._elapsed() > share * self.deadline:
-            raise DatabaseFailure("the commit deadline passed before the plan could be committed")
+        if self._is_late(_COMMIT_BEFORE):
+            raise DatabaseFailure(_TOO_LATE)
+
+    def _ran_out_of_time(self, error: BaseException | None) -> bool:
+        """Whether a transaction that has ended took too long by itself: not where it collided with another, or a lock
+        was not granted. ``error`` is what the database said last, if it refused anything.
+
+        A transaction that the server ends for its time is a lost connection (transaction_timeout, from PostgreSQL 17).
+        """
+        if isinstance(error, SQLAlchemyError) and classify(error) is not Failure.DATABASE:
+            return False
+        return was_cancelled(error) or self._is_late(_COMMIT_BEFORE)
 
 
 # What of a plan still holds against the locked rows and today's caps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -89,6 +90,62 @@ def test_a_commit_whose_second_try_comes_too_late_ran_out_of_time_as_well(engine
             return 9.0 if any("ROLLBACK TO SAVEPOINT" in statement for statement in statements) else 0.0
 
         result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
+    assert (result.cancelled, reasons(result)) == (True, ["database_failure"])
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "late_after", "cancelled"),
+    [
+        # statements that take too long together, though none by itself does
+        ("00000", "UPDATE host", True),
+        # a lock that is not granted, and no time for another try
+        ("55P03", "INSERT INTO proc", False),
+        # other commits of this process for which it waits too long before it begins
+        ("00000", "", False),
+    ],
+)
+def test_a_commit_that_is_late_by_our_own_clock_ran_out_of_time_unless_it_waited_for_others(
+    engine: Engine, settings: Settings, sqlstate: str, late_after: str, cancelled: bool
+) -> None:
+    # Given a plan, and a clock by which its time is over after a statement
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        procs = plan(farm, settings)
+        facts = check_schema(connection)
+    if sqlstate != "00000":
+        refuse_more_than(engine, 0, sqlstate)
+    with counted_statements(engine) as statements:
+
+        def clock() -> float:
+            return 9.0 if not late_after or any(late_after in statement for statement in statements) else 0.0
+
+        # When it is committed
+        result = commit_plan(engine, procs, {}, settings, facts=facts, booked_at=0.0, clock=clock)
+    # Then it is lost, and the next is half as large if it was too large for its time
+    assert (result.cancelled, reasons(result)) == (cancelled, ["database_failure"])
+
+
+def test_a_transaction_that_the_server_ends_for_its_time_ran_out_of_it(engine: Engine, settings: Settings) -> None:
+    # Given a server that knows how long a transaction may take, and is slow with each statement
+    with engine.begin() as connection:
+        if int(connection.exec_driver_sql("SHOW server_version_num").scalar_one()) < 170000:
+            pytest.skip("this server bounds no transaction")
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        procs = plan(farm, settings)
+        facts = check_schema(connection)
+        connection.exec_driver_sql("""
+            CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN PERFORM pg_sleep(0.55); RETURN NULL; END$$;
+            CREATE TRIGGER dawdle AFTER INSERT ON proc EXECUTE FUNCTION dawdle();
+            CREATE TRIGGER dawdle AFTER UPDATE OF int_cores_idle ON host EXECUTE FUNCTION dawdle()""")
+    accounting = settings.accounting.model_copy(update={"commit_deadline": 2.0})
+    late = settings.model_copy(update={"accounting": accounting})
+    # When a plan is committed that has half of its time left
+    result = commit_plan(engine, procs, {}, late, facts=facts, booked_at=time.monotonic() - 0.9)
     assert (result.cancelled, reasons(result)) == (True, ["database_failure"])
 
 
