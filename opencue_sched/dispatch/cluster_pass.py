@@ -31,9 +31,9 @@ from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.settle import booking_of, settle
-from opencue_sched.dispatch.verdicts import VerdictLog, after_booking
+from opencue_sched.dispatch.verdicts import VerdictLog, after_booking, not_launchable
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.domain.frame_command import Environments
+from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.domain.plans import PlannedProc, Snapshot
 from opencue_sched.domain.verdicts import Verdict
@@ -44,7 +44,8 @@ from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
-from opencue_sched.store.booking import fetch_environments
+from opencue_sched.store.booking import fetch_launch_details
+from opencue_sched.store.hosts import log_bad_row
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 
@@ -142,6 +143,8 @@ class _Pass:
     booked_layers: frozenset[str] = frozenset()
     refused_layers: frozenset[str] = frozenset()
     lost_layers: frozenset[str] = frozenset()
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Why no frame of a planned layer can be launched, by layer id."""
     gave_back: bool = False
     ended: bool = False
     left_alone: bool = False
@@ -212,7 +215,7 @@ class _Pass:
             log.debug("pass_ended", **it.summary())
         return self.reports
 
-    def _steps(self) -> tuple[Environments, CommitResult] | None:
+    def _steps(self) -> tuple[LaunchDetails | None, CommitResult] | None:
         """The steps up to the commit; what is to be launched."""
         # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
         #    that only their holder may take.
@@ -233,8 +236,8 @@ class _Pass:
             with self._step("plan"):
                 self._plan(snapshot, planned, granted)
 
-        # 5. and 6. Book in Redis, commit in PostgreSQL. The frames' environments are read before anything is booked, so
-        #    that a failure costs nothing.
+        # 5. and 6. Book in Redis, commit in PostgreSQL. What the frames are launched with is read before anything is
+        #    booked, so that a failure, or a layer that nobody can launch, costs nothing.
         committed = self._book_and_commit(self.procs) if self.planned_for else None
 
         for report in planned:
@@ -335,15 +338,32 @@ class _Pass:
             report.verdicts = (*report.verdicts, *plan.verdicts)
             runner.layers.found_no_host(report.cluster.key, plan.unschedulable, host_changes=self.host_changes)
 
-    def _book_and_commit(self, procs: Sequence[PlannedProc]) -> tuple[Environments, CommitResult] | None:
+    def _read_details(self, planned: Sequence[PlannedProc]) -> LaunchDetails | None:
+        """What the planned frames are launched with; None in a dry run. Layers that cannot be launched are said so, and
+        skipped by the next passes."""
         runner = self.runner
-        environments: Environments = {}
+        if runner.settings.rqd.dry_run_mode:
+            return None
+        layers = {proc.layer.id: proc.layer for proc in planned}
+        details = ask(runner.engine, fetch_launch_details, {proc.job.id for proc in planned}, layers.keys())
+        self.unfit = details.unfit
+        for layer_id, why in details.unfit.items():
+            log_bad_row("layer", layer_id, layers[layer_id].name, why)
+        for report, found in zip(self.reports, self.gathered, strict=True):
+            report.verdicts = not_launchable(report.verdicts, details.unfit)
+            versions = {layer: found.versions[layer] for layer in details.unfit.keys() & found.versions.keys()}
+            runner.layers.skip_rows(report.cluster.key, versions)
+        return details
+
+    def _book_and_commit(self, planned: Sequence[PlannedProc]) -> tuple[LaunchDetails | None, CommitResult] | None:
+        runner = self.runner
         result = CommitResult()
         try:
-            if not runner.settings.rqd.dry_run_mode:
-                jobs, layers = {proc.job.id for proc in procs}, {proc.layer.id for proc in procs}
-                environments = ask(runner.engine, fetch_environments, jobs, layers)
+            details = self._read_details(planned)
+            procs = [proc for proc in planned if proc.layer.id not in self.unfit]
             self.progress()
+            if not procs:
+                return None
             self._check_claims()
             # A commit may have to wait for as long as its deadline: no other pass may plan frames of these layers until
             # it is over. Kept from before the booking to the end of the pass. After a death the next pass of the
@@ -400,9 +420,9 @@ class _Pass:
                     report.verdicts = after_booking(report.verdicts, report.plan.procs, answers.refusals, losses)
             self.refused_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in answers.refusals)
             self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
-            return (environments, result) if result.committed else None
+            return (details, result) if result.committed else None
         finally:
-            self._settle_hosts(procs, result)
+            self._settle_hosts(planned, result)
 
     def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
         """What was not committed is idle again, and layers may wait for want of just that. What is unknown stays taken
@@ -468,12 +488,12 @@ class _Pass:
         except (NotReady, RedisError) as error:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
-    def _launch_and_settle(self, environments: Environments, result: CommitResult) -> None:
+    def _launch_and_settle(self, details: LaunchDetails | None, result: CommitResult) -> None:
         """Steps 7 and 8, beside step 9, and maybe beside the next pass over these clusters."""
         began, runner = self.runner.clock(), self.runner
         # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
-        requests, impossible = launch_requests(result.committed, environments, runner.settings)
+        requests, impossible = launch_requests(result.committed, details, runner.settings)
         send_within = runner.settings.rqd.timeout - (runner.clock() - result.sent_at)
         launched = launch_all(runner.channels, requests, send_within=send_within)
 
@@ -508,6 +528,7 @@ class _Pass:
                 for it in report.verdicts
                 if not it.frames
                 and it.layer_id not in no_host
+                and it.layer_id not in self.unfit
                 and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
             }
             report.go_on = runner.layers.end_pass(
@@ -523,6 +544,8 @@ class _Pass:
             )
             # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
             report.go_on |= found.more and not found.jobs
+            # What the plan had for layers that cannot be launched is there for those behind them.
+            report.go_on |= not self.unfit.keys().isdisjoint(found.versions)
             # No event tells when a host may be tried again, or a layer or frame start. The database counts the seconds:
             # its clock, by which these start, is not that of the board.
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]

@@ -22,7 +22,6 @@ from opencue_sched.clients.postgres import reading
 from opencue_sched.domain.caps import Caps, Headroom, cores_left
 from opencue_sched.domain.clusters import Cluster, normalise_tags
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
-from opencue_sched.domain.frame_range import check_frame_range
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import Snapshot, Work
@@ -249,32 +248,19 @@ def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
         show_name=row.str_show,
         folder_id=row.pk_folder,
         dept_id=row.pk_dept,
-        shot=row.str_shot,
-        user=row.str_user,
-        uid=row.int_uid,
-        log_dir=row.str_log_dir or "",
         os_name=row.str_os or None,
-        loki_url=row.str_loki_url or None,
         layers=layers,
     )
 
 
 def _layer(row: Row[Any]) -> Layer:
-    if row.int_chunk_size < 1:
-        raise InvalidInput(f"layer {row.pk_layer}: int_chunk_size is {row.int_chunk_size}, it must be 1 or more")
-    if not row.str_cmd.strip():
-        raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
     for column, most in _MOST.items():
         if getattr(row, column) > most:
             raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
-    check_frame_range(row.str_range)
     check_ids(row.pk_layer, *row.limit_ids)
     return Layer(
         id=row.pk_layer,
         name=row.str_name,
-        command=row.str_cmd,
-        frame_range=row.str_range,
-        chunk_size=row.int_chunk_size,
         cores_min_centicores=row.int_cores_min,
         cores_max_centicores=row.int_cores_max,
         memory_min_kb=row.int_mem_min,

@@ -181,6 +181,16 @@ def after_booking(
     return tuple(_judged(it, gone[it.layer_id]) for it in verdicts)
 
 
+def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str]) -> tuple[LayerVerdict, ...]:
+    """The verdicts, of which those of the layers that cannot be launched (layer id -> why) say so."""
+    return tuple(
+        replace(verdict, verdict=Verdict.FAILED, frames=0, waiting=verdict.waiting + verdict.frames, detail=why)
+        if (why := reasons.get(verdict.layer_id)) is not None
+        else verdict
+        for verdict in verdicts
+    )
+
+
 def _judged(verdict: LayerVerdict, gone: Sequence[BookingRefused | BookingError]) -> LayerVerdict:
     if not gone:
         return verdict

@@ -7,20 +7,66 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from opencue_sched.domain.frame_range import FrameRange, frame_spec
+from opencue_sched.domain.frame_range import FrameRange, check_frame_range, frame_spec
 from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.errors import InvalidInput
 
-_WORDS: Mapping[str, Callable[[PlannedProc, Sequence[int]], str]] = {
-    "#ZFRAME#": lambda _, numbers: f"{numbers[0]:04d}",
-    "#IFRAME#": lambda _, numbers: str(numbers[0]),
-    "#FRAME_START#": lambda _, numbers: str(numbers[0]),
-    "#FRAME_END#": lambda _, numbers: str(numbers[-1]),
-    "#FRAME_CHUNK#": lambda planned, _: str(planned.layer.chunk_size),
-    "#LAYER#": lambda planned, _: planned.layer.name,
-    "#JOB#": lambda planned, _: planned.job.name,
-    "#FRAMESPEC#": lambda _, numbers: frame_spec(numbers),
-    "#FRAME#": lambda planned, _: planned.frame.name,
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """What the frames of a job are launched with: what it says of itself, and the variables its user has set."""
+
+    shot: str
+    user: str
+    uid: int | None
+    log_dir: str
+    loki_url: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDetails:
+    """What the frames of a layer are launched with."""
+
+    command: str
+    frame_range: str
+    chunk_size: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDetails:
+    """What frames that are about to be booked are launched with: all that no plan depends on."""
+
+    jobs: Mapping[str, JobDetails]
+    """By job id."""
+    layers: Mapping[str, LayerDetails]
+    """By layer id: of those whose frames can be launched."""
+    unfit: Mapping[str, str]
+    """Why the frames of a layer cannot be launched, by layer id: rows of it make no sense, or are gone."""
+
+
+def check_layer(layer_id: str, layer: LayerDetails) -> None:
+    """Raises InvalidInput, which names the column, for a layer whose frames cannot be launched."""
+    if layer.chunk_size < 1:
+        raise InvalidInput(f"layer {layer_id}: int_chunk_size is {layer.chunk_size}, it must be 1 or more")
+    if not layer.command.strip():
+        raise InvalidInput(f"layer {layer_id}: str_cmd is empty")
+    check_frame_range(layer.frame_range)
+
+
+_WORDS: Mapping[str, Callable[[PlannedProc, LayerDetails, Sequence[int]], str]] = {
+    "#ZFRAME#": lambda _planned, _layer, numbers: f"{numbers[0]:04d}",
+    "#IFRAME#": lambda _planned, _layer, numbers: str(numbers[0]),
+    "#FRAME_START#": lambda _planned, _layer, numbers: str(numbers[0]),
+    "#FRAME_END#": lambda _planned, _layer, numbers: str(numbers[-1]),
+    "#FRAME_CHUNK#": lambda _planned, layer, _numbers: str(layer.chunk_size),
+    "#LAYER#": lambda planned, _layer, _numbers: planned.layer.name,
+    "#JOB#": lambda planned, _layer, _numbers: planned.job.name,
+    "#FRAMESPEC#": lambda _planned, _layer, numbers: frame_spec(numbers),
+    "#FRAME#": lambda planned, _layer, _numbers: planned.frame.name,
 }
 """The tokens in the order in which OpenCue replaces them, and what each becomes for a planned frame and the numbers of
 its chunk, in rendering order."""
@@ -35,16 +81,16 @@ def unknown_tokens(command: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
 
 
-def command_line(planned: PlannedProc) -> str:
+def command_line(planned: PlannedProc, layer: LayerDetails) -> str:
     """The command RQD runs for a planned frame: every token replaced, in OpenCue's order; unknown ones stay.
 
     Raises InvalidInput when its layer's range or chunk size makes no sense.
     """
-    layer, command = planned.layer, planned.layer.command
+    command = layer.command
     numbers = FrameRange.parse(layer.frame_range).chunk(planned.frame.number, layer.chunk_size)
     for token, word in _WORDS.items():
         if token in command:
-            command = command.replace(token, word(planned, numbers))
+            command = command.replace(token, word(planned, layer, numbers))
     return command
 
 
@@ -53,37 +99,45 @@ def log_path(log_dir: str, job: str, frame: str) -> str:
     return f"{log_dir.rstrip('/')}/{job}.{frame}.rqlog"
 
 
-_VARIABLES: Mapping[str, Callable[[PlannedProc], str]] = {
+# The variables OpenCue sets. Memory is in the KB the database holds, threads are whole cores.
+_OF_THE_PLAN: Mapping[str, Callable[[PlannedProc], str]] = {
     "CUE3": lambda _: "1",
-    "CUE_THREADS": lambda it: str(max(1, it.reservation.cores)),
-    "CUE_MEMORY": lambda it: str(it.reservation.memory_kb),
-    "CUE_GPUS": lambda it: str(it.reservation.gpus),
-    "CUE_GPU_MEMORY": lambda it: str(it.reservation.gpu_memory_kb),
-    "CUE_LOG_PATH": lambda it: it.job.log_dir,
-    "CUE_RANGE": lambda it: it.layer.frame_range,
-    "CUE_CHUNK": lambda it: str(it.layer.chunk_size),
-    "CUE_IFRAME": lambda it: str(it.frame.number),
-    "CUE_LAYER": lambda it: it.layer.name,
-    "CUE_JOB": lambda it: it.job.name,
-    "CUE_FRAME": lambda it: it.frame.name,
-    "CUE_SHOW": lambda it: it.job.show_name,
-    "CUE_SHOT": lambda it: it.job.shot,
-    "CUE_USER": lambda it: it.job.user,
-    "CUE_JOB_ID": lambda it: it.job.id,
-    "CUE_LAYER_ID": lambda it: it.layer.id,
-    "CUE_FRAME_ID": lambda it: it.frame.id,
-    "CUE_THREADABLE": lambda it: "1" if it.layer.threadable else "0",
+    "CUE_THREADS": lambda planned: str(max(1, planned.reservation.cores)),
+    "CUE_MEMORY": lambda planned: str(planned.reservation.memory_kb),
+    "CUE_GPUS": lambda planned: str(planned.reservation.gpus),
+    "CUE_GPU_MEMORY": lambda planned: str(planned.reservation.gpu_memory_kb),
+    "CUE_IFRAME": lambda planned: str(planned.frame.number),
+    "CUE_LAYER": lambda planned: planned.layer.name,
+    "CUE_JOB": lambda planned: planned.job.name,
+    "CUE_FRAME": lambda planned: planned.frame.name,
+    "CUE_SHOW": lambda planned: planned.job.show_name,
+    "CUE_JOB_ID": lambda planned: planned.job.id,
+    "CUE_LAYER_ID": lambda planned: planned.layer.id,
+    "CUE_FRAME_ID": lambda planned: planned.frame.id,
+    "CUE_THREADABLE": lambda planned: "1" if planned.layer.threadable else "0",
 }
-"""The variables OpenCue sets. Memory is in the KB the database holds, threads are whole cores."""
-RESERVED_VARIABLES: frozenset[str] = frozenset(_VARIABLES)
+_OF_THE_JOB: Mapping[str, Callable[[JobDetails], str]] = {
+    "CUE_LOG_PATH": lambda job: job.log_dir,
+    "CUE_SHOT": lambda job: job.shot,
+    "CUE_USER": lambda job: job.user,
+}
+_OF_THE_LAYER: Mapping[str, Callable[[LayerDetails], str]] = {
+    "CUE_RANGE": lambda layer: layer.frame_range,
+    "CUE_CHUNK": lambda layer: str(layer.chunk_size),
+}
+RESERVED_VARIABLES: frozenset[str] = frozenset({*_OF_THE_PLAN, *_OF_THE_JOB, *_OF_THE_LAYER})
 """A job's or layer's own value of these would never reach its frames."""
 
 
-def environment(
-    planned: PlannedProc, job_environment: Mapping[str, str], layer_environment: Mapping[str, str]
-) -> dict[str, str]:
+def environment(planned: PlannedProc, job: JobDetails, layer: LayerDetails) -> dict[str, str]:
     """The environment of a planned frame: the job's, overridden by the layer's, overridden by OpenCue's variables."""
-    return {**job_environment, **layer_environment, **{name: read(planned) for name, read in _VARIABLES.items()}}
+    return {
+        **job.environment,
+        **layer.environment,
+        **{name: read(planned) for name, read in _OF_THE_PLAN.items()},
+        **{name: read(job) for name, read in _OF_THE_JOB.items()},
+        **{name: read(layer) for name, read in _OF_THE_LAYER.items()},
+    }
 
 
 def memory_limit(memory_kb: int, factor: float) -> int:
@@ -92,7 +146,3 @@ def memory_limit(memory_kb: int, factor: float) -> int:
     A limit below the reservation would kill frames that use what they were given, so it never goes below it.
     """
     return max(memory_kb, int(memory_kb * factor))
-
-
-Environments = Mapping[str, Mapping[str, str]]
-"""The variables of jobs and of layers, by the id of either."""

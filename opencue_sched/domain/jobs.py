@@ -29,7 +29,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer with waiting frames, in dispatch order, at most the pass's limit of them.
+    """A layer with waiting frames, in dispatch order, at most the pass's limit of them: what decides where its frames
+    run. What a launch needs besides is read with what is booked (domain.frame_command.LaunchDetails).
 
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
     meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
@@ -39,9 +40,6 @@ class Layer:
 
     id: str
     name: str
-    command: str
-    frame_range: str
-    chunk_size: int
     cores_min_centicores: int
     cores_max_centicores: int
     memory_min_kb: int
@@ -67,10 +65,5 @@ class Job:
     show_name: str
     folder_id: str
     dept_id: str
-    shot: str
-    user: str
-    uid: int | None
-    log_dir: str
     os_name: str | None
-    loki_url: str | None
     layers: tuple[Layer, ...]

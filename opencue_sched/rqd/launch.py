@@ -27,7 +27,7 @@ import grpc
 import structlog
 from opencue_proto import rqd_pb2
 
-from opencue_sched.domain.frame_command import Environments
+from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import InvalidInput, RqdFailure
 from opencue_sched.rqd.channels import RqdChannels, describe
@@ -199,18 +199,27 @@ def _not_launched(
 
 
 def launch_requests(
-    procs: Sequence[PlannedProc], environments: Environments, settings: Settings
+    procs: Sequence[PlannedProc], details: LaunchDetails | None, settings: Settings
 ) -> tuple[list[LaunchRequest], list[LaunchOutcome]]:
-    """The launches of booked procs, and the outcome of each whose RunFrame cannot be built."""
+    """The launches of booked procs, and the outcome of each whose RunFrame cannot be built.
+
+    Without ``details``, as in a dry run, whose launches are not sent, a request says which run it is and nothing else.
+    """
+    if details is None:
+        return [LaunchRequest(proc.host.name, _ids(proc)) for proc in procs], []
     requests: list[LaunchRequest] = []
     failed: list[LaunchOutcome] = []
     for proc in procs:
+        job, layer = details.jobs[proc.job.id], details.layers[proc.layer.id]
         try:
-            requests.append(LaunchRequest(proc.host.name, build_run_frame(proc, environments, settings)))
+            requests.append(LaunchRequest(proc.host.name, build_run_frame(proc, job, layer, settings)))
         except (InvalidInput, ValueError, TypeError) as error:
-            ids = rqd_pb2.RunFrame(
-                resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
-            )
             why = RqdFailure(f"frame {proc.frame.name} of job {proc.job.name} cannot be sent to RQD: {error}")
-            failed.append(LaunchOutcome(LaunchRequest(proc.host.name, ids), error=why))
+            failed.append(LaunchOutcome(LaunchRequest(proc.host.name, _ids(proc)), error=why))
     return requests, failed
+
+
+def _ids(proc: PlannedProc) -> rqd_pb2.RunFrame:
+    return rqd_pb2.RunFrame(
+        resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from opencue_proto import rqd_pb2
 
-from opencue_sched.domain.frame_command import Environments, command_line, environment, memory_limit
+from opencue_sched.domain.frame_command import JobDetails, LayerDetails, command_line, environment, memory_limit
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.settings import Settings
@@ -15,7 +15,8 @@ from opencue_sched.settings import Settings
 
 def build_run_frame(
     planned: PlannedProc,
-    environments: Environments,
+    job_details: JobDetails,
+    layer_details: LayerDetails,
     settings: Settings,
     now: Callable[[], float] = time.time,
 ) -> rqd_pb2.RunFrame:
@@ -34,21 +35,21 @@ def build_run_frame(
         frame_id=frame.id,
         frame_name=frame.name,
         layer_id=layer.id,
-        command=command_line(planned),
-        user_name=job.user,
-        log_dir=job.log_dir,
+        command=command_line(planned, layer_details),
+        user_name=job_details.user,
+        log_dir=job_details.log_dir,
         show=job.show_name,
-        shot=job.shot,
+        shot=job_details.shot,
         start_time=int(now() * 1000),
         num_cores=reservation.cores * CENTICORES_PER_CORE,
         num_gpus=reservation.gpus,
         ignore_nimby=False,
-        environment=environment(planned, environments.get(job.id, {}), environments.get(layer.id, {})),
+        environment=environment(planned, job_details, layer_details),
         os=job.os_name or next(iter(host.os_names), ""),
         soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
         hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
-        loki_url=job.loki_url or "",
+        loki_url=job_details.loki_url,
     )
-    if job.uid is not None:
-        message.uid = job.uid
+    if job_details.uid is not None:
+        message.uid = job_details.uid
     return message

@@ -7,16 +7,16 @@ in key order. Every row is written once per statement: PostgreSQL silently skips
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.frame_command import Environments
+from opencue_sched.domain.frame_command import JobDetails, LaunchDetails, LayerDetails, check_layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.errors import InvalidInput
 from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -381,24 +381,47 @@ def _milliseconds(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))
 
 
-# What users put into a frame's environment: job_env, overridden by layer_env.
+# What the frames of a plan are launched with: read with what is booked, so no pass keeps it, and it is never stale.
 
 # The key decides between two rows of one variable, so that the same rows always give the same environment.
-_ENVIRONMENTS = text(
+_LAUNCH_DETAILS = text(
     """
-    SELECT pk_job_env AS id, pk_job AS owner, str_key, str_value FROM job_env
-     WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_key <> ''
+    SELECT j.pk_job AS job_id, NULL AS layer_id, j.str_shot, j.str_user, j.int_uid, j.str_log_dir, j.str_loki_url,
+           NULL AS str_cmd, NULL AS str_range, NULL AS int_chunk_size,
+           (SELECT json_object_agg(e.str_key, COALESCE(e.str_value, '') ORDER BY e.pk_job_env)
+            FROM job_env e WHERE e.pk_job = j.pk_job AND e.str_key <> '') AS environment
+    FROM job j
+    WHERE j.pk_job = ANY(CAST(:jobs AS varchar[]))
     UNION ALL
-    SELECT pk_layer_env, pk_layer, str_key, str_value FROM layer_env
-     WHERE pk_layer = ANY(CAST(:layers AS varchar[])) AND str_key <> ''
-     ORDER BY id
+    SELECT l.pk_job, l.pk_layer, NULL, NULL, NULL, NULL, NULL, l.str_cmd, l.str_range, l.int_chunk_size,
+           (SELECT json_object_agg(e.str_key, COALESCE(e.str_value, '') ORDER BY e.pk_layer_env)
+            FROM layer_env e WHERE e.pk_layer = l.pk_layer AND e.str_key <> '')
+    FROM layer l
+    WHERE l.pk_layer = ANY(CAST(:layers AS varchar[]))
+    ORDER BY layer_id NULLS FIRST
     """
 )
 
 
-def fetch_environments(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> Environments:
-    """The environments of these jobs and layers that have one. A dry run has no use for them."""
-    environments: dict[str, dict[str, str]] = defaultdict(dict)
-    for row in connection.execute(_ENVIRONMENTS, {"jobs": sorted(job_ids), "layers": sorted(layer_ids)}):
-        environments[row.owner][row.str_key] = row.str_value or ""
-    return dict(environments)
+def fetch_launch_details(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> LaunchDetails:
+    """What frames of these layers, all of them of these jobs, are launched with, in one statement."""
+    jobs: dict[str, JobDetails] = {}
+    layers: dict[str, LayerDetails] = {}
+    unfit = dict.fromkeys(layer_ids, "its row, or that of its job, is gone")
+    for row in connection.execute(_LAUNCH_DETAILS, {"jobs": sorted(job_ids), "layers": sorted(layer_ids)}):
+        variables = row.environment or {}
+        if row.layer_id is None:
+            log_dir, loki_url = row.str_log_dir or "", row.str_loki_url or ""
+            jobs[row.job_id] = JobDetails(row.str_shot, row.str_user, row.int_uid, log_dir, loki_url, variables)
+            continue
+        if row.job_id not in jobs:
+            continue
+        layer = LayerDetails(row.str_cmd, row.str_range, row.int_chunk_size, variables)
+        try:
+            check_layer(row.layer_id, layer)
+        except InvalidInput as error:
+            unfit[row.layer_id] = str(error)
+        else:
+            layers[row.layer_id] = layer
+            del unfit[row.layer_id]
+    return LaunchDetails(jobs, layers, unfit)

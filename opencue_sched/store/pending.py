@@ -152,8 +152,8 @@ _PENDING_JOBS = f"""
     SELECT j.*, used.cores AS job_cores, used.gpus AS job_gpus,
            COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
     FROM (
-        SELECT j.pk_job, j.str_name, j.pk_show, j.str_show, j.pk_facility, j.pk_folder, j.pk_dept, j.str_shot,
-               j.str_user, j.int_uid, j.str_log_dir, j.str_os, j.str_loki_url, j.ts_started,
+        SELECT j.pk_job, j.str_name, j.pk_show, j.str_show, j.pk_facility, j.pk_folder, j.pk_dept, j.str_os,
+               j.ts_started,
                r.int_priority, r.int_max_cores, r.int_max_gpus,
                f.int_max_cores AS folder_max_cores, f.int_max_gpus AS folder_max_gpus
         FROM job j JOIN show s USING (pk_show)
@@ -215,7 +215,7 @@ _PENDING_JOBS = f"""
 # time is turned into seconds by itself: neither side of this connection can subtract infinite dates.
 _WAITING_LAYERS = f"""
     WITH found AS MATERIALIZED (
-        SELECT c.turn, wanted.place, l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size,
+        SELECT c.turn, wanted.place, l.pk_layer, l.pk_job, l.str_name,
                l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count, {_VERSION} AS version, {_KIND} AS kind,
                ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)

@@ -58,9 +58,6 @@ def make_layer(
     values: dict[str, Any] = {
         "id": layer_id,
         "name": layer_id,
-        "command": "render #IFRAME#",
-        "frame_range": f"1-{max(1, frames)}",
-        "chunk_size": 1,
         "cores_min_centicores": int(cores * 100),
         "cores_max_centicores": 0,
         "memory_min_kb": int(memory_gib * GIB),
@@ -83,12 +80,7 @@ def make_job(job_id: str = "j1", layers: Sequence[Layer] = (), **changes: Any) -
         "show_name": "show",
         "folder_id": "folder",
         "dept_id": "dept",
-        "shot": "shot",
-        "user": "user",
-        "uid": 1000,
-        "log_dir": "/logs",
         "os_name": "linux",
-        "loki_url": None,
         "layers": tuple(layers),
     }
     return Job(**(values | changes))

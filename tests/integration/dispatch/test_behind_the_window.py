@@ -55,7 +55,7 @@ def make_rows_bad(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(
             text(
-                "UPDATE layer SET int_chunk_size = 0 WHERE pk_job IN "
+                "UPDATE layer SET int_mem_min = 1::bigint << 55 WHERE pk_job IN "
                 "(SELECT pk_job FROM job_resource WHERE int_priority = 100)"
             )
         )

@@ -111,27 +111,20 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
             tags="general | fast",
             services="nuke, shell",
             threadable=False,
-            command="render #IFRAME#",
             limits=[limit, limit],
             name="beauty",
         )
-        ids = farm.job([spec], shot="sh1", user="jo", uid=501, log_dir="/logs", os="rocky9", priority=7)
+        ids = farm.job([spec], os="rocky9", priority=7)
 
         found = gathered(connection, cluster_of(farm), settings)
 
     job = found.snapshot.work[0].jobs[0]
-    expected = (ids.id, ids.name, ids.show.name, "sh1", "jo", 501, "/logs", "rocky9", ids.folder_id)
-    assert expected == (
-        *(job.id, job.name, job.show_name, job.shot, job.user, job.uid, job.log_dir, job.os_name),
-        job.folder_id,
-    )
+    expected = (ids.id, ids.name, ids.show.name, "rocky9", ids.folder_id)
+    assert expected == (job.id, job.name, job.show_name, job.os_name, job.folder_id)
     (layer,) = job.layers
     assert layer == Layer(
         id=ids.layers[0].id,
         name="beauty",
-        command="render #IFRAME#",
-        frame_range="1-10",
-        chunk_size=5,
         cores_min_centicores=250,
         cores_max_centicores=800,
         memory_min_kb=3 * 1024 * 1024,
@@ -189,11 +182,9 @@ def test_a_frame_waits_since_it_last_became_eligible(engine: Engine, settings: S
 def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
-        chunk, command, caps, range_, good = farm.jobs([JobSpec([LayerSpec(), LayerSpec()]) for _ in range(5)])
-        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_layer = :l"), {"l": chunk.layers[1].id})
-        connection.execute(text("UPDATE layer SET str_cmd = '  ' WHERE pk_layer = :l"), {"l": command.layers[0].id})
+        memory, caps, good = farm.jobs([JobSpec([LayerSpec(), LayerSpec()]) for _ in range(3)])
         connection.execute(
-            text("UPDATE layer SET str_range = '1-5,7..' WHERE pk_layer = :l"), {"l": range_.layers[1].id}
+            text("UPDATE layer SET int_mem_min = :m WHERE pk_layer = :l"), {"m": 2**55, "l": memory.layers[1].id}
         )
         connection.execute(text("DELETE FROM job_resource WHERE pk_job = :j"), {"j": caps.id})
 
@@ -201,11 +192,10 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
 
     reasons = {bad.job_id: bad.detail for bad in found.bad_layers}
     assert job_ids(found) == [good.id]
-    assert reasons.keys() == {chunk.id, command.id, caps.id, range_.id}
-    assert chunk.layers[1].id in reasons[chunk.id]
-    assert "int_chunk_size is 0" in reasons[chunk.id]
-    assert "str_cmd" in reasons[command.id]
-    assert "'7..' does not parse" in reasons[range_.id]
+    assert reasons.keys() == {memory.id, caps.id}
+    assert memory.layers[1].id in reasons[memory.id]
+    assert f"int_mem_min is {2**55}" in reasons[memory.id]
+    assert "job_resource" in reasons[caps.id]
     assert found.snapshot.caps.keys() == {good.id}
 
 
@@ -264,7 +254,7 @@ def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settin
     with engine.begin() as connection, structlog.testing.capture_logs() as logs:
         farm = Farm(connection)
         job = farm.job()
-        connection.execute(text("UPDATE layer SET int_chunk_size = -1"))
+        connection.execute(text("UPDATE layer SET int_mem_min = :m"), {"m": 2**55})
         cluster, facts = cluster_of(farm), check_schema(connection)
 
         found = [gather_one(connection, cluster, settings, facts) for _ in range(3)]

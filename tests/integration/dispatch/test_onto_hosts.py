@@ -311,6 +311,28 @@ def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
         assert {frame.job_id for _, frame in here.sent()} == {good.id}
 
 
+@pytest.mark.parametrize("rows", ["int_chunk_size = 0", "str_cmd = ' '", "str_range = '1-5,7..'"])
+def test_a_layer_that_cannot_be_launched_costs_nobody_else_a_frame(
+    engine: Engine, settings: Settings, rows: str
+) -> None:
+    with site(engine, settings, [machine("one", cores=4)]) as here:
+        # given a host with cores for one job, whose first layer makes no sense, and work behind it
+        mixed = here.job([LayerSpec(frames=4), LayerSpec(frames=2)], priority=300)
+        behind = here.job([LayerSpec(frames=2)])
+        bad, good = mixed.layers
+        here.execute(f"UPDATE layer SET {rows} WHERE pk_layer = '{bad.id}'")  # noqa: S608 - our own constants
+        # when a pass meets it
+        (report,) = here.passes()
+        # then it says why it is not booked, nothing of it is counted, and the next pass comes at once
+        (verdict,) = [it for it in report.verdicts if it.layer_id == bad.id]
+        assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.FAILED, 0, 4)
+        assert any(word in verdict.detail for word in ("int_chunk_size is 0", "str_cmd is empty", "'7..' does not"))
+        assert report.frames_booked == 0
+        assert report.go_on
+        # and all else runs, the other layer of its job too
+        assert Counter(frame.layer_id for _, frame in here.sent()) == {good.id: 2, behind.layers[0].id: 2}
+
+
 def test_a_job_that_the_hosts_refuse_keeps_none_of_them_from_other_jobs(
     engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

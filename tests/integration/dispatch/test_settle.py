@@ -23,6 +23,7 @@ from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.settle import SettleReport, booking_of, settle
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
@@ -32,8 +33,9 @@ from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, look
-from opencue_sched.rqd.launch import launch_all, launch_requests
+from opencue_sched.rqd.launch import LaunchOutcome, LaunchRequest, launch_all, launch_requests
 from opencue_sched.settings import Settings
+from opencue_sched.store.booking import fetch_launch_details
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, gather_one
@@ -47,15 +49,19 @@ class Booked:
     """Frames of one job that are booked and committed, one per simulated host, but not launched."""
 
     committed: list[PlannedProc]
+    details: LaunchDetails
     hosts: dict[str, HostIds]
     ledger: Ledger
     engine: Engine
     settings: Settings
 
+    def requests(self, procs: Sequence[PlannedProc]) -> tuple[list[LaunchRequest], list[LaunchOutcome]]:
+        return launch_requests(procs, self.details, self.settings)
+
     def launch_and_settle(
         self, channels: RqdChannels, undo: Callable[..., Collection[str]] = undo_bookings
     ) -> SettleReport:
-        requests, failed = launch_requests(self.committed, {}, self.settings)
+        requests, failed = self.requests(self.committed)
         assert not failed
         outcomes = launch_all(channels, requests)
         with patch.object(settle_module, "undo_bookings", undo):
@@ -117,8 +123,10 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
     patient = settings.accounting.model_copy(update={"commit_deadline": 60.0})
     result = commit_plan(engine, plan, answers.caps, settings.model_copy(update={"accounting": patient}), facts=facts)
     assert len(result.committed) == len(plan), result
+    with engine.connect() as connection:
+        details = fetch_launch_details(connection, {job.id}, {layer.id})
     try:
-        yield Booked(result.committed, hosts, ledger, engine, settings)
+        yield Booked(result.committed, details, hosts, ledger, engine, settings)
     finally:
         client.close()
 
@@ -191,7 +199,7 @@ def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
 ) -> None:
     # given a host on which the frame still runs for a proc that no longer exists
     proc = booked.on("sim0001")
-    (old,), _ = launch_requests([replace(proc, proc_id="gone")], {}, booked.settings)
+    (old,), _ = booked.requests([replace(proc, proc_id="gone")])
     assert launch_all(channels, [old])[0].error is None
     eventually(lambda: farm.host("sim0001").listed(proc.frame.id))
 
@@ -223,7 +231,7 @@ def test_a_newer_run_of_the_frame_is_not_killed_for_a_proc_that_somebody_release
             text("UPDATE proc SET pk_proc = :newer WHERE pk_proc = :old"),
             {"newer": newer.proc_id, "old": proc.proc_id},
         )
-    (other,), _ = launch_requests([newer], {}, booked.settings)
+    (other,), _ = booked.requests([newer])
     assert launch_all(channels, [other])[0].error is None
     eventually(lambda: farm.host("sim0001").listed(newer.frame.id))
 

@@ -385,7 +385,7 @@ def test_every_metric_of_ours_moves(runtime: Process, census: FleetCensus, engin
         bad = farm.job()
         folder = farm.folder(show.id, "capped", max_cores=100, max_gpus=2)
         farm.job([LayerSpec(frames=1, limits=[farm.limit("licence", 5)])], folder_id=folder, paused=True)
-        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": bad.id})
+        connection.execute(text("UPDATE layer SET int_mem_min = :m WHERE pk_job = :job"), {"m": 2**55, "job": bad.id})
 
     _fleet(runtime, redis_client)
     census.look_at_queues()

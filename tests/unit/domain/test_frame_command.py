@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,8 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.frame_command import (
     RESERVED_VARIABLES,
     TOKENS,
+    JobDetails,
+    LayerDetails,
     command_line,
     environment,
     memory_limit,
@@ -24,20 +28,17 @@ from opencue_sched.errors import InvalidInput
 COMMAND = "render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#"
 
 
-def planned(
-    command: str = COMMAND,
-    *,
-    number: int = 11,
-    frame_range: str = "1-19x2",
-    chunk_size: int = 3,
-    layer_name: str = "render",
-) -> PlannedProc:
+JOB = JobDetails("shot", "user", 1000, "/shots/show/shot/logs", "", environment={})
+
+
+def details(command: str = COMMAND, *, frame_range: str = "1-19x2", chunk_size: int = 3) -> LayerDetails:
+    return LayerDetails(command, frame_range, chunk_size, environment={})
+
+
+def planned(*, number: int = 11, layer_name: str = "render") -> PlannedProc:
     layer = Layer(
         id="layer-id",
         name=layer_name,
-        command=command,
-        frame_range=frame_range,
-        chunk_size=chunk_size,
         cores_min_centicores=100,
         cores_max_centicores=0,
         memory_min_kb=4_194_304,
@@ -56,12 +57,7 @@ def planned(
         show_name="show",
         folder_id="folder-id",
         dept_id="dept-id",
-        shot="shot",
-        user="user",
-        uid=1000,
-        log_dir="/shots/show/shot/logs",
         os_name=None,
-        loki_url=None,
         layers=(layer,),
     )
     host = Host("host-id", "host", "facility-id", "alloc-id", frozenset(), (), ThreadMode.AUTO, 800, 800, 1, 1)
@@ -91,7 +87,7 @@ def planned(
     ],
 )
 def test_every_token(token: str, word: str) -> None:
-    assert command_line(planned(f"a {token} b{token}")) == f"a {word} b{word}"
+    assert command_line(planned(), details(f"a {token} b{token}")) == f"a {word} b{word}"
 
 
 def test_all_tokens_are_tested_above() -> None:
@@ -99,17 +95,17 @@ def test_all_tokens_are_tested_above() -> None:
 
 
 def test_a_negative_frame_is_padded_like_its_name() -> None:
-    proc = planned("#ZFRAME# #IFRAME# #FRAME#", number=-1, frame_range="-1")
-    assert command_line(proc) == "-001 -1 -001-render"
+    layer = details("#ZFRAME# #IFRAME# #FRAME#", frame_range="-1")
+    assert command_line(planned(number=-1), layer) == "-001 -1 -001-render"
 
 
 def test_names_are_put_in_literally() -> None:
     # Upstream reads the replacement as a pattern: "$1" and backslashes in a name break the command.
-    assert command_line(planned("#LAYER#", layer_name=r"a$1\2")) == r"a$1\2"
+    assert command_line(planned(layer_name=r"a$1\2"), details("#LAYER#")) == r"a$1\2"
 
 
 def test_a_command_without_tokens_and_an_unknown_token_stay_as_they_are() -> None:
-    assert command_line(planned("echo '#nothing' #FRAMES# 100%")) == "echo '#nothing' #FRAMES# 100%"
+    assert command_line(planned(), details("echo '#nothing' #FRAMES# 100%")) == "echo '#nothing' #FRAMES# 100%"
 
 
 @pytest.mark.parametrize(
@@ -129,23 +125,22 @@ def test_unknown_tokens(command: str, unknown: tuple[str, ...]) -> None:
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=6))
 def test_no_token_is_left_after_substitution(tokens: list[str]) -> None:
-    assert "#" not in command_line(planned(" ".join(tokens)))
+    assert "#" not in command_line(planned(), details(" ".join(tokens)))
 
 
 def test_the_command_line_of_a_planned_frame() -> None:
-    assert command_line(planned()) == "render -f 0011 -s 11-15x2 -e 15 -o render.11"
-    assert (
-        command_line(planned(number=-1, frame_range="-1-3", chunk_size=1)) == "render -f -001 -s -1 -e -1 -o render.-1"
-    )
+    assert command_line(planned(), details()) == "render -f 0011 -s 11-15x2 -e 15 -o render.11"
+    one_by_one = details(frame_range="-1-3", chunk_size=1)
+    assert command_line(planned(number=-1), one_by_one) == "render -f -001 -s -1 -e -1 -o render.-1"
 
 
 def test_a_frame_outside_its_layers_range_is_refused() -> None:
     with pytest.raises(InvalidInput, match="frame 12 is not in the frame range"):
-        command_line(planned(number=12))
+        command_line(planned(number=12), details())
 
 
 def test_the_environment_of_a_frame() -> None:
-    assert environment(planned(), {}, {}) == {
+    assert environment(planned(), JOB, details()) == {
         "CUE3": "1",
         "CUE_THREADS": "3",
         "CUE_MEMORY": "4194304",
@@ -169,11 +164,13 @@ def test_the_environment_of_a_frame() -> None:
 
 
 def test_the_reserved_variables_are_those_that_are_set() -> None:
-    assert set(environment(planned(), {}, {})) == RESERVED_VARIABLES
+    assert set(environment(planned(), JOB, details())) == RESERVED_VARIABLES
 
 
 def test_the_layers_environment_overrides_the_jobs_and_opencues_overrides_both() -> None:
-    names = environment(planned(), {"A": "job", "B": "job", "CUE3": "job"}, {"B": "layer", "CUE_JOB": "layer"})
+    job = replace(JOB, environment={"A": "job", "B": "job", "CUE3": "job"})
+    layer = replace(details(), environment={"B": "layer", "CUE_JOB": "layer"})
+    names = environment(planned(), job, layer)
     assert (names["A"], names["B"], names["CUE3"], names["CUE_JOB"]) == ("job", "layer", "1", "show-shot-user_test")
 
 

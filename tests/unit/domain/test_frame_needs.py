@@ -27,9 +27,6 @@ def layer(**changes: object) -> Layer:
     base = Layer(
         id="layer",
         name="render",
-        command="render #FRAME#",
-        frame_range="1-10",
-        chunk_size=1,
         cores_min_centicores=100,
         cores_max_centicores=0,
         memory_min_kb=1 * GIB,

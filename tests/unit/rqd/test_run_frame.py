@@ -8,6 +8,7 @@ import pytest
 from opencue_proto import rqd_pb2
 
 from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.frame_command import JobDetails, LaunchDetails, LayerDetails
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
@@ -20,9 +21,6 @@ FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)
 LAYER = Layer(
     id="L-1",
     name="beauty",
-    command="render #ZFRAME# #IFRAME# #FRAME_START# #FRAME_END# #FRAME_CHUNK# #LAYER# #JOB# #FRAMESPEC# #FRAME#",
-    frame_range="1-31x5",
-    chunk_size=3,
     cores_min_centicores=400,
     cores_max_centicores=0,
     memory_min_kb=3_355_443,
@@ -41,13 +39,22 @@ JOB = Job(
     show_name="orbit",
     folder_id="D-1",
     dept_id="P-1",
+    os_name="rocky9",
+    layers=(LAYER,),
+)
+JOB_DETAILS = JobDetails(
     shot="sh01",
     user="artist",
     uid=1007,
     log_dir="/shots/orbit/sh01/logs/orbit-sh01-artist_light_v003--J-1",
-    os_name="rocky9",
     loki_url="http://loki:3100",
-    layers=(LAYER,),
+    environment={},
+)
+LAYER_DETAILS = LayerDetails(
+    command="render #ZFRAME# #IFRAME# #FRAME_START# #FRAME_END# #FRAME_CHUNK# #LAYER# #JOB# #FRAMESPEC# #FRAME#",
+    frame_range="1-31x5",
+    chunk_size=3,
+    environment={},
 )
 HOST = Host(
     id="H-1",
@@ -76,17 +83,28 @@ PLANNED = PlannedProc(
 LEFT_TO_RQD = {"job_temp_dir", "frame_temp_dir", "log_file", "log_dir_file", "gid", "attributes", "children", "pid"}
 
 
-def build(planned: PlannedProc, job_env: dict[str, str] | None = None, **layer_env: str) -> rqd_pb2.RunFrame:
-    environments = {planned.job.id: job_env or {}, planned.layer.id: layer_env}
-    return build_run_frame(planned, environments, Settings(), now=lambda: 1_700_000_000.1239)
+def build(
+    planned: PlannedProc = PLANNED, job: JobDetails = JOB_DETAILS, layer: LayerDetails = LAYER_DETAILS
+) -> rqd_pb2.RunFrame:
+    return build_run_frame(planned, job, layer, Settings(), now=lambda: 1_700_000_000.1239)
+
+
+def details(job: JobDetails = JOB_DETAILS, layer: LayerDetails = LAYER_DETAILS) -> LaunchDetails:
+    """Of the job and layer above, and of others beside them."""
+    return LaunchDetails(
+        jobs={"J-1": job, "J-2": replace(JOB_DETAILS, environment={"A": "2"})},
+        layers={"L-1": layer, "L-2": LAYER_DETAILS},
+        unfit={},
+    )
 
 
 def test_every_field_and_every_variable() -> None:
     # given variables of the job and of the layer that clash with each other and with OpenCue's
-    job_env = {"LICENSE": "job", "QUALITY": "job", "CUE_FRAME": "job", "CUE3": "0"}
+    job = replace(JOB_DETAILS, environment={"LICENSE": "job", "QUALITY": "job", "CUE_FRAME": "job", "CUE3": "0"})
+    layer = replace(LAYER_DETAILS, environment={"QUALITY": "layer", "CUE_THREADS": "99", "PATH": "/opt/bin"})
 
     # when the message is built
-    message = build(PLANNED, job_env, QUALITY="layer", CUE_THREADS="99", PATH="/opt/bin")
+    message = build(PLANNED, job, layer)
 
     # then it is exactly this
     expected = {
@@ -143,7 +161,7 @@ def test_every_field_and_every_variable() -> None:
 
 
 def test_the_uid_is_left_out_when_the_job_has_none() -> None:
-    message = build(replace(PLANNED, job=replace(JOB, uid=None)))
+    message = build(job=replace(JOB_DETAILS, uid=None))
     assert not message.HasField("uid")
 
 
@@ -160,33 +178,34 @@ def test_the_operating_system_is_the_jobs_or_else_the_hosts_first(
 
 def test_memory_limits_follow_the_settings() -> None:
     settings = Settings(queue=Queue(frame_memory_soft_limit=1.0, frame_memory_hard_limit=3.0))
-    message = build_run_frame(PLANNED, {}, settings)
+    message = build_run_frame(PLANNED, JOB_DETAILS, LAYER_DETAILS, settings)
     assert (message.soft_memory_limit, message.hard_memory_limit) == (3_355_443, 10_066_329)
 
 
 def test_a_layer_without_threads_says_so_and_an_absent_log_server_is_empty() -> None:
-    planned = replace(PLANNED, layer=replace(LAYER, threadable=False), job=replace(JOB, loki_url=None))
-    message = build(planned)
+    message = build(replace(PLANNED, layer=replace(LAYER, threadable=False)), replace(JOB_DETAILS, loki_url=""))
     assert message.environment["CUE_THREADABLE"] == "0"
     assert message.loki_url == ""
 
 
 @pytest.mark.parametrize(
-    ("planned", "words"),
+    ("bad", "words"),
     [
-        (replace(PLANNED, layer=replace(LAYER, frame_range="1-x")), "1-x"),
-        (replace(PLANNED, layer=replace(LAYER, frame_range="1-10")), "11"),
-        (replace(PLANNED, job=replace(JOB, uid=2**40)), "0011-beauty"),
+        (details(layer=replace(LAYER_DETAILS, frame_range="1-x")), "1-x"),
+        (details(layer=replace(LAYER_DETAILS, frame_range="1-10")), "11"),
+        (details(job=replace(JOB_DETAILS, uid=2**40)), "0011-beauty"),
     ],
 )
-def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> None:
-    # given one proc that cannot be described to RQD, beside one that can
+def test_what_makes_no_sense_fails_alone(bad: LaunchDetails, words: str) -> None:
+    # given one proc that cannot be described to RQD, beside one of another job that can
+    good = replace(PLANNED, job=replace(JOB, id="J-2"), layer=replace(LAYER, id="L-2"))
     # when requests are built for both
-    requests, failed = launch_requests([planned, PLANNED], {}, Settings())
+    requests, failed = launch_requests([PLANNED, good], bad, Settings())
 
     # then the good one goes out and the bad one is a definite failure that says why
-    assert [request.run_frame.frame_id for request in requests] == ["F-1"]
+    assert [request.run_frame.job_id for request in requests] == ["J-2"]
     (outcome,) = failed
+    assert outcome.request.run_frame.job_id == "J-1"
     assert (outcome.sends, outcome.request.host_name) == (0, "render042")
     assert words in str(outcome.error)
     assert str(outcome.error).startswith(
@@ -195,11 +214,18 @@ def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> No
 
 
 def test_requests_carry_the_environment_of_their_own_job_and_layer() -> None:
-    environments = {"J-1": {"A": "1"}, "J-2": {"A": "2"}, "L-1": {"B": "1"}}
-    (request,), failed = launch_requests([PLANNED], environments, Settings())
+    own = details(replace(JOB_DETAILS, environment={"A": "1"}), replace(LAYER_DETAILS, environment={"B": "1"}))
+    (request,), failed = launch_requests([PLANNED], own, Settings())
     assert not failed
     assert (request.host_name, request.run_frame.environment["A"], request.run_frame.environment["B"]) == (
         "render042",
         "1",
         "1",
     )
+
+
+def test_a_dry_run_asks_for_no_details() -> None:
+    (request,), failed = launch_requests([PLANNED], None, Settings())
+    assert not failed
+    ref = request.ref
+    assert (ref.host_name, ref.frame_id, ref.proc_id) == ("render042", "F-1", PLANNED.proc_id)
