@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 
 from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.caps import check_ids as check_ids
 from opencue_sched.errors import InvalidInput
 
 SEQ = "acct:seq"
@@ -158,9 +159,6 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
 # An *entry* is one line of text, ``cores|gpus|show|alloc|folder|job|layer|dept|limit,limit`` with the limits sorted, so
 # that two entries say the same exactly when they are the same text. A *record* is an entry with its state.
 
-SEPARATORS = frozenset("|,:")
-"""What no id in an entry, or in a vertex's key, may contain."""
-
 _RECORD = re.compile(r"1\|([FC])\|([0-9]+)\|([0-9]{1,15})\|([^|]*)\|([^|]*(?:\|[^|]*){8})")
 
 
@@ -188,13 +186,6 @@ class Booking:
         v = self.vertices
         ids = (v.show_id, v.alloc_id, v.folder_id, v.job_id, v.layer_id, v.dept_id)
         return f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
-
-
-def check_ids(*ids: str) -> None:
-    """Raise InvalidInput for an id that an entry of the ledger would show as two."""
-    for it in ids:
-        if not SEPARATORS.isdisjoint(it):
-            raise InvalidInput(f"the id {it!r} contains one of | , : and cannot be booked")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from opencue_sched.accounting.consistency import ConsistencyCheck, check_consist
 from opencue_sched.accounting.damage import close_store
 from opencue_sched.accounting.differences import Pass, find_differences
 from opencue_sched.accounting.foreign_decrements import reseed_booked
-from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, amounts
+from opencue_sched.accounting.keys import Booking, EntryState, amounts
 from opencue_sched.accounting.ledger import Cause, Change, Ledger, answering
 from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
 from opencue_sched.clock import boot_clock
-from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.caps import SEPARATORS, Vertices
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import StoreDamaged
 from opencue_sched.store import accounting as store

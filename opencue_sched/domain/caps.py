@@ -6,6 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opencue_sched.errors import InvalidInput
+
+SEPARATORS = frozenset("|,:")
+"""What no id in an entry of the ledger, or in a vertex's key, may contain."""
+
+
+def check_ids(*ids: str) -> None:
+    """Raise InvalidInput for an id that an entry of the ledger would show as two."""
+    for row_id in ids:
+        if not SEPARATORS.isdisjoint(row_id):
+            raise InvalidInput(f"the id {row_id!r} contains one of | , : and cannot be booked")
+
 
 @dataclass(frozen=True, slots=True)
 class Vertices:

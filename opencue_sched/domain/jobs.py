@@ -16,7 +16,8 @@ class Frame:
 
     ``waited_seconds``: from when it last became eligible to run until it was gathered, by the database's clock; None
     where the database has no such time. ``memory_kb``: what it asks for by itself, where that may be more than its
-    layer does.
+    layer does. ``waiting_since``: when it last became eligible to run, in epoch seconds of the database's clock; None
+    where the database has no such time.
     """
 
     id: str
@@ -25,6 +26,7 @@ class Frame:
     version: int | None
     waited_seconds: float | None = None
     memory_kb: int | None = None
+    waiting_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Layer:
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
     meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
     ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
-    ``run_seconds`` is the mean run time of its frames that succeeded; None while none has.
+    ``run_seconds`` is the mean run time of its frames that succeeded; None while none has. ``starts_at``: when it may
+    start, in epoch seconds of the database's clock, where that lay ahead when it was read; infinity for never.
     """
 
     id: str
@@ -53,11 +56,17 @@ class Layer:
     limit_ids: tuple[str, ...] = ()
     kind: str = ""
     run_seconds: float | None = None
+    dispatch_order: int = 0
+    starts_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pending job with its bookable layers in dispatch order."""
+    """A pending job with its bookable layers in dispatch order.
+
+    ``started_at`` and ``quarantined_until`` are epoch seconds of the database's clock: 0 where it has no such time, and
+    None where no quarantine's end lay ahead when the job was read.
+    """
 
     id: str
     name: str
@@ -67,3 +76,7 @@ class Job:
     dept_id: str
     os_name: str | None
     layers: tuple[Layer, ...]
+    facility_id: str = ""
+    priority: int = 1
+    started_at: float = 0.0
+    quarantined_until: float | None = None

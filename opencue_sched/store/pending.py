@@ -58,12 +58,12 @@ _NOT_SKIPPED = f"""(c.turn, l.pk_layer, {_VERSION}) NOT IN (
 # A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules) frees the frame up to a
 # second before it writes the delay, and may drop that write: until then nobody knows whether the frame may start. A
 # date far off says nothing.
-_DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
+DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
                      BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
 _MAY_START = f"""{_NOT_SKIPPED}
           AND (cardinality(CAST(:uncounted AS bigint[])) = 0 OR EXISTS (
               SELECT 1 FROM frame
-              WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {_DELAY_MAY_COME}
+              WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {DELAY_MAY_COME}
           ))
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
@@ -77,9 +77,10 @@ _CLUSTERS = """(
              WITH ORDINALITY AS it(show_id, facility_id, tags, shard, draw, headroom, turn)
     ) c"""
 QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-SWITCHED_ON = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
-          AND s.b_active AND s.b_scheduler_managed
-          AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused"""
+JOB_SWITCHED_ON = "j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book"
+SHOW_IS_OURS = "s.b_active AND s.b_scheduler_managed"
+SHOW_SWITCHED_ON = "s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused"
+SWITCHED_ON = f"{JOB_SWITCHED_ON} AND {SHOW_IS_OURS} AND {SHOW_SWITCHED_ON}"
 MAY_BE_BOOKED = f"""{SWITCHED_ON}
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""  # noqa: S608
 SOME_WORK = f"""EXISTS (SELECT FROM job j JOIN show s USING (pk_show) JOIN layer_stat ls USING (pk_job)
@@ -90,15 +91,15 @@ LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
 _SHARES = text(
-    """
+    f"""
     SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.pk_facility AS facility_id,
-           sub.int_burst AS burst_centicores, sub.int_size AS size_centicores,
+           sub.int_burst AS burst_centicores, sub.int_size AS size_centicores, {SHOW_SWITCHED_ON} AS may_book,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now
     FROM subscription sub JOIN alloc a USING (pk_alloc)
-    JOIN show s ON s.pk_show = sub.pk_show AND s.b_active AND s.b_scheduler_managed
+    JOIN show s ON s.pk_show = sub.pk_show AND {SHOW_IS_OURS}
     WHERE CAST(:shows AS varchar[]) IS NULL OR sub.pk_show = ANY(CAST(:shows AS varchar[]))
     ORDER BY a.str_name
-    """
+    """  # noqa: S608 - only our own constants
 )
 
 # A draw (Efraimidis and Spirakis): key = u^(1/priority), the largest first, of which ln(u)/priority has the order. u is
@@ -245,7 +246,7 @@ _WAITING_LAYERS = f"""
                    ) AS waited,
                    row_number() OVER (ORDER BY int_dispatch_order, int_layer_order, pk_frame) AS turn
             FROM frame
-            WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {_DELAY_MAY_COME}
+            WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND NOT {DELAY_MAY_COME}
             ORDER BY int_dispatch_order, int_layer_order, pk_frame
             LIMIT (SELECT LEAST(:most_frames, GREATEST(:max_frames, :most_frames / GREATEST(1, count(*)))) FROM found)
         ) f
@@ -255,7 +256,7 @@ _WAITING_LAYERS = f"""
         SELECT CAST(min(extract(epoch FROM frame.ts_updated + interval '2 seconds' - now())) AS float8) AS back_in
         FROM frame
         WHERE cardinality(CAST(:uncounted AS bigint[])) > 0
-          AND frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND {_DELAY_MAY_COME}
+          AND frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING' AND {DELAY_MAY_COME}
     ) held
     ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants
@@ -345,7 +346,8 @@ def fetch_waiting_work(
 
 def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None) -> Sequence[Row[Any]]:
     """Every subscription of these shows, or of all, that are active and managed, in any facility (``show_id``,
-    ``alloc_id``, ``facility_id``, ``burst_centicores``, ``size_centicores``), and the database's clock (``now``)."""
+    ``alloc_id``, ``facility_id``, ``burst_centicores``, ``size_centicores``; ``may_book``: the show is neither paused
+    nor are its booking or its dispatch switched off), and the database's clock (``now``)."""
     return connection.execute(_SHARES, {"shows": None if show_ids is None else list(show_ids)}).all()
 
 

@@ -1,0 +1,353 @@
+"""What waits, for the backlog that a process keeps in memory: the layers, their first frames, and row versions.
+
+A layer is listed as long as frames of it wait and its job may run, whether or not a pass could book one of them now:
+the flags of its show, a quarantine and a start that lies ahead are kept by whoever reads this. All times are epoch
+seconds of the database's clock; each is turned into seconds by itself, since it may be infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row
+
+from opencue_sched.domain.caps import check_ids
+from opencue_sched.domain.clusters import normalise_tags
+from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.shards import BUCKETS
+from opencue_sched.domain.units import INT_MAX, MOST_KB
+from opencue_sched.errors import InvalidInput
+from opencue_sched.store.hosts import log_bad_row
+from opencue_sched.store.pending import DELAY_MAY_COME, JOB_SWITCHED_ON, SHOW_IS_OURS
+from opencue_sched.store.schema import SchemaFacts, with_start_after
+
+_MOST = {
+    "int_cores_min": INT_MAX,
+    "int_mem_min": MOST_KB,
+    "int_gpus_min": INT_MAX,
+    "int_gpu_mem_min": MOST_KB,
+}
+"""What a frame can ask for at most, by column of layer; its other numbers fit into any counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLayer:
+    """A layer with waiting frames, none of which was read."""
+
+    job: Job
+    """One object for all layers of a job that were read together."""
+    layer: Layer
+    version: str
+    """Another text whenever something else of the two may have changed than the count of waiting frames and the mean
+    run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLayer:
+    """A layer with waiting frames whose row, or whose job's, makes no sense."""
+
+    job_id: str
+    layer_id: str
+    show_id: str
+    waiting: int
+    """Frames that wait."""
+    why: str
+    version: str
+    """As WaitingLayer's: the row may have been mended when it is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogRows:
+    """What a read of layers found, in no order."""
+
+    layers: list[WaitingLayer]
+    bad: list[BadLayer]
+
+
+class LayerVersion(NamedTuple):
+    """What tells whether a layer has to be read again."""
+
+    layer_id: str
+    waiting_frames: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The first waiting frames of a layer, in dispatch order."""
+
+    layer_id: str
+    waiting_frames: int
+    """What the layer's counter said in the same snapshot."""
+    frames: tuple[Frame, ...]
+    back_in: float | None
+    """Seconds until a frame may start that waits for the delay of its layer; None without one among the first."""
+
+
+# The limits of a layer, or NULL: few have any, and PostgreSQL can tell these by a hash of all.
+_LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer)
+                THEN ARRAY(SELECT DISTINCT ll.pk_limit_record
+                           FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
+                           WHERE ll.pk_layer = l.pk_layer ORDER BY ll.pk_limit_record) END"""
+# The version: xmin is another after every UPDATE of a row, whoever makes it. Of job_resource only the priority is kept,
+# and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
+_VERSION = f"""concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
+                       extract(epoch FROM q.until), ':', array_to_string({_LIMIT_IDS}, ' '))"""
+# All that a version is made of, of the layers ``ls`` that some condition names.
+_WAITING = f"""
+    JOIN layer l ON l.pk_layer = ls.pk_layer
+    JOIN job j ON j.pk_job = l.pk_job
+    JOIN show s ON s.pk_show = j.pk_show
+    LEFT JOIN job_resource r ON r.pk_job = j.pk_job
+    LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+    LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
+    {{usage}}
+    WHERE ls.int_waiting_count > 0 AND {JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
+      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
+"""
+_COLUMNS = f"""
+    SELECT l.pk_layer, l.pk_job, l.str_name, l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min,
+           l.int_gpus_min, l.int_gpu_mem_min, l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count,
+           {_LIMIT_IDS} AS limit_ids, {_VERSION} AS version,
+           CASE WHEN {{starts}} > now() THEN CAST(extract(epoch FROM {{starts}}) AS double precision) END AS starts_at,
+           CASE WHEN u.int_frame_success_count > 0
+                THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds,
+           j.str_name AS job_name, j.pk_show, j.str_show, j.pk_facility, j.pk_folder, j.pk_dept, j.str_os,
+           r.int_priority, f.pk_folder IS NOT NULL AS has_folder_caps,
+           CAST(extract(epoch FROM j.ts_started) AS double precision) AS started_at,
+           CASE WHEN q.until > now() THEN CAST(extract(epoch FROM q.until) AS double precision) END AS quarantined_until
+"""  # noqa: S608 - only our own constants
+_WITH_USAGE = _WAITING.format(usage="LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer")
+
+# All layers of the backlog.
+_ALL_LAYERS = f"{_COLUMNS} FROM layer_stat ls {_WITH_USAGE}"
+
+# Those of some layers, jobs and shows. Each list is looked up by an index of its own, and what it names by the primary
+# keys: from some hundred ids on PostgreSQL would rather read whole tables, in which finished jobs stay for weeks.
+_NAMED_LAYERS = f"""
+    SELECT set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true),
+           set_config('jit', 'off', true);
+    WITH named AS MATERIALIZED (
+        SELECT pk_layer FROM unnest(CAST(:layers AS varchar[])) AS named(pk_layer)
+        UNION
+        SELECT of_job.pk_layer
+        FROM unnest(CAST(:jobs AS varchar[])) AS named(pk_job)
+        JOIN layer_stat of_job ON of_job.pk_job = named.pk_job AND of_job.int_waiting_count > 0
+        UNION
+        SELECT of_job.pk_layer
+        FROM unnest(CAST(:shows AS varchar[])) AS named(pk_show)
+        JOIN job j ON j.pk_show = named.pk_show AND {JOB_SWITCHED_ON}
+        JOIN layer_stat of_job ON of_job.pk_job = j.pk_job AND of_job.int_waiting_count > 0
+    )
+    {_COLUMNS} FROM named JOIN layer_stat ls ON ls.pk_layer = named.pk_layer {_WITH_USAGE}
+"""  # noqa: S608 - only our own constants
+
+# The versions of all layers of the backlog whose ids are in some buckets, by the first byte of their MD5.
+_VERSIONS = f"""
+    SELECT ls.pk_layer, ls.int_waiting_count, {_VERSION} FROM layer_stat ls {_WAITING.format(usage="")}
+      AND (CAST(:buckets AS integer[]) IS NULL
+           OR get_byte(decode(left(md5(ls.pk_layer), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
+"""  # noqa: S608 - only our own constants
+
+# The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
+# dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
+# of waiting frames has the order but for the id: what is read ends with the last frame wanted. Of frames that wait for
+# the delay of their layer the first ones are looked at, which are all where the portion has fewer than it may have.
+_PORTIONS = f"""
+    SELECT l.pk_layer, ls.int_waiting_count, waiting.*, held.back_in
+    FROM unnest(CAST(:layers AS varchar[]), CAST(:most AS int[])) AS wanted(pk_layer, most)
+    JOIN layer l ON l.pk_layer = wanted.pk_layer
+    JOIN layer_stat ls ON ls.pk_layer = wanted.pk_layer
+    CROSS JOIN LATERAL (
+        SELECT array_agg(f.pk_frame) AS ids, array_agg(f.str_name) AS names, array_agg(f.int_number) AS numbers,
+               array_agg(f.int_version) AS versions, array_agg(f.since) AS since,
+               array_agg((SELECT asked.memory_kb FROM opencue_sched_frame_memory asked
+                          WHERE asked.pk_frame = f.pk_frame)) AS memory
+        FROM (
+            SELECT pk_frame, str_name, int_number, int_version,
+                   CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision) AS since
+            FROM frame
+            WHERE frame.pk_layer = wanted.pk_layer AND frame.str_state = 'WAITING' AND NOT {DELAY_MAY_COME}
+            ORDER BY int_dispatch_order, int_layer_order, pk_frame
+            LIMIT wanted.most
+        ) f
+    ) waiting
+    LEFT JOIN LATERAL (
+        SELECT CAST(min(extract(epoch FROM frame.ts_updated + interval '2 seconds' - now()))
+                    FILTER (WHERE {DELAY_MAY_COME}) AS double precision) AS back_in
+        FROM (
+            SELECT int_exit_status, ts_updated
+            FROM frame
+            WHERE frame.pk_layer = wanted.pk_layer AND frame.str_state = 'WAITING'
+            ORDER BY int_dispatch_order, int_layer_order, pk_frame
+            LIMIT wanted.most
+        ) frame
+    ) held ON cardinality(CAST(:uncounted AS bigint[])) > 0
+"""  # noqa: S608 - only our own constants
+
+
+def fetch_layers(
+    connection: Connection,
+    facts: SchemaFacts,
+    *,
+    facilities: Sequence[str] | None,
+    layer_ids: Collection[str] | None = None,
+    job_ids: Collection[str] = (),
+    show_ids: Collection[str] = (),
+) -> BacklogRows:
+    """All layers of the backlog in ``facilities``, or anywhere; those of these ids, jobs and shows where any are named.
+    One that is named and absent has no waiting frame, or its job may not run.
+
+    Naming some switches sequential scans off for the rest of the transaction. A row that makes no sense costs its own
+    layer, one of a job that job's.
+    """
+    parameters: dict[str, Any] = {"facilities": facilities}
+    if layer_ids is None and not job_ids and not show_ids:
+        statement = with_start_after(_ALL_LAYERS, facts.has_start_after)
+    elif layer_ids or job_ids or show_ids:
+        parameters |= {"layers": list(layer_ids or ()), "jobs": list(job_ids), "shows": list(show_ids)}
+        statement = with_start_after(_NAMED_LAYERS, facts.has_start_after)
+    else:
+        return BacklogRows([], [])
+    return _backlog_rows(connection.execute(statement, parameters))
+
+
+def fetch_versions(
+    connection: Connection, facts: SchemaFacts, *, facilities: Sequence[str] | None, buckets: Collection[int]
+) -> list[LayerVersion]:
+    """The versions of all layers that fetch_layers() would list whose ids are in these buckets (domain/shards.py)."""
+    wanted = None if len(buckets) == BUCKETS else sorted(buckets)
+    statement = with_start_after(_VERSIONS, facts.has_start_after)
+    rows = connection.execute(statement, {"facilities": facilities, "buckets": wanted})
+    return [LayerVersion(*row) for row in rows]
+
+
+def fetch_portions(
+    connection: Connection, facts: SchemaFacts, wanted: Mapping[str, int], *, uncounted: Collection[int] = ()
+) -> list[Portion]:
+    """Of each layer id in ``wanted`` the first so many waiting frames; a layer that is gone has no portion.
+
+    A frame that ended with an exit status among ``uncounted`` is left out for two seconds: the delay of its layer may
+    be about to be written.
+    """
+    if not wanted:
+        return []
+    parameters = {"layers": list(wanted), "most": list(wanted.values()), "uncounted": list(uncounted)}
+    rows = connection.execute(with_start_after(_PORTIONS, facts.has_start_after), parameters)
+    return [
+        Portion(
+            row.pk_layer,
+            row.int_waiting_count,
+            ()
+            if row.ids is None
+            else tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.since, row.memory)),
+            row.back_in,
+        )
+        for row in rows
+    ]
+
+
+def _backlog_rows(rows: Iterable[Row[Any]]) -> BacklogRows:
+    jobs: dict[str, Job | str] = {}
+    found = BacklogRows([], [])
+    for row in rows:
+        job = jobs.get(row.pk_job)
+        if job is None:
+            job = jobs[row.pk_job] = _job_or_why(row)
+        layer = job if isinstance(job, str) else _layer_or_why(row)
+        if isinstance(job, Job) and isinstance(layer, Layer):
+            found.layers.append(WaitingLayer(job, layer, row.version))
+        else:
+            bad = row.pk_job, row.pk_layer, row.pk_show, row.int_waiting_count, str(layer), row.version
+            found.bad.append(BadLayer(*bad))
+    return found
+
+
+def _job_or_why(row: Row[Any]) -> Job | str:
+    """The job, or why its rows make no sense."""
+    try:
+        return _job(row)
+    except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+        log_bad_row("job", row.pk_job, row.job_name, str(error))
+        return str(error)
+
+
+def _layer_or_why(row: Row[Any]) -> Layer | str:
+    """The layer, or why its row makes no sense."""
+    try:
+        return _layer(row)
+    except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+        log_bad_row("layer", row.pk_layer, row.str_name, str(error))
+        return str(error)
+
+
+def _job(row: Row[Any]) -> Job:
+    if row.int_priority is None or not row.has_folder_caps:
+        raise InvalidInput(f"job {row.pk_job}: its row of job_resource or folder_resource is missing")
+    check_ids(row.pk_job, row.pk_folder, row.pk_dept)
+    return Job(
+        id=intern(row.pk_job),
+        name=row.job_name,
+        show_id=intern(row.pk_show),
+        show_name=intern(row.str_show),
+        folder_id=intern(row.pk_folder),
+        dept_id=intern(row.pk_dept),
+        os_name=intern(row.str_os) if row.str_os else None,
+        layers=(),
+        facility_id=intern(row.pk_facility),
+        priority=row.int_priority,
+        started_at=_finite(row.started_at) or 0.0,
+        quarantined_until=row.quarantined_until,
+    )
+
+
+def _layer(row: Row[Any]) -> Layer:
+    for column, most in _MOST.items():
+        if getattr(row, column) > most:
+            raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
+    limit_ids = tuple(map(intern, row.limit_ids or ()))
+    check_ids(row.pk_layer, *limit_ids)
+    return Layer(
+        id=row.pk_layer,
+        name=intern(row.str_name),
+        cores_min_centicores=row.int_cores_min,
+        cores_max_centicores=row.int_cores_max,
+        memory_min_kb=row.int_mem_min,
+        gpus_min=row.int_gpus_min,
+        gpu_memory_min_kb=row.int_gpu_mem_min,
+        tags=_tags(row.str_tags),
+        services=_services(row.str_services),
+        threadable=row.b_threadable,
+        waiting_frames=row.int_waiting_count,
+        frames=(),
+        limit_ids=limit_ids,
+        run_seconds=row.run_seconds,
+        dispatch_order=row.int_dispatch_order,
+        starts_at=row.starts_at,
+    )
+
+
+def _frame(
+    frame_id: str, name: str, number: int, version: int | None, since: float | None, memory_kb: int | None
+) -> Frame:
+    return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since))
+
+
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or not math.isfinite(seconds) else seconds
+
+
+# Few spellings, many layers: each set and tuple is kept once.
+@lru_cache(maxsize=10_000)
+def _tags(text: str) -> frozenset[str]:
+    return frozenset(map(intern, normalise_tags(text)))
+
+
+@lru_cache(maxsize=10_000)
+def _services(text: str) -> tuple[str, ...]:
+    return tuple(intern(service) for part in text.split(",") if (service := part.strip()))
