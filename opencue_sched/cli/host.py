@@ -30,6 +30,7 @@ from opencue_sched.domain.units import memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
+from opencue_sched.store.reports import lock_cores
 from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
@@ -50,6 +51,9 @@ _COLUMNS = Columns(
     Column("gpus", "GPUs"),
     Column("idle_gpu_memory_kb", show=memory_text),
     Column("gpu_memory_kb", show=memory_text),
+    Column(
+        "rqd_locked_cores", "RQD Locked", in_cores("locked_centicores"), lambda cores: f"{cores:g}" if cores else ""
+    ),
     Column("frames", "Frames", importance=HIGH),
     Column("load", "Load", show=lambda hundredths: f"{hundredths / 100:g}", importance=LOW),
     Column("nimby", "NIMBY", importance=LOW),
@@ -137,6 +141,9 @@ def unlock(engine: Engine, chosen: list[NamedRow]) -> Done:
     _tell_locked(engine, chosen, "UnlockAll", "if its cores are locked there, its next report locks it again")
     with engine.begin() as connection:
         hosts.set_lock(connection, ids, old=[LockState.LOCKED], new=LockState.OPEN, source=source)
+        # Where a Cuebot has taken over the reports, none says that they are not locked any more.
+        for host_id in ids:
+            lock_cores(connection, host_id, 0)
     return _COLUMNS.listed(ask(engine, hosts.list_hosts, host_ids=ids))
 
 

@@ -215,7 +215,8 @@ def unserved(connection: Connection, job_id: str, settings: Settings) -> list[st
     of_layers: dict[str, list[str]] = {}
     for layer in layers:
         # Without a subscription no host is reached; that is said of the whole job.
-        said = [] if notes else [reason.text for reason in _of_hosts(layer, job, hosts, subscriptions, settings)]
+        found = [] if notes else _of_hosts(layer, job, hosts, subscriptions, settings)
+        said = [reason.text for reason in found if reason.decides]
         # A farm of its own has the service "default" alone until somebody makes others.
         unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
@@ -351,9 +352,21 @@ def _of_hosts(
         yield WaitReason("os", f"the job wants the OS {job.os}; hosts with the tag {words} have {found}")
     else:
         yield from _too_small(layer, fitting, words)
+        yield from _locked_cores(fitting)
 
 
-_SIZE = attrgetter("centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
+def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
+    """On which hosts cores are locked: they are idle, and get no frames."""
+    locked = [host for host in hosts if host.locked_centicores > 0]
+    if locked:
+        cores = sum(host.locked_centicores for host in locked) / CENTICORES_PER_CORE
+        where = (
+            f"{listed([host.host for host in locked])} are locked on {'its RQD' if len(locked) == 1 else 'their RQDs'}"
+        )
+        yield WaitReason("cores_locked", f"{cores:g} cores of {where}, and get no frames", decides=False)
+
+
+_SIZE = attrgetter("centicores", "locked_centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
 
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
@@ -370,13 +383,17 @@ def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> 
 def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     """What a host has too little of for one frame even when idle: the share of it that is missing, and words."""
     mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
-    size = (row.centicores, row.centicores, row.memory_kb, row.memory_kb)
+    centicores = max(0, row.centicores - row.locked_centicores)
+    size = (centicores, centicores, row.memory_kb, row.memory_kb)
+    locked = (
+        f" ({row.locked_centicores / CENTICORES_PER_CORE:g} are locked on its RQD)" if row.locked_centicores else ""
+    )
     host = Host(row.id, row.host, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
     need = Reservation(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
     least = least_cores(Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max), host)
     sizes = (
         # A layer that leaves more cores alone than the host has would run on as many more.
-        ("cores", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
+        (f"cores{locked}", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
         ("GiB of memory", need.memory_kb, row.memory_kb, _KB_PER_GIB),
         ("GPUs", need.gpus, row.gpus, 1),
         ("GiB of GPU memory", need.gpu_memory_kb, row.gpu_memory_kb, _KB_PER_GIB),

@@ -194,7 +194,8 @@ _HOSTS = text(
     SELECT host.pk_host AS id, host.str_name AS host, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
            alloc.pk_facility AS facility_id, facility.str_name AS facility, str_lock_state AS lock,
            str_lock_source AS lock_source, host_stat.str_state AS state, b_nimby AS nimby,
-           int_cores AS centicores, int_cores_idle AS idle_centicores, int_mem AS memory_kb,
+           int_cores AS centicores, int_cores_idle AS idle_centicores,
+           coalesce(locked.centicores, 0) AS locked_centicores, int_mem AS memory_kb,
            int_mem_idle AS idle_memory_kb, host_stat.int_mem_free AS free_memory_kb, int_gpus AS gpus,
            int_gpus_idle AS idle_gpus, int_gpu_mem AS gpu_memory_kb, int_gpu_mem_idle AS idle_gpu_memory_kb,
            int_load AS load, str_os AS os, int_thread_mode AS thread_mode, ts_ping AS pinged, ts_booted AS booted,
@@ -204,6 +205,7 @@ _HOSTS = text(
                   ORDER BY upper(str_tag_type), str_tag) AS tags
       FROM host JOIN host_stat USING (pk_host) JOIN alloc USING (pk_alloc) JOIN facility USING (pk_facility)
       LEFT JOIN (SELECT pk_host, count(*) AS procs FROM proc GROUP BY pk_host) running USING (pk_host)
+      LEFT JOIN opencue_sched_locked_cores locked USING (pk_host)
      WHERE (CAST(:hosts AS varchar[]) IS NULL OR host.pk_host = ANY(CAST(:hosts AS varchar[])))
        AND (CAST(:alloc AS varchar) IS NULL OR host.pk_alloc = :alloc)
        AND (CAST(:lock AS varchar) IS NULL OR str_lock_state = :lock)
@@ -289,8 +291,8 @@ def list_hosts(
     """Hosts by name; of these ids, an allocation, lock state or hardware state, with any of ``tags``, or with ``part``
     in their name.
 
-    ``free_memory_kb`` is what the machine itself reports free; ``load`` in hundredths, as reported; ``report_age``:
-    seconds since its last report.
+    ``locked_centicores`` are locked on its RQD; ``free_memory_kb`` is what the machine itself reports free; ``load`` in
+    hundredths, as reported; ``report_age``: seconds since its last report.
     """
     any_tag = None if tags is None else list(tags)
     wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}

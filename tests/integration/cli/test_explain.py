@@ -128,6 +128,19 @@ def test_what_the_database_alone_says(
     assert len(ran.out.splitlines()) == 1
 
 
+def test_cores_that_are_locked_on_the_rqds_are_told(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    # given a host with six of eight cores locked on its RQD
+    lock = "INSERT INTO opencue_sched_locked_cores (pk_host, centicores) VALUES (:host, 600)"
+    change(lock, host=work.host.id)
+    # then that is told, though it does not decide where a frame fits
+    assert reasons(cli) == ["not_seen", "cores_locked"]
+    assert "also: 6 cores of render01 are locked on its RQD" in cli("explain", NAME, "--layer", "render").out
+    # and where none fits, with what the host lacks
+    change("UPDATE layer SET int_cores_min = 400")
+    assert reasons(cli) == ["no_fit", "cores_locked"]
+    assert "the nearest, render01, has 2 of 4 cores (6 are locked on its RQD)" in cli("explain", NAME).out
+
+
 def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
     def fill(farm: Farm) -> None:
         farm.run(work.job.frames[:1], farm.host(cores=32), cores=9.5)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
+from opencue_sched.store.reports import lock_cores
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -66,6 +68,33 @@ def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
     assert ["render01", "show-sh-user_job", "0001-layer1", "2"] in [words[:4] for words in ran.words]
     (proc,) = cli("host", "info", host.id, "--json").json["procs"]
     assert (proc["job"], proc["frame"], proc["cores"]) == ("show-sh-user_job", "0001-layer1", 2)
+
+
+def test_cores_that_are_locked_on_its_rqd_are_shown_with_a_host(cli: Cli, host: HostIds, build: Build) -> None:
+    # given hosts of which one has cores locked on its RQD
+    build(lambda farm: farm.host(name="render02"))
+    build(lambda farm: lock_cores(farm.connection, host.id, 350))
+    # then its list tells how many, and nothing of the other's
+    assert [row["rqd_locked_cores"] for row in cli("host", "list", "--json").json] == [3.5, 0]
+    assert [line.count("3.5") for line in cli("host", "list").out.splitlines()] == [0, 1, 0]
+    assert ("RQD", "Locked", "3.5") in map(tuple, cli("host", "info", "render01").words)
+    assert "RQD Locked" not in cli("host", "info", "render02").out
+
+
+def test_what_an_rqd_had_locked_before_a_cuebot_took_its_reports_is_cleared_by_unlocking(
+    cli: Cli, host: HostIds, build: Build, environment: pytest.MonkeyPatch
+) -> None:
+    # given a host that is locked as its RQD last reported, and reports no more
+    environment.setenv("OPENCUE_SCHED_RQD__DRY_RUN_MODE", "true")
+
+    def report(farm: Farm) -> None:
+        lock_cores(farm.connection, host.id, 800)
+        farm.connection.execute(text("UPDATE host SET str_lock_state = 'LOCKED', str_lock_source = 'RQD'"))
+
+    build(report)
+    # when a person unlocks it, then nothing is left of that
+    (row,) = cli("host", "unlock", "render01", "--json").json
+    assert (row["lock"], row["rqd_locked_cores"]) == ("OPEN", 0)
 
 
 def test_hosts_are_locked_and_unlocked(cli: Cli, host: HostIds, build: Build, rows: Rows) -> None:

@@ -15,6 +15,7 @@ from opencue_sched.insight.explain import unserved
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import submit_job
 from opencue_sched.settings import Settings
+from opencue_sched.store.reports import lock_cores
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -94,8 +95,9 @@ def test_variables_that_a_shell_drops_are_noted(cli: Cli, demo: ShowIds) -> None
     ]
 
 
-def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds) -> None:
+def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds, build: Build) -> None:
     largest = {"cores": 16, "memory": "64GiB", "gpus": 1, "gpu_memory": "8GiB"}
+    build(lambda farm: lock_cores(farm.connection, farm.host(name="second", cores=16).id, 200))
     for name, layer in (
         ("a", largest),
         ("b", {"cores": 0}),
