@@ -208,6 +208,11 @@ def layers_booked(ns: str) -> str:
     return f"{ns}:layers:booked"
 
 
+def frame_permit(ns: str, frame_id: str, version: int | None) -> str:
+    """The owner of a frame for as long as it plans and commits it. A frame that is retried has another version."""
+    return f"{ns}:permit:{frame_id}:{'' if version is None else version}"
+
+
 def host_changes(ns: str) -> str:
     """Stream of the ids of hosts whose rows changed."""
     return f"{ns}:hosts:changed"
