@@ -67,10 +67,6 @@ def _refuse(error: Exception) -> NoReturn:
     os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
 
 
-if is_celery(sys.argv):
-    end_by_sigterm_as_first_process()
-
-
 class SchedulerApp(Celery):
     """Celery that takes our files, and whose beats have no scheduler but the one behind the leader gate."""
 
@@ -112,6 +108,7 @@ def _settings_are_read(**_: Any) -> None:
     programs do so themselves, and so do workers, beats and Flower with their Redis."""
     if not is_celery(sys.argv):
         return
+    end_by_sigterm_as_first_process()
     open_closed_streams()
     try:
         settings = get_settings()

@@ -22,6 +22,7 @@ from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.health import check_service_redis
 from opencue_sched.settings import Settings, get_settings
+from opencue_sched.signals import end_by_sigterm_as_first_process
 
 
 def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
@@ -34,6 +35,7 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
 
     @cache  # Flower reads its options twice where it has a file of them
     def starts() -> None:
+        end_by_sigterm_as_first_process()  # Celery has not configured the application yet, which does it elsewhere
         # Options are read, the application is not made yet: it takes its list of pages when it is.
         options.address = options.address or "127.0.0.1"
         try:

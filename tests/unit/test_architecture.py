@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "reports": _SHARED,
     "jobs": {*_SHARED, "reports"},
     "insight": _PEOPLE,
-    "page": {*_PEOPLE, "insight"},
+    "page": {*_PEOPLE, "signals", "insight"},
     "worker": {*_PEOPLE, "insight", "page"},
     "beat": {*_PEOPLE, "insight", "page", "worker"},
     "celery": {*_PEOPLE, "signals", "standard_streams", "insight", "page", "worker"},

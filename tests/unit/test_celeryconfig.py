@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import runpy
 import socket
 import subprocess
@@ -163,6 +164,28 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them() -> None:
     tasks, of_a_beat = json.loads(ran.stdout.splitlines()[-1])
     assert set(tasks) >= TASKS
     assert of_a_beat == []
+
+
+WHAT_AN_IMPORT_DOES = """
+import sys
+opened = []
+sys.addaudithook(lambda event, given: opened.append(event) if event in ("socket.connect", "signal.signal") else None)
+del sys.argv
+import opencue_sched.celery
+print(opened)
+"""
+
+
+def test_importing_the_application_reads_no_argv_and_opens_nothing(tmp_path: Path) -> None:
+    # given a program without a command line, and settings that are not there
+    ran = subprocess.run(
+        [sys.executable, "-c", WHAT_AN_IMPORT_DOES],
+        env={**os.environ, "OPENCUE_SCHED_CONFIG": str(tmp_path / "missing.yaml")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
 
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
