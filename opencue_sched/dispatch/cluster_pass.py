@@ -497,7 +497,7 @@ class _Pass:
         send_within = runner.settings.rqd.timeout - (runner.clock() - result.sent_at)
         launched = launch_all(runner.channels, requests, send_within=send_within)
 
-        # 8. Settle: see dispatch.launch for its order.
+        # 8. Settle: see dispatch.settle for its order.
         outcomes = [*impossible, *launched]
         settled = settle(runner.engine, runner.ledger, runner.channels, result.committed, outcomes)
         for proc in settled.launched:

@@ -1,4 +1,4 @@
-"""What a worker does when PostgreSQL notifies it of something (docs/accounting.md).
+"""How a worker hears what PostgreSQL notifies it of (docs/accounting.md); what it does then is in handlers.py.
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
 another. What nobody heard, because the connection was lost, is read again once there is one (NotificationListener).

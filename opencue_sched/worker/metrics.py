@@ -183,7 +183,7 @@ def record_store(is_open: bool, recompute_age_seconds: float | None) -> None:
 
 
 def record_event(event: str, amount: int = 1) -> None:
-    """Count one event of the farm package, by its name there."""
+    """Count one event of the package reports, by its name there."""
     release_events.labels(event).inc(amount)
 
 

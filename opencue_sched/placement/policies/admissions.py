@@ -9,7 +9,7 @@ A layer's share of a host, a soft admission. Twenty frames of one layer that rea
 the same moment are slow together, and a host that fails takes all of them with it. So a layer spreads while there is
 something else to put beside it.
 
-Kept apart: a layer does not go to a host whose RQD refused it a moment ago (`dispatch.launch` says for how long).
+Kept apart: a layer does not go to a host whose RQD refused it a moment ago (`dispatch.refusals` says for how long).
 """
 
 from __future__ import annotations
