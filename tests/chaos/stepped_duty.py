@@ -27,17 +27,17 @@ from tests.kit.tasks import run_task
 
 def live(out: int, die_after: int) -> None:
     app = Celery("stepped", broker="memory://", set_as_current=False)
-    runtime = Process(get_settings(), app)
-    _ = runtime.facts
+    process = Process(get_settings(), app)
+    _ = process.facts
     steps = Steps(out, die_after)
 
     def sent(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         steps.done(" ".join(statement.split())[:60])
 
-    event.listen(runtime.engine, "after_cursor_execute", sent)
-    steps.watch_commits(runtime.engine.dialect)
+    event.listen(process.engine, "after_cursor_execute", sent)
+    steps.watch_commits(process.engine.dialect)
     steps.watch_redis()
-    run_task(maintenance.keep_promises, runtime)
+    run_task(maintenance.keep_promises, process)
 
 
 def forked(die_after: int) -> dict[str, Any]:

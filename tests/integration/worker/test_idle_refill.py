@@ -21,7 +21,7 @@ from opencue_sched.worker.process import Process
 
 
 @pytest.fixture
-def runtime(settings: Settings, engine: Engine) -> Iterator[Process]:
+def process(settings: Settings, engine: Engine) -> Iterator[Process]:
     """A worker's collaborators; the counters are filled, and nothing waits."""
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -35,16 +35,16 @@ def runtime(settings: Settings, engine: Engine) -> Iterator[Process]:
     app.close()
 
 
-def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(runtime: Process, redis_client: redis.Redis):
+def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(process: Process, redis_client: redis.Redis):
     redis_client.flushdb()
-    runtime.keep_counters()
+    process.keep_counters()
     assert store_state(redis_client) is StoreState.OPEN
     assert metrics.store_ready._value.get() == 1
     assert redis_client.hlen(keys.LEDGER) == 1
 
 
 def test_a_store_that_another_process_filled_is_shown_ready(
-    runtime: Process, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    process: Process, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker whose own attempt has failed once must not go on saying that nothing is booked."""
 
@@ -54,21 +54,21 @@ def test_a_store_that_another_process_filled_is_shown_ready(
     # given a lost store that this worker could not fill
     redis_client.flushdb()
     with monkeypatch.context() as patched:
-        patched.setattr(runtime, "bootstrap", fail)
+        patched.setattr(process, "bootstrap", fail)
         with pytest.raises(NotReady):
-            runtime.keep_counters()
+            process.keep_counters()
     assert metrics.store_ready._value.get() == 0
 
     # when another one has filled it
-    ensure_bootstrapped(runtime.engine, make_ledger(runtime.engine, redis_client, owner="another"), wait_age=0.1)
-    runtime.keep_counters()
+    ensure_bootstrapped(process.engine, make_ledger(process.engine, redis_client, owner="another"), wait_age=0.1)
+    process.keep_counters()
 
     # then this one shows it as it is
     assert metrics.store_ready._value.get() == 1
 
 
-def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Process, redis_client: redis.Redis):
-    runtime.keep_counters()
+def test_a_store_that_is_being_filled_is_not_shown_ready(process: Process, redis_client: redis.Redis):
+    process.keep_counters()
     assert metrics.store_ready._value.get() == 1
     redis_client.set(keys.EPOCH, Epoch.new("another", state="filling").text)
     metrics.record_store(*look_at_store(redis_client))

@@ -130,7 +130,7 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.fixture
-def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def process(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """What a worker has, in this process; its counters are open."""
     monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
     changed = settings.model_copy(
@@ -148,23 +148,23 @@ def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def census(runtime: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
+def census(process: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
     """What the leading beat has, in this process, whatever beat another test had here."""
     for figures in fleet_metrics.LEADING:
         monkeypatch.setattr(figures, "shown", lambda: True)
-    made = FleetCensus(runtime.settings, lambda: True)
+    made = FleetCensus(process.settings, lambda: True)
     yield made
     made._client.close()
     made._engine.dispose()
 
 
-def run_passes(runtime: Process) -> list[str]:
+def run_passes(process: Process) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
-    runtime.hosts.cache.expire()
-    runtime.hosts.reread()
-    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.clusters])
+    process.hosts.cache.expire()
+    process.hosts.reread()
+    process.sweep(wake_shows=[cluster.show_id for cluster in process.sweeper.clusters])
     return [
-        str(run_task(dispatch.dispatch_cluster, runtime, uuid)["ended"]) for uuid in runtime.postings.posted().values()
+        str(run_task(dispatch.dispatch_cluster, process, uuid)["ended"]) for uuid in process.postings.posted().values()
     ]
 
 
@@ -176,7 +176,7 @@ def test_every_named_metric_is_exported_with_its_labels():
         assert exported[name] == ((label,) if label else ()), name
 
 
-def test_a_pass_is_counted(runtime: Process, engine: Engine):
+def test_a_pass_is_counted(process: Process, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.show("counted")
@@ -196,26 +196,26 @@ def test_a_pass_is_counted(runtime: Process, engine: Engine):
         increments("scheduler_frames_dispatched_per_pass_sum", cluster_type="alloc") as per_pass,
         increments("scheduler_pass_terminated_reason_total", reason="booked") as ended,
     ):
-        assert run_passes(runtime) == ["booked"]
+        assert run_passes(process) == ["booked"]
     assert (queried, processed, dispatched, booked, per_pass) == ([1], [1], [3], [3], [3])
     assert (attempted, layers, none, hits, misses, ended) == ([1], [1], [1], [1], [1], [1])
     assert sample("scheduler_host_cache_size") == 2
 
 
 def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
-    runtime: Process, census: FleetCensus, engine: Engine, redis_client
+    process: Process, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, hostname_tag=False)
         farm.job([LayerSpec(frames=4, cores=16)])
         farm.job([LayerSpec(frames=5)], priority=200)
-    run_passes(runtime)
+    run_passes(process)
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     assert sample("scheduler_waiting_frames", verdict="capacity") == 3
     # when a pass leaves out the layer that found no host a moment ago, its frames wait all the same
-    run_passes(runtime)
+    run_passes(process)
     census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     # when passes said that long ago, nobody has looked at them
@@ -233,7 +233,7 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
-    runtime: Process, census: FleetCensus, engine: Engine
+    process: Process, census: FleetCensus, engine: Engine
 ):
     # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
     with engine.begin() as connection:
@@ -253,31 +253,31 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
         return {verdict: frames for verdict, frames in found.items() if frames}
 
     # when a pass fills the farm from the first of them
-    assert run_passes(runtime) == ["booked"]
+    assert run_passes(process) == ["booked"]
 
     # then the others are there too; the next pass comes to them, and not to the job at its cap
     waiting = 21 * 3 - 7
     assert shown() == {"over_job": 7, "capacity": waiting - 2 * 3, "behind": 2 * 3, "quarantined": 100}
-    assert run_passes(runtime) == ["saturated"]
+    assert run_passes(process) == ["saturated"]
     assert shown() == {"over_job": 7, "capacity": waiting, "quarantined": 100}
 
 
 def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
-    runtime: Process, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    process: Process, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, hostname_tag=False)
         farm.job([LayerSpec(frames=9, cores=16)])
-    assert run_passes(runtime) == ["saturated"]
+    assert run_passes(process) == ["saturated"]
 
     def fail(*_: object, **__: object) -> None:
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
-    (posting,) = runtime.postings.posted().values()
-    runtime.postings.update(posting, "rest", 0)
-    assert run_task(dispatch.dispatch_cluster, runtime, posting)["ended"] == "query_error"
+    (posting,) = process.postings.posted().values()
+    process.postings.update(posting, "rest", 0)
+    assert run_task(dispatch.dispatch_cluster, process, posting)["ended"] == "query_error"
     assert shown_waiting(census) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
 
@@ -290,16 +290,16 @@ def shown_waiting(census: FleetCensus) -> tuple[float, float]:
 
 
 def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_most(
-    runtime: Process, census: FleetCensus, engine: Engine, redis_client
+    process: Process, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, tags=["big"], hostname_tag=False)
         job = farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
     # when no pass has looked yet, and when both clusters' passes have
-    runtime.sweep()
+    process.sweep()
     assert shown_waiting(census) == (9, 9)
-    assert run_passes(runtime) == ["saturated"] * 2
+    assert run_passes(process) == ["saturated"] * 2
     assert shown_waiting(census) == (9, 9)
     # when the hosts of one tag are busy
     busy = LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 9)
@@ -314,32 +314,32 @@ def test_a_frame_that_two_clusters_reach_waits_once_by_the_verdict_that_says_mos
     assert redis_client.hkeys(coordination_keys.waiting_frames("cue")) == ["facility:"]
 
 
-def put_to_sleep(runtime: Process, cluster: str) -> None:
-    for posting in runtime.postings.find_all(cluster):
-        runtime.postings.update(posting, "rest", 60_000)
+def put_to_sleep(process: Process, cluster: str) -> None:
+    for posting in process.postings.find_all(cluster):
+        process.postings.update(posting, "rest", 60_000)
 
 
-def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Process, engine: Engine):
+def test_clusters_that_rest_are_counted_while_they_have_work(process: Process, engine: Engine):
     # given two clusters that a job reaches, of which one rests
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["big"], hostname_tag=False)
         farm.job([LayerSpec(frames=9, tags="general | big")])
-    runtime.sweep()
-    one, other = runtime.postings.posted()
-    put_to_sleep(runtime, one)
-    runtime.sweep()
+    process.sweep()
+    one, other = process.postings.posted()
+    put_to_sleep(process, one)
+    process.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 1)
-    put_to_sleep(runtime, other)
-    runtime.sweep()
+    put_to_sleep(process, other)
+    process.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 2)
     # when their work is paused
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
-    runtime.sweep()
+    process.sweep()
     # then none with work rests, though both are still on the board
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (0, 0)
-    assert runtime.postings.counts().delayed == 2
+    assert process.postings.counts().delayed == 2
 
 
 class Walk:
@@ -370,10 +370,10 @@ OF_BEATS = [
 ]
 
 
-def test_every_metric_of_ours_moves(runtime: Process, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
+def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
-    runtime.sweep()
+    process.sweep()
     walk = Walk()
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -387,52 +387,52 @@ def test_every_metric_of_ours_moves(runtime: Process, census: FleetCensus, engin
         farm.job([LayerSpec(frames=1, limits=[farm.limit("licence", 5)])], folder_id=folder, paused=True)
         connection.execute(text("UPDATE layer SET int_mem_min = :m WHERE pk_job = :job"), {"m": 2**55, "job": bad.id})
 
-    _fleet(runtime, redis_client)
+    _fleet(process, redis_client)
     census.look_at_queues()
-    runtime.sweeper.reload()
-    runtime.sweep()
+    process.sweeper.reload()
+    process.sweep()
     walk.look()
-    run_passes(runtime)
-    run_passes(runtime)
+    run_passes(process)
+    run_passes(process)
     census.look_at_farm()
     walk.look()
 
     with engine.begin() as connection:
         refused = Farm(connection).job([LayerSpec(frames=2)], show=show, name="refused")
-    runtime.ledger.load_caps([keys.job(refused.id)])
+    process.ledger.load_caps([keys.job(refused.id)])
     redis_client.hset(keys.job(refused.id), "int_max_cores", 1)
     with increments("scheduler_accounting_limit_exceeded_total", table="job") as grown:
-        run_passes(runtime)
+        run_passes(process)
     assert grown == [1]
 
     with engine.begin() as connection:
         Farm(connection).job([LayerSpec(frames=1)], show=show, name="paused")
-    _pause_before_commit(runtime, engine, monkeypatch)
+    _pause_before_commit(process, engine, monkeypatch)
     with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
-        run_passes(runtime)
+        run_passes(process)
     assert grown[0] >= 1
     monkeypatch.undo()
 
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))
-    run_passes(runtime)
+    run_passes(process)
     walk.look()
 
-    _completion(engine, runtime)
-    _drift_and_feed(runtime, engine, redis_client)
+    _completion(engine, process)
+    _drift_and_feed(process, engine, redis_client)
     with engine.begin() as connection:
         hold_a_host(connection)
     census.look_at_farm()
-    run_task(maintenance.keep_promises, runtime)
+    run_task(maintenance.keep_promises, process)
     walk.look()
-    _hosts_go_down(runtime, engine)
-    cluster = next(iter(runtime.sweeper.clusters))
+    _hosts_go_down(process, engine)
+    cluster = next(iter(process.sweeper.clusters))
     crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1)
     with increments("scheduler_wasted_attempts_total") as grown:
         metrics.record_pass(PassReport(cluster, plan=crowded))
     assert grown == [1]
-    put_to_sleep(runtime, cluster.key)
-    runtime.sweep()
+    put_to_sleep(process, cluster.key)
+    process.sweep()
     with engine.begin() as connection:
         connection.execute(
             text(
@@ -440,11 +440,11 @@ def test_every_metric_of_ours_moves(runtime: Process, census: FleetCensus, engin
                 " VALUES ('gone', 'layer', 'job', 8, 1, 0, now() + interval '1 minute')"
             )
         )
-    assert run_task(maintenance.keep_promises, runtime)["ended"]
-    _fail_and_trash(runtime, cluster.key)
+    assert run_task(maintenance.keep_promises, process)["ended"]
+    _fail_and_trash(process, cluster.key)
     census.look_at_queues()
     short = Accounting(commit_deadline=0.075)
-    runtime.settings = runtime.settings.model_copy(update={"accounting": short})
+    process.settings = process.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
     metrics.record_store(*look_at_store(redis_client))
     walk.look()
@@ -473,10 +473,10 @@ def _forget_gauges() -> None:
             gauge.set(-1)
 
 
-def _fleet(runtime: Process, client: redis.Redis) -> None:
+def _fleet(process: Process, client: redis.Redis) -> None:
     """A worker is there, another one is gone, and messages of both wait; one nobody can read, one that is stale."""
     message = json.dumps({"headers": {"sent_at": time.time() - 30}, "body": ""})
-    for instance in ("gone", runtime.settings.instance):
+    for instance in ("gone", process.settings.instance):
         client.lpush(f"cue:q:work:type:dispatch:group:default:inst:{instance}", message)
     gone = Presence(
         client,
@@ -491,25 +491,25 @@ def _fleet(runtime: Process, client: redis.Redis) -> None:
     gone.announce()
     for key in client.keys("cue:meta:actor:inst:dispatch:default:gone"):
         client.delete(key)
-    runtime.membership.join("one@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=2)
-    runtime.membership.heartbeat()
-    assert run_task(dispatch.dispatch_cluster, runtime, "0" * 40)["ended"] == "dropped"
+    process.membership.join("one@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=2)
+    process.membership.heartbeat()
+    assert run_task(dispatch.dispatch_cluster, process, "0" * 40)["ended"] == "dropped"
     note_unreadable("task", "no task of ours")
 
 
-def _fail_and_trash(runtime: Process, *clusters: str) -> None:
+def _fail_and_trash(process: Process, *clusters: str) -> None:
     """A pass over each cluster fails; the first of them somebody takes off the board."""
     for key in clusters:
-        posting = runtime.postings.posted().get(key)
+        posting = process.postings.posted().get(key)
         assert posting is not None
-        runtime.postings.update(posting, "rest", 0)
-        claim = runtime.postings.claim(posting, "test", ttl_seconds=60)
+        process.postings.update(posting, "rest", 0)
+        claim = process.postings.claim(posting, "test", ttl_seconds=60)
         assert claim is not None
-        runtime.postings.end(claim, "fail", delay_seconds=60, reason="postgresql: DataError: out of range", error="")
-    runtime.postings.update(str(runtime.postings.posted().get(clusters[0])), "trash", "bad hosts")
+        process.postings.end(claim, "fail", delay_seconds=60, reason="postgresql: DataError: out of range", error="")
+    process.postings.update(str(process.postings.posted().get(clusters[0])), "trash", "bad hosts")
 
 
-def _pause_before_commit(runtime: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pause_before_commit(process: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between booking and commit, somebody pauses every job."""
 
     def alive(_claim: object) -> bool:
@@ -517,25 +517,25 @@ def _pause_before_commit(runtime: Process, engine: Engine, monkeypatch: pytest.M
             connection.execute(text("UPDATE job SET b_paused = true"))
         return True
 
-    monkeypatch.setattr(runtime.renewer, "alive", alive)
+    monkeypatch.setattr(process.renewer, "alive", alive)
 
 
-def _completion(engine: Engine, runtime: Process) -> None:
+def _completion(engine: Engine, process: Process) -> None:
     with engine.connect() as connection:
         query = "SELECT pk_proc, pk_frame, str_name FROM proc JOIN host USING (pk_host) LIMIT 1"
         proc, frame, host = connection.execute(text(query)).one()
     with increments("scheduler_release_events_total", event="completion_applied") as grown:
-        Releaser(engine, ledger=runtime.ledger, count=metrics.record_event).end([CompletedFrame(proc, frame, host, 0)])
+        Releaser(engine, ledger=process.ledger, count=metrics.record_event).end([CompletedFrame(proc, frame, host, 0)])
     assert grown == [1]
 
 
-def _drift_and_feed(runtime: Process, engine: Engine, client: redis.Redis) -> None:
+def _drift_and_feed(process: Process, engine: Engine, client: redis.Redis) -> None:
     """A lost entry, a counter somebody wrote over, a booking in flight, and a trigger that is gone."""
     with engine.begin() as connection:
         proc = connection.execute(text("SELECT pk_proc FROM proc LIMIT 1")).scalar_one()
         connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
     client.hdel("acct:ledger", proc)
-    force(runtime.ledger, [Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
+    force(process.ledger, [Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
     with ExitStack() as stack:
         kinds = ("sub", "folder", "job", "layer", "point", "limit")
         found = [stack.enter_context(increments("scheduler_drift_found_total", kind=kind)) for kind in kinds]
@@ -543,23 +543,23 @@ def _drift_and_feed(runtime: Process, engine: Engine, client: redis.Redis) -> No
         healed = [
             stack.enter_context(increments("scheduler_ledger_entries_healed_total", cause=cause)) for cause in causes
         ]
-        assert int(str(run_task(accounting.recompute, runtime)["healed"])) > 0
+        assert int(str(run_task(accounting.recompute, process)["healed"])) > 0
     assert found == [[float(kind != "limit")] for kind in kinds]
     assert healed == [[1.0], [0.0]]
 
     def is_old() -> bool:
         """The age of a booking is told in whole seconds."""
-        run_task(accounting.recompute, runtime)
+        run_task(accounting.recompute, process)
         return sample("scheduler_ledger_oldest_in_flight_seconds") > 0
 
     eventually(is_old, what="a booking that has been in flight for a second")
 
 
-def _hosts_go_down(runtime: Process, engine: Engine) -> None:
+def _hosts_go_down(process: Process, engine: Engine) -> None:
     with engine.begin() as connection:
         down = "UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'"
         connection.execute(text(down))
-    assert run_task(maintenance.reap, runtime)["procs_released"]
+    assert run_task(maintenance.reap, process)["procs_released"]
 
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
@@ -612,7 +612,7 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
     assert names(fleet_metrics.BEAT) == of_beats(leading=False)
 
 
-def test_what_waits_is_known_when_no_worker_lives(runtime: Process, census: FleetCensus, engine: Engine, redis_client):
+def test_what_waits_is_known_when_no_worker_lives(process: Process, census: FleetCensus, engine: Engine, redis_client):
     # given three frames that wait, a message that nobody takes, and a host that reported an hour ago and drains for two
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -785,17 +785,17 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
     assert max(due.values()) == 1
 
 
-def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Process, census: FleetCensus, engine: Engine):
+def test_clusters_that_failed_and_those_off_the_board_are_known(process: Process, census: FleetCensus, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["big"], hostname_tag=False)
         farm.job([LayerSpec(frames=9, tags="general | big")])
-    runtime.sweep()
-    one, other = runtime.postings.posted()
+    process.sweep()
+    one, other = process.postings.posted()
     census.look_at_queues()
     assert sample("scheduler_clusters_cooled_down", reason="postgresql") == sample("scheduler_postings_trashed") == 0
     # when the passes of both fail, and somebody takes one of them off the board
-    _fail_and_trash(runtime, one, other)
+    _fail_and_trash(process, one, other)
     census.look_at_queues()
     # then each is known by its state, and the failed one by what failed
     failed = {kind: sample("scheduler_clusters_cooled_down", reason=kind) for kind in FAILURE_KINDS}

@@ -29,7 +29,7 @@ from tests.kit.tasks import run_task
 
 
 @pytest.fixture
-def runtime(settings: Settings) -> Iterator[Process]:
+def process(settings: Settings) -> Iterator[Process]:
     app = Celery("periodic", broker="memory://", set_as_current=False)
     short = settings.accounting.model_copy(update={"commit_deadline": 0.5})  # a ledger is filled after four of them
     made = Process(settings.model_copy(update={"accounting": short}), app)
@@ -38,15 +38,15 @@ def runtime(settings: Settings) -> Iterator[Process]:
     app.close()
 
 
-def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Process) -> None:
+def test_what_was_found_of_the_schema_is_logged_as_what_it_is(process: Process) -> None:
     with capture_logs() as logs:
-        runtime.start("w1@here", 1, time.sleep)
+        process.start("w1@here", 1, time.sleep)
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
     assert found["revision"] == REVISION
-    assert found["has_start_after"] == runtime.facts.has_start_after
+    assert found["has_start_after"] == process.facts.has_start_after
 
 
-def test_one_reap_at_a_time_in_the_fleet(runtime: Process, engine: Engine, settings: Settings) -> None:
+def test_one_reap_at_a_time_in_the_fleet(process: Process, engine: Engine, settings: Settings) -> None:
     """Beat sends one every 30 seconds, and one may take longer."""
     # given a proc of a finished job on a host nobody hears of any more, and a reap under way in another process
     with engine.begin() as connection:
@@ -54,13 +54,13 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Process, engine: Engine, setti
         host = farm.host()
         farm.run(farm.job().frames, host)
         connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
-    with exclusive(runtime.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
+    with exclusive(process.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
         # then another message does nothing
-        assert run_task(maintenance.reap, runtime) == {"reaped": False}
+        assert run_task(maintenance.reap, process) == {"reaped": False}
         assert procs(engine) == 1
 
     # and the next one, when that has ended, does it
-    summary = run_task(maintenance.reap, runtime)
+    summary = run_task(maintenance.reap, process)
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
 
@@ -73,11 +73,11 @@ def test_a_quarantine_that_is_over_is_forgotten_with_the_next(engine: Engine) ->
     assert kept == ["not over"]
 
 
-def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Process) -> None:
+def test_a_history_that_cannot_be_drained_fails_no_reap(process: Process) -> None:
     # given a database that should have a queue, and has none
-    runtime.__dict__["facts"] = replace(runtime.facts, has_frame_history_queue=True)
+    process.__dict__["facts"] = replace(process.facts, has_frame_history_queue=True)
     with capture_logs() as logs:
-        summary = run_task(maintenance.reap, runtime)
+        summary = run_task(maintenance.reap, process)
     assert (summary["reaped"], summary["history_events"]) == (True, 0)
     assert "frame_history_not_drained" in [entry["event"] for entry in logs]
 
@@ -88,56 +88,56 @@ def procs(engine: Engine) -> int:
 
 
 def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
-    runtime: Process, settings: Settings
+    process: Process, settings: Settings
 ) -> None:
     """It counts before it books. Those that only just start are no help: all may have been started together."""
-    runtime.membership.join("celery@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=1)
+    process.membership.join("celery@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=1)
     namespace = settings.coordination.namespace
-    other = Presence(runtime.client, namespace, types=["dispatch"], group="other", instance="other")
-    assert runtime.membership.is_first()
+    other = Presence(process.client, namespace, types=["dispatch"], group="other", instance="other")
+    assert process.membership.is_first()
     other.announce()
     other.refresh(state="starting")
-    assert runtime.membership.is_first()
+    assert process.membership.is_first()
     other.refresh(state="paused")
-    assert not runtime.membership.is_first()
+    assert not process.membership.is_first()
     other.withdraw()
-    assert runtime.membership.is_first()
+    assert process.membership.is_first()
 
 
 def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
-    runtime: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    process: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "process_of", lambda _app: runtime)
-    monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
+    monkeypatch.setattr(control, "process_of", lambda _app: process)
+    monkeypatch.setattr(process.messenger, "send", lambda _: None)
     said = json.loads(json.dumps(control.accounting_audit(SimpleNamespace(app=None))))
     assert said["failed"], "the counters were never filled"
     assert len(said["findings"]) > 1
-    assert runtime.sweeper.clusters == frozenset()
+    assert process.sweeper.clusters == frozenset()
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["old"], hostname_tag=False)
         farm.job()
         farm.job([LayerSpec(frames=1, tags="new")])
-    runtime.sweep()
+    process.sweep()
     with engine.begin() as connection:
         connection.execute(text("UPDATE host_tag SET str_tag = 'new' WHERE str_tag = 'old'"))
-    before = set(runtime.postings.posted())
-    runtime.sweep()
-    assert set(runtime.postings.posted()) == before, "the set of clusters is read now and then"
+    before = set(process.postings.posted())
+    process.sweep()
+    assert set(process.postings.posted()) == before, "the set of clusters is read now and then"
     assert control.reload_clusters(SimpleNamespace(app=None)) == {"ok": "reloading"}
-    runtime.sweep()
-    assert set(runtime.postings.posted()) > before
+    process.sweep()
+    assert set(process.postings.posted()) > before
 
 
-def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Process, engine: Engine, settings: Settings) -> None:
+def test_a_duty_that_grants_a_host_tells_every_cache(process: Process, engine: Engine, settings: Settings) -> None:
     farm = WideFarm.made(engine, settings)
     farm.blocked(settings.queue.reservation_block_time)
-    runtime.changes.publish(["another"])
-    cursor, _ = runtime.changes.since(None)
-    assert run_task(maintenance.keep_promises, runtime)["granted"] == 1
-    assert runtime.changes.since(cursor)[1] == farm.holds().keys()
-    cursor, _ = runtime.changes.since(cursor)
+    process.changes.publish(["another"])
+    cursor, _ = process.changes.since(None)
+    assert run_task(maintenance.keep_promises, process)["granted"] == 1
+    assert process.changes.since(cursor)[1] == farm.holds().keys()
+    cursor, _ = process.changes.since(cursor)
     farm.execute("UPDATE job SET b_paused = true WHERE pk_job = :job", job=farm.job)
-    assert run_task(maintenance.keep_promises, runtime)["ended"] == 1
-    assert len(runtime.changes.since(cursor)[1] or ()) == 1
-    assert run_task(maintenance.keep_promises, runtime) == {"kept": True, "granted": 0, "renewed": 0, "ended": 0}
+    assert run_task(maintenance.keep_promises, process)["ended"] == 1
+    assert len(process.changes.since(cursor)[1] or ()) == 1
+    assert run_task(maintenance.keep_promises, process) == {"kept": True, "granted": 0, "renewed": 0, "ended": 0}

@@ -26,7 +26,7 @@ RECENT = 20.0
 
 
 @pytest.fixture
-def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Process]:
+def process(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Process]:
     """A worker that listens. Its clusters sleep for longer than any test waits."""
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     with engine.begin() as connection:
@@ -46,10 +46,10 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
     app.close()
 
 
-def known(runtime: Process) -> None:
+def known(process: Process) -> None:
     """Nobody waits until every Cuebot knows whose the shows are, as on a Cuebot's schema."""
-    with runtime.engine.begin() as connection:
-        note_imported(runtime.client, managed_show_versions(connection))
+    with process.engine.begin() as connection:
+        note_imported(process.client, managed_show_versions(connection))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def known(runtime: Process) -> None:
         "UPDATE limit_record SET int_max_value = 8",
     ],
 )
-def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Process, engine: Engine, raised: str) -> None:
+def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(process: Process, engine: Engine, raised: str) -> None:
     # given a job of which that cap lets no more than one frame run
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -76,13 +76,13 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Process, e
             folder_id=folder,
             max_cores=1 if "job_resource" in raised else -1,
         )
-    known(runtime)
-    runtime.sweep(wake_shows=[show.id])
-    (cluster,) = (it for it in runtime.sweeper.clusters if it.show_id == show.id)
-    posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
+    known(process)
+    process.sweep(wake_shows=[show.id])
+    (cluster,) = (it for it in process.sweeper.clusters if it.show_id == show.id)
+    posting = eventually(lambda: process.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
-        return run_task(dispatch.dispatch_cluster, runtime, posting)["ended"]
+        return run_task(dispatch.dispatch_cluster, process, posting)["ended"]
 
     eventually(lambda: ended() == "booked", RECENT, "a first frame")
     eventually(lambda: ended() == "saturated", RECENT, "a cluster at its cap")
@@ -108,7 +108,7 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Process, e
     ],
 )
 def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
-    runtime: Process, engine: Engine, change: str
+    process: Process, engine: Engine, change: str
 ) -> None:
     # given work for which the only host has no core, or that may take none
     with engine.begin() as connection:
@@ -122,13 +122,13 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
         # another one is too small, so that the cluster exists as it does on a farm at work
         farm.host(cores=1, hostname_tag=False)
         show = farm.job([LayerSpec(frames=1, cores=4)], show=farm.default_show()).show
-    known(runtime)
-    runtime.sweep(wake_shows=[show.id])
-    (cluster,) = (it for it in runtime.sweeper.clusters if it.show_id == show.id)
-    posting = eventually(lambda: runtime.postings.posted().get(cluster.key), RECENT, "a posting")
+    known(process)
+    process.sweep(wake_shows=[show.id])
+    (cluster,) = (it for it in process.sweeper.clusters if it.show_id == show.id)
+    posting = eventually(lambda: process.postings.posted().get(cluster.key), RECENT, "a posting")
 
     def ended() -> object:
-        return run_task(dispatch.dispatch_cluster, runtime, posting)["ended"]
+        return run_task(dispatch.dispatch_cluster, process, posting)["ended"]
 
     eventually(lambda: ended() == "saturated", RECENT, "a cluster without a host")
     eventually(lambda: ended() == "dropped", RECENT, "a cluster at rest")
@@ -141,15 +141,15 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
     eventually(lambda: ended() == "booked", RECENT, "a cluster that is awake")
 
 
-def test_work_for_a_tag_that_no_host_had_gets_the_new_host_that_has_it(runtime: Process, engine: Engine) -> None:
+def test_work_for_a_tag_that_no_host_had_gets_the_new_host_that_has_it(process: Process, engine: Engine) -> None:
     # given work that waits for such a tag, in no cluster, and clusters that nobody sweeps by the clock
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.default_show()
         farm.host(cores=1, lock="LOCKED", hostname_tag=False)
         job = farm.job([LayerSpec(frames=1, tags="fast")], show=show)
-    known(runtime)
-    assert runtime.sweep(wake_shows=[show.id]).active == 0
+    known(process)
+    assert process.sweep(wake_shows=[show.id]).active == 0
 
     # when a host with the tag comes, whoever inserts it
     with engine.begin() as connection:
@@ -157,8 +157,8 @@ def test_work_for_a_tag_that_no_host_had_gets_the_new_host_that_has_it(runtime: 
 
     # then it renders that work
     def jobs_that_run() -> list[str]:
-        for posting in runtime.postings.posted().values():
-            run_task(dispatch.dispatch_cluster, runtime, posting)
+        for posting in process.postings.posted().values():
+            run_task(dispatch.dispatch_cluster, process, posting)
         with engine.connect() as connection:
             return list(connection.execute(text("SELECT pk_job FROM proc")).scalars())
 

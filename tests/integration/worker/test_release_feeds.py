@@ -47,13 +47,13 @@ def start(settings: Settings, engine: Engine) -> Iterator[Start]:
             )
             app = Celery("feeds", broker="memory://", set_as_current=False)
             stack.callback(app.close)
-            runtime = Process(changed, app)
-            stack.callback(runtime.close)
-            runtime.bootstrap(fleet_start=fleet_start)
-            runtime.listen()
-            started.append(runtime)
+            mine = Process(changed, app)
+            stack.callback(mine.close)
+            mine.bootstrap(fleet_start=fleet_start)
+            mine.listen()
+            started.append(mine)
             eventually_listen(engine, len(started))
-            return runtime
+            return mine
 
         yield made
 
@@ -101,17 +101,17 @@ def without_our_triggers(engine: Engine) -> None:
         connection.execute(text("DROP TRIGGER opencue_sched_caps_update ON subscription"))
 
 
-def ids(runtime: Process) -> set[str]:
-    return set(runtime.client.hkeys(keys.LEDGER))
+def ids(mine: Process) -> set[str]:
+    return set(mine.client.hkeys(keys.LEDGER))
 
 
-def booking(runtime: Process, proc_id: str) -> Booking:
-    return next(unpack_entry(proc_id, record.entry) for record in runtime.ledger.records() if record.proc_id == proc_id)
+def booking(mine: Process, proc_id: str) -> Booking:
+    return next(unpack_entry(proc_id, record.entry) for record in mine.ledger.records() if record.proc_id == proc_id)
 
 
-def burst(runtime: Process) -> str:
-    where = show_and_alloc(runtime.engine)
-    return str(runtime.client.hget(keys.subscription(where["show"], where["alloc"]), "burst"))
+def burst(mine: Process) -> str:
+    where = show_and_alloc(mine.engine)
+    return str(mine.client.hget(keys.subscription(where["show"], where["alloc"]), "burst"))
 
 
 def show_and_alloc(engine: Engine) -> dict[str, str]:
@@ -127,9 +127,9 @@ def set_burst(engine: Engine, centicores: int) -> None:
         connection.execute(text("UPDATE subscription SET int_burst = :burst"), {"burst": centicores})
 
 
-def exact(runtime: Process) -> None:
+def exact(mine: Process) -> None:
     """Counters are the sums of their entries, and the entries are the procs. (Frames and hosts were not told.)"""
-    checks = {check.what: check for check in run_audit(runtime.engine, runtime.client, runtime.settings).findings}
+    checks = {check.what: check for check in run_audit(mine.engine, mine.client, mine.settings).findings}
     assert [checks[name].level for name in ("I1", "I4")] == [Severity.OK] * 2
 
 
@@ -160,21 +160,21 @@ def test_proc_trigger_releases_by_id_and_hears_caps(
 
 
 def test_cuebot_redis_takes_plain_decrements(engine: Engine, procs: list[str], start: Start):
-    runtime = start("cuebot-redis")
-    released = booking(runtime, procs[0])
+    mine = start("cuebot-redis")
+    released = booking(mine, procs[0])
     five = keys.counted(released.vertices)[:5]
     job = keys.job(released.vertices.job_id)
     # when a Cuebot publishes one release, and loses another
     delete(engine, procs[0])
-    runtime.client.eval(PUBLISH, 6, *five, keys.SEQ, -released.cores, -released.gpus)
+    mine.client.eval(PUBLISH, 6, *five, keys.SEQ, -released.cores, -released.gpus)
     delete(engine, procs[1])
-    assert runtime.client.hget(job, "int_cores") == "10"
-    assert ids(runtime) == set(procs), "no release by id: it would be taken off twice"
+    assert mine.client.hget(job, "int_cores") == "10"
+    assert ids(mine) == set(procs), "no release by id: it would be taken off twice"
     # then a recompute brings both in line
-    run_task(accounting.recompute, runtime)
-    assert runtime.client.hget(job, "int_cores") == "8"
-    assert ids(runtime) == set(procs[2:])
-    exact(runtime)
+    run_task(accounting.recompute, mine)
+    assert mine.client.hget(job, "int_cores") == "8"
+    assert ids(mine) == set(procs[2:])
+    exact(mine)
 
 
 def test_a_cuebot_that_does_not_publish_is_told_of_until_it_does(
@@ -204,15 +204,15 @@ def test_a_cuebot_that_does_not_publish_is_told_of_until_it_does(
 
 
 def test_recompute_only_waits_for_the_recompute_and_is_told_of(engine: Engine, procs: list[str], start: Start):
-    runtime = start("recompute-only")
+    mine = start("recompute-only")
     delete(engine, procs[0])
     set_burst(engine, 400)
-    eventually(lambda: burst(runtime) == "4", RECENT, "the cap, which our trigger announces all the same")
-    assert ids(runtime) == set(procs)
+    eventually(lambda: burst(mine) == "4", RECENT, "the cap, which our trigger announces all the same")
+    assert ids(mine) == set(procs)
     with capture_logs() as logs:
-        run_task(accounting.recompute, runtime)
-    assert ids(runtime) == set(procs[1:])
-    exact(runtime)
+        run_task(accounting.recompute, mine)
+    assert ids(mine) == set(procs[1:])
+    exact(mine)
     warns(logs)
 
 
@@ -227,10 +227,10 @@ def test_a_worker_whose_feed_cannot_deliver_warns_and_starts(
 ):
     if not triggers:
         without_our_triggers(engine)
-    runtime = start(feed)
+    mine = start(feed)
     metrics.publish_misconfigured.set(0)
     with capture_logs() as logs:
-        runtime.check_feed()
-        runtime.bootstrap(fleet_start=True)
+        mine.check_feed()
+        mine.bootstrap(fleet_start=True)
     warns(logs)
-    assert runtime.ledger.book([replace(booking(runtime, procs[0]), proc_id="new")]).accepted == {"new"}
+    assert mine.ledger.book([replace(booking(mine, procs[0]), proc_id="new")]).accepted == {"new"}

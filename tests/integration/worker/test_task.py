@@ -40,7 +40,7 @@ SWEEP = "opencue_sched.sweep.sweep_clusters"
 
 
 @pytest.fixture(autouse=True)
-def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def process(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     for name in celeryconfig.imports:
         importlib.import_module(name)
     app = Celery("task", broker="memory://", set_as_current=False)
@@ -91,12 +91,12 @@ def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, ta
     assert unreadable_messages() - before == 2
 
 
-def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(runtime):
+def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(process):
     reports = []
-    runtime.sweeper.sweep = partial(_noting, runtime.sweeper.sweep, reports)
+    process.sweeper.sweep = partial(_noting, process.sweeper.sweep, reports)
     for _ in range(2):
         real_app.tasks[SWEEP]()
-    runtime.sweep()
+    process.sweep()
     assert [report.scan_seconds is None for report in reports] == [False, True, False]
 
 
@@ -124,40 +124,40 @@ def message_of(task: str, **headers: object) -> Iterator[SchedulerTask]:
 
 
 @pytest.mark.parametrize("task", [SWEEP, RECOMPUTE, RESEED])
-def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(runtime, monkeypatch, task):
+def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(process, monkeypatch, task):
     # given a leader, and another that is elected while the task runs
     asked: list[tuple[int, int]] = []
 
     def succeeded(*given: object, fence: Fence | None = None, **_: object) -> None:
         ledgers = [value for value in given if isinstance(value, Ledger)]
         number = fence.number if fence is not None else ledgers[0]._fence.number
-        asked.append((number, runtime.membership.workload.in_hand))
+        asked.append((number, process.membership.workload.in_hand))
         raise FencedOff("succeeded")
 
-    monkeypatch.setattr(runtime.sweeper, "sweep", succeeded)
+    monkeypatch.setattr(process.sweeper, "sweep", succeeded)
     monkeypatch.setattr("opencue_sched.accounting.recompute.recompute", succeeded)
     monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", succeeded)
-    runtime.client.set(runtime.leader_keys.fence, 5)
+    process.client.set(process.leader_keys.fence, 5)
     # then its fence goes with all that is changed, the task counts as in hand, and its end is no failure
     with message_of(task, fence=5, tick=7, tick_of="x@2") as run:
         assert run() == {"dropped": "fenced_off"}
     assert asked == [(5, 1)]
-    assert runtime.membership.workload.in_hand == 0
+    assert process.membership.workload.in_hand == 0
 
 
-def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engine):
+def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(process, engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
         show = farm.show("show", managed=True)
         farm.subscription(show, farm.default_alloc(), burst=1000)
         farm.job(show=show)
-    open_counters(runtime.client)
-    runtime.client.set(runtime.leader_keys.fence, 5)
+    open_counters(process.client)
+    process.client.set(process.leader_keys.fence, 5)
     for name in (SWEEP, RECOMPUTE, RESEED):
         with message_of(name, fence=4) as task, pytest.raises(FencedOff):
             task.run()
-    assert runtime.postings.posted() == {}
+    assert process.postings.posted() == {}
 
 
 @pytest.mark.parametrize("emptied", [False, True])
@@ -171,23 +171,23 @@ def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engin
     ],
 )
 def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
-    runtime, engine, monkeypatch, headers, ended, emptied
+    process, engine, monkeypatch, headers, ended, emptied
 ):
     """Also where Redis was emptied: PostgreSQL knows."""
-    fences, keys = PersistentFences(engine), runtime.leader_keys
+    fences, keys = PersistentFences(engine), process.leader_keys
     assert fences.claim(keys.name, 2)
     assert fences.claim_tick(keys.name, 2, "x@2", 7)[0]
     if not emptied:
-        runtime.client.set(keys.fence, 2)
+        process.client.set(keys.fence, 2)
     monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", lambda *_: ("run", 0))
     with message_of(RESEED, **headers) as run:
         assert next(iter(run().values())) == ended
 
 
 @pytest.mark.parametrize(("task", "looks"), [(SWEEP, 0), (PROMISES, 0), (RESEED, 1)])
-def test_the_record_is_read_for_what_does_more_than_its_fence_guards(runtime, task, looks):
-    open_counters(runtime.client)
-    with counted_statements(runtime.engine) as statements, message_of(task, fence=5, tick=7, tick_of="x@2") as run:
+def test_the_record_is_read_for_what_does_more_than_its_fence_guards(process, task, looks):
+    open_counters(process.client)
+    with counted_statements(process.engine) as statements, message_of(task, fence=5, tick=7, tick_of="x@2") as run:
         assert "dropped" not in run()
     assert sum(it.lstrip().startswith("SELECT name, fence") for it in statements) == looks
 
@@ -196,10 +196,10 @@ def test_the_record_is_read_for_what_does_more_than_its_fence_guards(runtime, ta
 
 
 @pytest.fixture
-def posting(runtime: Process) -> str:
+def posting(process: Process) -> str:
     """A cluster that may be worked on."""
     cluster = Cluster("facility", "show", ClusterKind.MANUAL, ("fast",))
-    return runtime.postings.enqueue([cluster])[0].uuid
+    return process.postings.enqueue([cluster])[0].uuid
 
 
 @pytest.fixture
@@ -249,26 +249,26 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
         assert answer["error"].startswith("InvalidInput: ")
 
 
-def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_client, posting, waiter, monkeypatch):
+def test_a_message_given_back_is_answered_by_who_takes_it_next(process, redis_client, posting, waiter, monkeypatch):
     # given a worker that takes no work
     sent = []
-    monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
-    runtime.membership.workload.become(WorkerState.PAUSED)
+    monkeypatch.setattr(process.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
+    process.membership.workload.become(WorkerState.PAUSED)
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "dispatched"
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
     assert message["priority"] == URGENT == 0
-    runtime.membership.workload.become(WorkerState.WORKING)
+    process.membership.workload.become(WorkerState.WORKING)
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
     assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
 
 
-def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):
+def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(process, posting, monkeypatch):
     sent = []
-    monkeypatch.setattr(runtime.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
-    runtime.membership.workload.become(WorkerState.PAUSED)
+    monkeypatch.setattr(process.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
+    process.membership.workload.become(WorkerState.PAUSED)
     real_app.tasks[DISPATCH](posting)
     assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, NORMAL)

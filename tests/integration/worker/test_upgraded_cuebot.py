@@ -25,7 +25,7 @@ from tests.kit.tasks import run_task
 
 
 @pytest.fixture
-def runtime(settings: Settings, redis_client: redis.Redis) -> Iterator[Process]:
+def process(settings: Settings, redis_client: redis.Redis) -> Iterator[Process]:
     """A worker that sweeps and dispatches when it is told to."""
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     app = Celery("upgraded", broker="memory://", set_as_current=False)
@@ -41,17 +41,17 @@ def execute(engine: Engine, *statements: str) -> None:
             connection.execute(text(statement))
 
 
-def dispatched(runtime: Process, show_id: str) -> int:
+def dispatched(process: Process, show_id: str) -> int:
     """The frames booked by a pass over each posting of the show's, woken."""
-    runtime.sweep(wake_shows=[show_id])
-    for posting in runtime.postings.posted().values():
-        run_task(dispatch.dispatch_cluster, runtime, posting)
-    with runtime.engine.connect() as connection:
+    process.sweep(wake_shows=[show_id])
+    for posting in process.postings.posted().values():
+        run_task(dispatch.dispatch_cluster, process, posting)
+    with process.engine.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM proc")).scalar_one())
 
 
 def test_start_times_that_an_upgrade_brings_hold_from_the_next_reading_of_the_clusters(
-    runtime: Process, engine: Engine
+    process: Process, engine: Engine
 ) -> None:
     # given a worker that has met a Cuebot before V47, whose layers have no start time
     execute(
@@ -63,9 +63,9 @@ def test_start_times_that_an_upgrade_brings_hold_from_the_next_reading_of_the_cl
         farm = Farm(connection)
         farm.host()
         job = farm.job([LayerSpec(frames=2)])
-        note_imported(runtime.client, managed_show_versions(connection))
-    assert not runtime.facts.has_start_after
-    _ = runtime.dispatcher
+        note_imported(process.client, managed_show_versions(connection))
+    assert not process.facts.has_start_after
+    _ = process.dispatcher
 
     # when its Cuebot is upgraded, and has the layer wait for an hour
     execute(
@@ -74,8 +74,8 @@ def test_start_times_that_an_upgrade_brings_hold_from_the_next_reading_of_the_cl
         "UPDATE layer SET ts_start_after = now() + interval '1 h'",
     )
     with capture_logs() as logs:
-        runtime.sweeper.reload()
-        booked = dispatched(runtime, job.show.id)
+        process.sweeper.reload()
+        booked = dispatched(process, job.show.id)
 
     # then the layer waits, and the log has said why
     assert booked == 0
@@ -83,18 +83,18 @@ def test_start_times_that_an_upgrade_brings_hold_from_the_next_reading_of_the_cl
 
     # until it may start
     execute(engine, "UPDATE layer SET ts_start_after = NULL")
-    eventually(lambda: dispatched(runtime, job.show.id) == 2, 20.0, "its two frames")
+    eventually(lambda: dispatched(process, job.show.id) == 2, 20.0, "its two frames")
 
 
 def test_a_worker_whose_tables_were_taken_away_says_so_with_the_next_reading_of_the_clusters(
-    runtime: Process, engine: Engine, settings: Settings
+    process: Process, engine: Engine, settings: Settings
 ) -> None:
     """As before a migration of Cuebot's that would alter a column of our triggers."""
     with engine.begin() as connection:
         Farm(connection).job()
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
-    runtime.sweep()
+    process.sweep()
     downgrade(settings.sqlalchemy_url)
-    runtime.sweeper.reload()
+    process.sweeper.reload()
     with pytest.raises(WrongSchema, match="run `opencue-sched migrate`"):
-        runtime.sweep()
+        process.sweep()

@@ -36,15 +36,15 @@ def start(settings: Settings) -> Iterator[Callable[..., Process]]:
         scheduler = settings.scheduler.model_copy(update={"facility": facility})
         release = settings.release.model_copy(update={"host_down_after": 0.5})
         app = Celery("upkeep", broker="memory://", set_as_current=False)
-        runtime = Process(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
-        runtime.__dict__["facts"] = replace(runtime.facts, origin=origin)
-        made.append(runtime)
-        return runtime
+        process = Process(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
+        process.__dict__["facts"] = replace(process.facts, origin=origin)
+        made.append(process)
+        return process
 
     yield start
-    for runtime in made:
-        runtime.close()
-        runtime.app.close()
+    for process in made:
+        process.close()
+        process.app.close()
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def mess(farm: Farm, *, managed: bool = True, facility: str = "local") -> Mess:
     return Mess(host.id, over, waits, stuck)
 
 
-def upkeep(runtime: Process) -> None:
+def upkeep(process: Process) -> None:
     """Everything beat has a fleet do, until nothing is left of it."""
-    assert run_task(maintenance.reap, runtime)["reaped"]
-    run_task(maintenance.recover_depends, runtime)
-    run_task(maintenance.recover_depends, runtime)
+    assert run_task(maintenance.reap, process)["reaped"]
+    run_task(maintenance.recover_depends, process)
+    run_task(maintenance.recover_depends, process)
 
 
 @pytest.mark.parametrize("origin", ["cuebot", "opencue-sched"])
