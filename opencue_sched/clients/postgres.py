@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from select import POLLIN, poll
+from select import POLLIN, POLLOUT, poll
+from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg2
+from psycopg2 import _psycopg
+from psycopg2.extensions import POLL_OK, POLL_WRITE
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 
 from opencue_sched.clients.postgres_sessions import Sessions, set_up_sessions
@@ -99,21 +104,71 @@ def engine_at(
     return engine
 
 
+class RefusedConnection(psycopg2.OperationalError):
+    """The server, not the way to it, refused a connection. ``pgcode`` is its SQLSTATE, as of any other error."""
+
+    pgcode = ""
+
+    def __init__(self, text: str, state: str) -> None:
+        super().__init__(text)
+        self.pgcode = state
+
+
 def connect(*given: Any, **named: Any) -> Any:
     """psycopg2.connect, whose failure is always an error of the driver that says why.
 
-    A server that refuses a connection - it is about to start or to stop, or has too many - says so in its own language
-    and encoding. The driver reads UTF-8, and raises UnicodeDecodeError for anything else, or, on early releases of
-    Python 3.11, its own error without a word.
+    A server that refuses a connection - it is about to start or to stop, has too many, or knows no such user - says so
+    in its own language and encoding. The driver reads UTF-8, and raises UnicodeDecodeError for anything else, or, on
+    early releases of Python 3.11, its own error without a word. What it means in any language is its SQLSTATE.
     """
+    cause: Exception
     try:
         return psycopg2.connect(*given, **named)
     except UnicodeDecodeError as error:
-        raise psycopg2.OperationalError(error.object.decode(errors="backslashreplace")) from error
+        cause, text = error, error.object.decode(errors="backslashreplace")
     except psycopg2.OperationalError as error:
-        if error.args:
+        cause, text = error, str(error)
+        if error.args and _BEFORE_WHAT_A_SERVER_SAYS not in text:
             raise
-        raise psycopg2.OperationalError("the server refused in an encoding other than UTF-8: see its log") from error
+    state = _sqlstate_of_refusal(*given, **named)
+    raise RefusedConnection(text or f"{_UNREADABLE} (SQLSTATE {state or 'unknown'})", state) from cause
+
+
+_UNREADABLE = "the server refused in an encoding other than UTF-8: see its log"
+_BEFORE_WHAT_A_SERVER_SAYS = ":  "
+"""libpq writes it between the severity and the text of a server's message, and nowhere in messages of its own."""
+_SQLSTATE_ALONE = 3
+"""libpq's PQERRORS_SQLSTATE: an error is told as the severity and the SQLSTATE, without its text."""
+
+
+def _sqlstate_of_refusal(*given: Any, **named: Any) -> str:
+    """The SQLSTATE with which a server refuses a connection once more; empty where it does not do so in time.
+
+    The driver knows none, because libpq has only the text of a connection's failure: it is made to write the SQLSTATE
+    into that. It can be told so only between the beginning and the end of connecting, which needs a connection that
+    somebody waits for in steps.
+    """
+    libpq = ctypes.PyDLL(_psycopg.__file__)
+    libpq.PQsetErrorVerbosity.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    libpq.PQerrorMessage.argtypes, libpq.PQerrorMessage.restype = [ctypes.c_void_p], ctypes.c_char_p
+    deadline = monotonic() + CONNECT_SECONDS
+    try:
+        connection = psycopg2.connect(*given, **named, async_=True)
+    except psycopg2.OperationalError:
+        return ""  # the server, or the way to it, went away since
+    try:
+        libpq.PQsetErrorVerbosity(connection.pgconn_ptr, _SQLSTATE_ALONE)
+        while (wanted := connection.poll()) != POLL_OK and (left := deadline - monotonic()) > 0:
+            progress = poll()
+            progress.register(connection.fileno(), POLLOUT if wanted == POLL_WRITE else POLLIN)
+            progress.poll(1000 * left)
+    except (psycopg2.OperationalError, UnicodeDecodeError):
+        # Read from libpq itself: the severity, too, is in the server's language and encoding.
+        states = re.findall(rb":  ([0-9A-Z]{5})$", libpq.PQerrorMessage(connection.pgconn_ptr), re.MULTILINE)
+        return states[-1].decode() if states else ""
+    finally:
+        connection.close()
+    return ""
 
 
 def _readable(connection: Any) -> bool:

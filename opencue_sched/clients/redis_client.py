@@ -5,7 +5,7 @@ What a URL may say is in domain/redis_url.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import redis
@@ -46,9 +46,8 @@ def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]
     named = read_redis_url(url)
     if named.scheme == "sentinel":
         asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
-        sentinel = Sentinel(named.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         options |= named.options | {"ssl": named.tls is not None}
-        return cast("redis.Redis", sentinel.master_for(named.service, **options))  # type: ignore[no-untyped-call]
+        return master_of(named.nodes, named.service, asking, options)
     kind: type[Any] = SSLConnection if named.tls else Connection
     place: dict[str, Any] = {"host": named.host, "port": named.port}
     if named.scheme == "unix":
@@ -57,6 +56,33 @@ def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]
     options |= named.options | place
     pool = redis.BlockingConnectionPool(connection_class=leaving_replicas(kind), timeout=REDIS_SECONDS, **options)  # type: ignore[no-untyped-call]
     return redis.Redis.from_pool(pool)
+
+
+class UnverifiedCertificate(RedisConnectionError):
+    """The certificate of a Sentinel cannot be verified. redis-py keeps of a Sentinel's error the name of its class."""
+
+
+def master_of(
+    sentinels: Sequence[tuple[str, int]], service: str, asking: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> redis.Redis:
+    """A client of the master that Sentinels name. ``asking`` are options of the connections to these, those of
+    ``options`` where it is None."""
+    watched = Sentinel(sentinels, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+    for sentinel in watched.sentinels:
+        sentinel.sentinel_masters = _naming_certificates(sentinel.sentinel_masters)  # type: ignore[method-assign]
+    return cast("redis.Redis", watched.master_for(service))  # type: ignore[no-untyped-call]
+
+
+def _naming_certificates(call: Callable[[], Any]) -> Callable[[], Any]:
+    def named() -> Any:
+        try:
+            return call()
+        except RedisConnectionError as error:
+            if "certificate verify failed" in str(error):
+                raise UnverifiedCertificate(str(error)) from error
+            raise
+
+    return named
 
 
 def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]:

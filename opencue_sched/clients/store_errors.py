@@ -42,18 +42,19 @@ _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 _COMPLETION_UNKNOWN = "40003"
 
 
+_REFUSED_CONNECTION_STATES = ("28000", "28P01", "3D000", "42501", "42704")
+"""SQLSTATEs of connections that PostgreSQL will refuse the next time, too: the user, or where it comes from; the
+password; no such database; no right to connect to it; a parameter in the URL's ``options`` that it does not know."""
+_TOO_MANY_CONNECTIONS = "53300"
 _REFUSED_CONNECTIONS = (
     "authentication failed",
     "no password supplied",
-    "pg_hba.conf",
     " does not exist",
-    "is not permitted to log in",
-    "permission denied",
     "does not support SSL",
     "certificate",
     "invalid sslmode",
 )
-"""What PostgreSQL, or libpq, says of a connection that will be refused the next time, too."""
+"""What libpq, or PgBouncer, says of a connection that will be refused the next time, too. They speak English alone."""
 _CONNECTION_LIMITS = {
     "too many clients already": "its max_connections",
     "remaining connection slots are reserved": "its max_connections",
@@ -66,6 +67,7 @@ _REFUSED_BY_REDIS = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate verify failed",
     ":AuthenticationError",
+    ":UnverifiedCertificate",
     "NOPERM",
     "DB index is out of range",
     "without any password configured",
@@ -123,22 +125,27 @@ def is_lasting(error: Exception) -> bool:
     """Whether a store refuses in a way that no waiting cures: a wrong password or database, a certificate that cannot
     be verified, a permission that is missing.
 
-    A connection that fails has no SQLSTATE, so PostgreSQL's refusals of one are known by their text, in English.
+    PostgreSQL's refusals of a connection are known by their SQLSTATE, in any language; what has none, by its text.
     """
     if isinstance(error, OperationalError):
-        return any(word in str(error.orig) for word in _REFUSED_CONNECTIONS)
+        return _sqlstate(error) in _REFUSED_CONNECTION_STATES or any(
+            word in str(error.orig) for word in _REFUSED_CONNECTIONS
+        )
     if isinstance(error, AuthenticationError | NoPermissionError):
         return True
     return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)
 
 
 def limit_reached(error: Exception) -> str:
-    """Which limit keeps PostgreSQL from taking another connection; empty where that is not what the error says.
-
-    A connection that fails has no SQLSTATE, so this is known by the text, in English.
-    """
+    """Which limit keeps PostgreSQL from taking another connection; empty where that is not what the error says. In
+    another language than English it is one of three."""
     text = str(error.orig) if isinstance(error, OperationalError) else ""
-    return next((limit for words, limit in _CONNECTION_LIMITS.items() if words in text), "")
+    unknown = (
+        "its max_connections, or the CONNECTION LIMIT of the role or database"
+        if (_sqlstate(error) == _TOO_MANY_CONNECTIONS)
+        else ""
+    )
+    return next((limit for words, limit in _CONNECTION_LIMITS.items() if words in text), unknown)
 
 
 def has_no_connection_left(error: Exception) -> bool:
@@ -160,7 +167,11 @@ def _sentinels_said(text: str) -> str:
     """In short what redis-py says, with 500 characters for each Sentinel, when none of them names the master."""
     service, _, details = text.removeprefix("No master found for ").partition(" : ")
     failures = re.findall(r"host=([^,]+),port=(\d+).*?\)> - (?:\w+:)?(\w+)", details)
-    words = {"AuthenticationError": "refuses the password", "ConnectionError": "does not answer"}
+    words = {
+        "AuthenticationError": "refuses the password",
+        "ConnectionError": "does not answer",
+        "UnverifiedCertificate": "has a certificate that cannot be verified",
+    }
     said = ", ".join(f"{host}:{port} {words.get(kind, kind)}" for host, port, kind in failures)
     return f"no Sentinel names a master {service}" + (f": {said}" if said else "")
 

@@ -24,10 +24,9 @@ import redis
 import structlog
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
-from redis.sentinel import Sentinel
 
-from opencue_sched.clients.redis_client import why_unfit
-from opencue_sched.clients.store_errors import is_lasting
+from opencue_sched.clients.redis_client import master_of, why_unfit
+from opencue_sched.clients.store_errors import describe, is_lasting
 from opencue_sched.coordination.board import NEVER, BoardScripts, End, JobPriority, Listing, field_map, life_ms
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.keys import BoardKeys
@@ -344,7 +343,7 @@ class JobBoard(BoardScripts):
             yield
         except RedisError as error:
             what = "refuses" if is_lasting(error) else "does not answer"
-            raise JobFailure(f"board {self.name!r}: Redis {what}: {error}") from error
+            raise JobFailure(f"board {self.name!r}: Redis {what}: {describe(error)}") from error
 
     def call(self, script: str, *args: str | int | float) -> Any:
         """As of any board; raises as answering()."""
@@ -633,8 +632,7 @@ def _client(conf: _Configuration) -> redis.Redis:
     asking = conf.sentinel_kwargs
     if asking is not None and not asking.get("ssl"):
         asking = _without_tls(asking)
-    watched = Sentinel(asked, sentinel_kwargs=asking, ssl=tls, **options)  # type: ignore[no-untyped-call]
-    return cast("redis.Redis", watched.master_for(conf.sentinel))  # type: ignore[no-untyped-call]
+    return master_of(asked, conf.sentinel, asking, {"ssl": tls, **options})
 
 
 def _without_tls(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import redis
 from benchmarks.warm_start import ROOT, run
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
+from tests.kit.refusing_postgres import refusing_postgres
 from tests.kit.sentinel import watched_pair
-from tests.kit.tls import tls_front
+from tests.kit.tls import private_authority, tls_front, tls_port
 
 CELERY = ("-m", "celery", "-A", "opencue_sched")
 OURS = ("-c", "from opencue_sched.cli import main; main()")
@@ -111,6 +112,27 @@ def test_a_postgresql_that_refuses_for_good_is_told_in_a_line_and_not_asked_agai
     assert str(parts.password) not in line
 
 
+IN_ANOTHER_LANGUAGE = {
+    "password": (b"28P01", "Passwort-Authentifizierung für Benutzer »nobody« fehlgeschlagen".encode(), 78, "refuses"),
+    "database": (b"3D000", "la base de données « none » n'existe pas".encode("latin-1"), 78, "refuses"),
+    "user": (b"28000", 'ロール"nobody"はログインが許可されていません'.encode("euc-jp"), 78, "refuses"),
+    "right to connect": (b"42501", "keine Berechtigung für Datenbank »none«".encode(), 78, "denies what"),
+    "parameter": (b"42704", "unbekannter Konfigurationsparameter »lc_nothing«".encode(), 78, "refuses"),
+    "start": (b"57P03", b"das Datenbanksystem startet", 75, "does not answer"),
+    "limit": (b"53300", "désolé, trop de clients sont déjà connectés".encode("latin-1"), 75, "has no connection left"),
+}
+
+
+@pytest.mark.parametrize("fault", IN_ANOTHER_LANGUAGE)
+def test_a_postgresql_is_understood_whatever_language_and_encoding_it_refuses_in(
+    fault: str, settings: Settings
+) -> None:
+    state, text, status, told = IN_ANOTHER_LANGUAGE[fault]
+    with refusing_postgres(settings, text, state=state) as elsewhere:
+        ran = start(PROCESSES["worker"], elsewhere.database_url.get_secret_value(), settings.redis_dsn)
+    assert told in refusal(ran, status)
+
+
 def test_a_redis_password_that_is_wrong_is_told_as_such(settings: Settings) -> None:
     place = settings.redis_dsn.rpartition("@")[2]
     line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"redis://:wrong@{place}"))
@@ -136,3 +158,12 @@ def test_a_password_that_sentinels_refuse_is_told_in_a_short_line(settings: Sett
     assert f"refuses (no Sentinel names a master 'farm': 127.0.0.1:{pair.port} refuses the password)" in line
     assert len(line) < 300
     assert "<redis" not in line
+
+
+def test_sentinels_whose_authority_is_unknown_are_refused_for_good(settings: Settings, tmp_path: Path) -> None:
+    context, _authority = private_authority(tmp_path)
+    with watched_pair(tmp_path) as pair, tls_port(context, pair.port) as port:
+        url = f"{pair.url.replace(f':{pair.port}/', f':{port}/')}&ssl=true"
+        line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, url))
+    said = f"127.0.0.1:{port} has a certificate that cannot be verified"
+    assert f"refuses (no Sentinel names a master 'farm': {said})" in line
