@@ -25,7 +25,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.reports.completion import MOST_TOGETHER, Releaser
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Release

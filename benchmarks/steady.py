@@ -28,7 +28,7 @@ from benchmarks.proc_times import Reading, read
 from benchmarks.stress import ACTIVATE
 from benchmarks.workbench import Workbench, workbench
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.insight.audit import run_audit
 
 MOST_LOST_PERCENT = 3.0

@@ -26,7 +26,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import beat_keys
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.states import ExitStatus

@@ -218,6 +218,11 @@ def host_changes(ns: str) -> str:
     return f"{ns}:hosts:changed"
 
 
+def backlog_changes(ns: str) -> str:
+    """Stream of the ids of waiting layers that somebody found changed."""
+    return f"{ns}:backlog:changed"
+
+
 def verdicts(ns: str, job_id: str) -> str:
     """Hash of the last verdicts on the layers of a job. Job ids are OpenCue's, used as they are."""
     return f"{ns}:verdicts:{job_id}"

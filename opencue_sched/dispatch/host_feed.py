@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.hosts import Host

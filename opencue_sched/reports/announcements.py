@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.background import PeriodicThread
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.errors import SchedulerError
 
 _log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import Failure, classify, describe, is_trouble
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.domain.names import same_host
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import SchedulerError

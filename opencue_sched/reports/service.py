@@ -25,7 +25,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.clients.store_errors import describe, is_trouble
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser

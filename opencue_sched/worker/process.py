@@ -28,7 +28,7 @@ from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import beat_keys, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings

@@ -23,7 +23,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS

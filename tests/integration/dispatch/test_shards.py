@@ -9,7 +9,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Engine
 
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import FarmDivision

@@ -18,7 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import HostSpec

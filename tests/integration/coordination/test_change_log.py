@@ -1,4 +1,4 @@
-"""The change log of hosts on a real Redis, and the cache it keeps current on a real database."""
+"""The change logs on a real Redis, and the host cache that one keeps current on a real database."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination import host_changes
-from opencue_sched.coordination.host_changes import HostChanges
+from opencue_sched.coordination import change_log
+from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.placement.host_cache import HostCache
@@ -90,6 +90,49 @@ class TestReading:
         assert changes.since(cursor) == (cursor, frozenset())
 
 
+class TestWriters:
+    def test_a_process_does_not_hear_of_what_it_wrote_itself(self, changes: HostChanges) -> None:
+        changes.publish(["h0"])
+        cursor = cursor_of(changes)
+
+        changes.publish(["h1", "h2"], by="w1")
+        changes.publish(["h2", "h3"], by="w2")
+
+        assert changes.since(cursor, but_of="w1")[1] == {"h2", "h3"}
+        assert changes.since(cursor, but_of="w2")[1] == {"h1", "h2"}
+        assert changes.since(cursor)[1] == {"h1", "h2", "h3"}
+
+    def test_entries_that_name_no_writer_are_others(self, changes: HostChanges, redis_client: redis.Redis) -> None:
+        # given a worker of the release before, and a report service
+        changes.publish(["h0"])
+        cursor = cursor_of(changes)
+        redis_client.xadd(KEY, {"hosts": "h1"})
+        changes.publish(["h2"])
+
+        assert changes.since(cursor, but_of="w1")[1] == {"h1", "h2"}
+        assert changes.since(cursor, but_of="")[1] == {"h1", "h2"}
+
+    def test_a_reader_that_asks_for_the_others_alone_reads_everything_after_a_gap(
+        self, changes: HostChanges, redis_client: redis.Redis
+    ) -> None:
+        changes.publish(["h1"], by="w1")
+        cursor = cursor_of(changes)
+        changes.publish(["h2"], by="w1")
+        changes.publish(["h3"], by="w1")
+        redis_client.xtrim(KEY, maxlen=1, approximate=False)
+
+        assert changes.since(cursor, but_of="w1")[1] is None
+
+    def test_the_release_before_reads_entries_that_name_their_writer(
+        self, changes: HostChanges, redis_client: redis.Redis
+    ) -> None:
+        changes.publish(["h1", "h2"], by="w1")
+
+        ((_, entry),) = redis_client.xrange(KEY)
+
+        assert entry["hosts"].split() == ["h1", "h2"]
+
+
 class TestLosses:
     def test_a_trimmed_cursor_reads_every_host(self, changes: HostChanges, redis_client: redis.Redis) -> None:
         changes.publish(["h1"])
@@ -167,12 +210,25 @@ class TestPublishing:
     def test_the_log_does_not_grow_without_bound(
         self, changes: HostChanges, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host_changes, "_MAX_ENTRIES_KEPT", 100)
+        monkeypatch.setattr(change_log, "_MAX_ENTRIES_KEPT", 100)
 
         for number in range(1000):
             changes.publish([f"h{number}"])
 
         assert redis_client.xlen(KEY) < 300
+
+    def test_hosts_and_layers_are_apart(self, changes: HostChanges, redis_client: redis.Redis) -> None:
+        layers = BacklogChanges(redis_client, "cue")
+        changes.publish(["h0"])
+        layers.publish(["l0"])
+        of_hosts, of_layers = cursor_of(changes), layers.since(None)[0]
+
+        changes.publish(["h1"])
+        layers.publish(["l1", "l2"], by="w1")
+        layers.publish(["l3"], by="w2")
+
+        assert changes.since(of_hosts)[1] == {"h1"}
+        assert layers.since(of_layers, but_of="w2")[1] == {"l1", "l2"}
 
     def test_namespaces_are_apart(self, redis_client: redis.Redis) -> None:
         ours, theirs = HostChanges(redis_client, "cue"), HostChanges(redis_client, "other")

@@ -1,0 +1,77 @@
+"""The change logs: which hosts and which waiting layers changed, told to every worker through Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import cast
+
+import redis
+
+from opencue_sched.coordination import keys
+
+_WRITER = "by"
+_START = "0-0"
+_MAX_ENTRIES_KEPT = 10_000
+_MAX_ENTRIES_READ = 1_000
+_Entry = tuple[str, dict[str, str]]
+
+
+class ChangeLog:
+    """Reads and writes a Redis stream of ids of rows that changed.
+
+    Who changed them appends their ids, or who found them changed; every worker reads what is new and reads just those
+    rows again. So what all workers keep in memory is right again at once, without waiting until each has read
+    everything. The log is a hint, never a truth: when it cannot answer, the caller reads everything. Holds no state:
+    readers keep their own cursor.
+    """
+
+    def __init__(self, client: redis.Redis, key: str, field: str) -> None:
+        """``field`` of an entry has the ids, which contain no blank."""
+        self._client = client
+        self._key = key
+        self._field = field
+
+    def publish(self, ids: Collection[str], *, by: str = "") -> None:
+        """Append the ids, in one round trip, with the instance that writes them. Call it after the commit that changed
+        the rows."""
+        if ids:
+            entry = {self._field: " ".join(dict.fromkeys(ids))} | ({_WRITER: by} if by else {})
+            self._client.xadd(self._key, entry, maxlen=_MAX_ENTRIES_KEPT, approximate=True)  # type: ignore[arg-type]
+
+    def since(self, cursor: str | None, *, but_of: str = "") -> tuple[str, frozenset[str] | None]:
+        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read everything again".
+
+        None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
+        or when more than 1,000 entries are new. Read the rows *after* this call: then nothing can fall between. One
+        round trip. ``but_of``: an instance whose own entries are left out; those that name no writer are others'.
+        """
+        pipeline = self._client.pipeline(transaction=True)
+        at = cursor or _START
+        pipeline.xrange(self._key, at, at)
+        pipeline.xrange(self._key, f"({at}", "+", count=_MAX_ENTRIES_READ + 1)
+        pipeline.xrevrange(self._key, count=1)
+        answers = cast("list[list[_Entry]]", pipeline.execute())
+        named, new, last = answers
+        if not last:
+            return _START, frozenset() if cursor == _START else None
+        now = last[0][0]
+        if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
+            return now, None
+        entries = (entry for _, entry in new if not but_of or entry.get(_WRITER) != but_of)
+        return now, frozenset(row_id for entry in entries for row_id in entry.get(self._field, "").split())
+
+
+class HostChanges(ChangeLog):
+    """The hosts that were booked on or freed: ``{namespace}:hosts:changed``. Freed cores are seen without waiting for a
+    host report."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        super().__init__(client, keys.host_changes(namespace), "hosts")
+
+
+class BacklogChanges(ChangeLog):
+    """The layers that a worker's resync found to differ from what it knew: ``{namespace}:backlog:changed``. Each worker
+    does a part of the layers, and what one finds the others know by this."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        super().__init__(client, keys.backlog_changes(namespace), "layers")
