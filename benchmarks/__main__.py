@@ -15,6 +15,7 @@ from benchmarks.figures import console, show, write_json
 from opencue_sched.embedded.servers.services import POSTGRES_VARIABLE
 
 SCALE_PARTS = ("drain", "steady", "rounds", "large")
+POSITIVE = click.IntRange(min=1)
 RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
 
 
@@ -96,7 +97,11 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
 @click.option("--steady", is_flag=True, help="The same as --part steady.")
 @click.option("--rate", default=200.0, show_default=True, help="steady: frames that end in a second.")
 @click.option("--seconds", default=25.0, show_default=True, help="steady, rounds, large: how long each is watched.")
-@click.option("--rounds", default=3, show_default=True, help="drain: drains with each number of workers.")
+@click.option("--hosts", default=1_553, show_default=True, type=POSITIVE, help="steady: hosts of the farm.")
+@click.option("--frames", type=POSITIVE, help="steady: frames that wait at the hand-over; what lasts if not given.")
+@click.option("--layers", type=POSITIVE, help="steady: layers that they are in; so many that each has 40 if not given.")
+@click.option("--base", help="steady: by turns also with the workers and beat of this commit, taken out of git.")
+@click.option("--rounds", type=POSITIVE, help="drain, steady: runs with each number of workers; 3 and 1 if not given.")
 @click.option("--scale", default=1.0, show_default=True, help="drain: size of the farm; 1 is OpenCue's stress suite.")
 @click.option("--database-url", help="drain: a database (empty, ours, or Cuebot's) instead of one from a wheel.")
 @postgres
@@ -107,7 +112,11 @@ def scale(
     steady: bool,
     rate: float,
     seconds: float,
-    rounds: int,
+    hosts: int,
+    frames: int | None,
+    layers: int | None,
+    base: str | None,
+    rounds: int | None,
     scale: float,
     database_url: str | None,
     json_path: Path | None,
@@ -116,7 +125,7 @@ def scale(
 
     \b
     drain   6,000 frames onto 1,200 empty hosts
-    steady  1,553 hosts and five shows: the fill from empty to 99 %, then the full farm with frames ending
+    steady  five shows on one farm: the fill from empty to 99 %, then the full farm with frames ending
     rounds  20,000 frames on 1,553 hosts, as fifty layers and as one
     large   10,000 hosts of 360,000 cores, 200,000 waiting frames of five shows: time of a plan, memory of a worker
 
@@ -124,9 +133,12 @@ def scale(
     than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, or
     a plan takes more than 100 ms on average for 10,000 hosts.
 
-    Example: python -m benchmarks scale --steady --workers 1,2,4
+    Example: python -m benchmarks scale --steady --workers 1,4 --frames 1000000 --layers 20000
     """
     import structlog
+
+    if layers and (frames is None or frames < layers):
+        raise click.UsageError("--layers needs --frames, and each layer a frame")
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parts = ("steady",) if steady else parts
@@ -134,12 +146,20 @@ def scale(
     if "drain" in parts:
         from benchmarks.scale import run_scale
 
-        drains = run_scale(workers, rounds=rounds, scale=scale, database_url=database_url, console=console)
+        drains = run_scale(workers, rounds=rounds or 3, scale=scale, database_url=database_url, console=console)
         figures["drain"] = [result.as_dict() for result in drains]
     if "steady" in parts:
-        from benchmarks.steady import run_steady
+        from benchmarks.steady import Size, run_steady
 
-        found = run_steady(workers, rate=rate, seconds=seconds, console=console)
+        found = run_steady(
+            workers,
+            rate=rate,
+            seconds=seconds,
+            console=console,
+            size=Size(hosts, frames, layers),
+            base=base,
+            rounds=rounds or 1,
+        )
         figures["steady"] = [result.as_dict() for result in found]
     if "rounds" in parts:
         from benchmarks.fills import run_rounds

@@ -1,8 +1,9 @@
 """A farm like a real one, and work like a real farm's.
 
 Hosts of 16, 32 and 128 cores with 4 GB a core (`HOSTS_1553`: 57,248 cores, `HOSTS_10000`: 360,000). Work by `workload`:
-frames of 1 to 64 cores in fixed parts, memory that rises with the cores, run times from 2 to 52 minutes. Several shows
-share one allocation by subscriptions. Everything is written set-based: 100,000 frames take some seconds.
+frames of 1 to 64 cores in fixed parts, memory that rises with the cores and is each layer's own, run times from 2 to 52
+minutes. Several shows share one allocation by subscriptions. Everything is written set-based: 100,000 frames take some
+seconds.
 
     load = FarmLoad(seed=1, time_scale=1 / 60)
     with engine.begin() as connection:
@@ -32,6 +33,7 @@ HOSTS_1553: Mapping[int, int] = {128: 246, 32: 303, 16: 1_004}
 """Cores of a host to the number of such hosts: 57,248 cores."""
 HOSTS_10000: Mapping[int, int] = {128: 1_507, 32: 1_951, 16: 6_542}
 """360,000 cores."""
+_FARMS = {sum(counts.values()): counts for counts in (HOSTS_1553, HOSTS_10000)}
 MEMORY_GB_PER_CORE = 4
 
 PARTS: Mapping[int, float] = {1: 23, 2: 26, 4: 34, 8: 14.5, 16: 1.9, 32: 0.3, 64: 0.05}
@@ -41,6 +43,7 @@ MEMORY_GB_OF_A_CORE = (0.5, 3.6)
 MINUTES = (2.0, 52.0)
 FRAMES_OF_A_LAYER = 40
 _SPREAD = 0.2
+_KB_A_GB = 1024 * 1024
 
 _FRAMES = text(
     """
@@ -79,26 +82,43 @@ class JobLoad:
     max_cores: float = 1_000_000
 
 
-def workload(frames: int, chance: random.Random, *, frames_of_a_layer: int = FRAMES_OF_A_LAYER) -> list[Work]:
-    """Layers with so many frames in all, each class of cores in its part (rounded to the next frame), in any order."""
+def hosts_of(count: int) -> Mapping[int, int]:
+    """So many hosts: `HOSTS_1553`, `HOSTS_10000`, or any other number in the parts of the latter."""
+    return _FARMS.get(count) or _parts(count, HOSTS_10000)
+
+
+def workload(frames: int, chance: random.Random, *, frames_of_a_layer: float = FRAMES_OF_A_LAYER) -> list[Work]:
+    """Layers with so many frames in all, each class of cores in its part (rounded to the next frame), in any order.
+
+    No two layers have the same memory, to the kilobyte: on a real farm hardly any two do.
+    """
     layers = []
+    memories: set[int] = set()
     for cores, wanted in parts_of(frames).items():
         count = math.ceil(wanted / frames_of_a_layer)
         for number in range(count):
-            memory_gb = cores * chance.uniform(*MEMORY_GB_OF_A_CORE)
+            memory_kb = int(cores * chance.uniform(*MEMORY_GB_OF_A_CORE) * _KB_A_GB)
+            while memory_kb in memories:
+                memory_kb += 1
+            memories.add(memory_kb)
             minutes = MINUTES[0] * (MINUTES[1] / MINUTES[0]) ** chance.random()
             share = wanted * (number + 1) // count - wanted * number // count
-            layers.append(Work(share, cores, round(memory_gb, 2), round(minutes, 1)))
+            layers.append(Work(share, cores, memory_kb / _KB_A_GB, round(minutes, 1)))
     chance.shuffle(layers)
     return layers
 
 
 def parts_of(frames: int) -> dict[int, int]:
-    """How many of so many frames have each number of cores; largest remainders first."""
-    whole = sum(PARTS.values())
-    exact = {cores: frames * part / whole for cores, part in PARTS.items()}
+    """How many of so many frames have each number of cores."""
+    return _parts(frames, PARTS)
+
+
+def _parts(number: int, weights: Mapping[int, float]) -> dict[int, int]:
+    """The number in parts as the weights are; largest remainders first."""
+    whole = sum(weights.values())
+    exact = {cores: number * weight / whole for cores, weight in weights.items()}
     counts = {cores: int(share) for cores, share in exact.items()}
-    left = frames - sum(counts.values())
+    left = number - sum(counts.values())
     for cores in sorted(exact, key=lambda cores: counts[cores] - exact[cores])[:left]:
         counts[cores] += 1
     return counts

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy import text
 
 from benchmarks.bookings import Spent
 from benchmarks.farm_load import HOSTS_1553, HOSTS_10000, FarmLoad, JobLoad, Work
+from benchmarks.proc_times import resident_mb
 from benchmarks.steady import ENVIRONMENT, MOST_LOST_PERCENT, hand_over, prepare, write_farm
 from benchmarks.workbench import Workbench, workbench
 
@@ -137,11 +137,3 @@ def _fill(
         memory_mb=memory,
         passed=booked > 0 and spent.lost_percent <= MOST_LOST_PERCENT,
     )
-
-
-def resident_mb(pid: int) -> int:
-    """The memory that a process holds. Raises OSError when there is no such process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) // 1024
-    return 0

@@ -1,4 +1,4 @@
-"""CPU seconds of processes, read from /proc (Linux)."""
+"""CPU seconds and memory of processes, read from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ def cpu_seconds(roots: Iterable[int]) -> float:
 def parent_of(pid: int) -> int:
     """The parent of a process. Raises OSError when there is no such process."""
     return _read(pid).parent
+
+
+def resident_mb(pid: int) -> int:
+    """The memory that a process holds. Raises OSError when there is no such process."""
+    for line in (_PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) // 1024
+    return 0
 
 
 def busy_seconds() -> float:

@@ -1,4 +1,4 @@
-"""The steady state: a farm of 1,553 hosts and five shows is filled, then frames end and freed cores are booked again.
+"""The steady state: a farm of five shows is filled, then frames end and freed cores are booked again.
 
 The fill is timed from the moment the shows are handed over to the commit of the booking that makes 99 % of the cores
 busy. In the steady state frames end at a fixed rate, each in turn by chance (their run times are exponential, so the
@@ -7,6 +7,9 @@ rate is the same from the first second on), by `FrameEnds`.
 Rows are those PostgreSQL read in the whole database (pg_stat_database: ``returned`` by scans and index entries,
 ``fetched`` by indexes), less what the benchmark read itself: its looks at new procs are counted, and what a transaction
 of ends reads is measured when the workers have stopped, with frames still ending at the same rate.
+
+Processor time is apart for workers, for their sessions' PostgreSQL backends, for those of the benchmark's own sessions
+(which end frames and look), and for the rest.
 """
 
 from __future__ import annotations
@@ -15,18 +18,21 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from sqlalchemy import text
 
 from benchmarks.bookings import Spent, rows_by_table
 from benchmarks.farm_clock import FarmClock, weighted_percentile
-from benchmarks.farm_load import HOSTS_1553, FarmLoad, cut, workload
+from benchmarks.farm_load import FRAMES_OF_A_LAYER, HOSTS_1553, FarmLoad, cut, hosts_of, workload
 from benchmarks.frame_ends import FrameEnds, RunningProc
-from benchmarks.proc_times import Reading, read
+from benchmarks.proc_times import Reading, resident_mb
 from benchmarks.stress import ACTIVATE
-from benchmarks.workbench import Workbench, workbench
+from benchmarks.workbench import OUR_SESSIONS, THE_REST, THEIR_SESSIONS, WORKERS, Workbench, code_of, workbench
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.insight.audit import run_audit
@@ -43,12 +49,16 @@ ENVIRONMENT = {"OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true", "OPENCUE_SCHED_ACCOUNT
 
 _FULL = 0.99
 _POLL_SECONDS = 0.25
-_STALL_SECONDS = 10.0
+_STALL_SECONDS = 30.0
 _FLUSH_SECONDS = 1.2
 _WARM_UP_SECONDS = 5.0
 _CALIBRATION_SECONDS = 6.0
 # A deep backlog, so that no show runs out of work.
 _SPARE_FRAMES = 15_000
+_CORES_OF_A_FRAME = 3.7
+_JOBS_OF_A_SHOW = 50
+_LAYERS_KNOWN = "scheduler_backlog_layers"
+_RESYNC_AGE = "scheduler_backlog_resync_age_seconds"
 
 _IDLE = text("SELECT sum(int_cores_idle) / 100.0 FROM host")
 _PROCS = text("SELECT count(*) FROM proc")
@@ -63,7 +73,8 @@ _NOW = text("SELECT extract(epoch FROM clock_timestamp())")
 class SteadyResult:
     """One phase with so many workers. Seconds; ``utilisation`` in percent of the cores. Rows and statements are for
     each frame booked, rows less the benchmark's own; ``own_rows`` are those its transactions of ends read, for each
-    frame ended."""
+    frame ended. Processor time is in microseconds for each frame booked. ``memory_mb`` is the greatest of the workers;
+    ``layers_known`` is the least, ``resync_age`` the greatest of their metrics, and "-" where they have none."""
 
     phase: str
     workers: int
@@ -77,9 +88,17 @@ class SteadyResult:
     rows_fetched: float
     own_rows: str
     statements: float
+    statements_a_pass: float
     refill_p50: float
     refill_p99: float
     utilisation: float
+    workers_us: float
+    their_postgresql_us: float
+    ends_postgresql_us: float
+    rest_us: float
+    memory_mb: int
+    layers_known: str
+    resync_age: str
     passes: int
     frames_a_pass: float
     empty_passes: int
@@ -110,11 +129,23 @@ class _Own:
         return f"{ratio * self.returned_of_a_batch:.0f} returned, {ratio * self.fetched_of_a_batch:.0f} fetched"
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the farm and its backlog are. ``frames`` wait in all shows together, in about so many ``layers``; None:
+    what fills the farm and lasts, in layers of `FRAMES_OF_A_LAYER`."""
+
+    hosts: int = 1_553
+    frames: int | None = None
+    layers: int | None = None
+
+
 @dataclass
 class _Site:
     bench: Workbench
     load: FarmLoad
+    hosts: int
     workers: int
+    code: str
     console: Console
     own: _Own = field(default_factory=_Own)
 
@@ -126,19 +157,67 @@ class _Moment:
     counters: Counter[str]
     tables: dict[str, int]
     cpu: Reading
+    memory_mb: int
+    layers_known: str
+    resync_age: str
     at: float
 
 
-def run_steady(counts: Sequence[int], *, rate: float, seconds: float, console: Console) -> list[SteadyResult]:
-    """Fill the farm, then let frames end at ``rate`` a second for ``seconds``, with each number of workers."""
+def run_steady(
+    counts: Sequence[int],
+    *,
+    rate: float,
+    seconds: float,
+    console: Console,
+    size: Size = Size(),
+    base: str | None = None,
+    rounds: int = 1,
+) -> list[SteadyResult]:
+    """Fill the farm, then let frames end at ``rate`` a second for ``seconds``, with each number of workers.
+
+    ``base``: a commit whose workers and beat do the same by turns with those of this code.
+    """
     results = []
-    for count in counts:
-        console.print(f"{count} worker{'s' if count > 1 else ''}: fill, then {rate:g} ends a second for {seconds:g} s")
-        results += _run(count, rate, seconds, console)
+    with code_of(base) if base else nullcontext() as code_of_base:
+        codes: list[tuple[str, Path | None]] = [("", None), *([(f", {base}", code_of_base)] if base else [])]
+        for number in range(1, rounds + 1):
+            for count in counts:
+                for name, code in codes:
+                    console.print(
+                        f"round {number} of {rounds}, {count} worker{'s' if count > 1 else ''}{name}: "
+                        f"fill, then {rate:g} ends a second for {seconds:g} s"
+                    )
+                    results += _run(count, rate, seconds, console, size, name, code)
+    if base:
+        for count in counts:
+            console.print(f"{count} worker{'s' if count > 1 else ''}: {_compared(results, count, base)}")
     return results
 
 
-def write_farm(bench: Workbench, frames: int, hosts: Mapping[int, int] = HOSTS_1553) -> FarmLoad:
+def _compared(results: Sequence[SteadyResult], workers: int, base: str) -> str:
+    """The processor time of workers and their backends for each frame, to that of the base; medians of the rounds."""
+    spent = {
+        phase: median(
+            result.workers_us + result.their_postgresql_us
+            for result in results
+            if (result.phase, result.workers) == (phase, workers)
+        )
+        for phase in ("steady", f"steady, {base}")
+    }
+    of_this, of_base = spent.values()
+    return (
+        f"workers and their PostgreSQL take {of_this:.0f} us of processor time a frame, {of_this / of_base:.2f} times "
+        f"as much as at {base}"
+    )
+
+
+def write_farm(
+    bench: Workbench,
+    frames: int,
+    hosts: Mapping[int, int] = HOSTS_1553,
+    *,
+    frames_of_a_layer: float = FRAMES_OF_A_LAYER,
+) -> FarmLoad:
     """The farm with its shows, not handed over yet; ``frames`` wait in all, as many in each show."""
     load = FarmLoad()
     cores = sum(size * count for size, count in hosts.items())
@@ -146,7 +225,8 @@ def write_farm(bench: Workbench, frames: int, hosts: Mapping[int, int] = HOSTS_1
         load.add_hosts(connection, hosts)
         for number, (name, part) in enumerate(SHOWS.items()):
             show = load.add_show(connection, name, size=part * cores, burst=cores)
-            load.add_jobs(connection, show, cut(workload(frames // len(SHOWS), random.Random(number)), 50))
+            layers = workload(frames // len(SHOWS), random.Random(number), frames_of_a_layer=frames_of_a_layer)
+            load.add_jobs(connection, show, cut(layers, _JOBS_OF_A_SHOW))
     prepare(bench, load)
     return load
 
@@ -171,12 +251,18 @@ def hand_over(bench: Workbench, load: FarmLoad) -> float:
         return float(connection.execute(_NOW).scalar_one())
 
 
-def _run(workers: int, rate: float, seconds: float, console: Console) -> list[SteadyResult]:
+def _run(
+    workers: int, rate: float, seconds: float, console: Console, size: Size, code_name: str, code: Path | None
+) -> list[SteadyResult]:
+    hosts = hosts_of(size.hosts)
+    cores = sum(cores * count for cores, count in hosts.items())
     lasting = _WARM_UP_SECONDS + seconds + _CALIBRATION_SECONDS
-    with workbench(ENVIRONMENT) as bench:
-        frames = 15_500 + int(rate * lasting) + _SPARE_FRAMES
-        site = _Site(bench, write_farm(bench, frames), workers, console)
-        console.print(f"  {site.load.frames} frames wait for {site.load.cores} cores")
+    frames = size.frames or int(cores / _CORES_OF_A_FRAME + rate * lasting) + _SPARE_FRAMES
+    frames_of_a_layer = frames / size.layers if size.layers else FRAMES_OF_A_LAYER
+    with workbench(ENVIRONMENT, code=code) as bench:
+        load = write_farm(bench, frames, hosts, frames_of_a_layer=frames_of_a_layer)
+        site = _Site(bench, load, size.hosts, workers, code_name, console)
+        console.print(f"  {load.frames} frames in {len(load.minutes)} layers wait for {load.cores} cores")
         bench.workers(workers)
         bench.fleet.beat()
         filled = _told(site, _fill(site))
@@ -188,7 +274,7 @@ def _told(site: _Site, result: SteadyResult) -> SteadyResult:
     """Print the result at once, so that a run that is ended early was not for nothing."""
     site.console.print(
         f"  {result.phase}: {result.booked} booked, {result.lost_percent} % lost ({result.lost_by_reason}), "
-        f"{result.rows_returned} rows and {result.statements} statements a frame, "
+        f"{result.rows_returned} rows a frame and {result.statements_a_pass} statements a pass, "
         f"refill {result.refill_p50} and {result.refill_p99} s, {result.utilisation} % of the cores in use"
     )
     return result
@@ -276,10 +362,19 @@ def _calibrated(site: _Site, ends: FrameEnds) -> _Own:
 
 
 def _moment(site: _Site) -> _Moment:
-    processes = site.bench.processes()
+    cpu = site.bench.cpu()
     with site.bench.engine.connect() as connection:
         tables = rows_by_table(connection)
-    return _Moment(site.bench.counters(), tables, read(processes), time.time())
+    layers, ages = (site.bench.gauges(name) for name in (_LAYERS_KNOWN, _RESYNC_AGE))
+    return _Moment(
+        site.bench.counters(),
+        tables,
+        cpu,
+        memory_mb=max(resident_mb(pid) for pid in site.bench.processes()["worker"]),
+        layers_known=f"{min(layers):.0f}" if layers else "-",
+        resync_age=f"{max(ages):.1f}" if ages else "-",
+        at=time.time(),
+    )
 
 
 def _result(
@@ -294,7 +389,7 @@ def _result(
     reached: bool = True,
 ) -> SteadyResult:
     spent, own = Spent.between(before.counters, after.counters), site.own
-    polled = own.polls * sum(HOSTS_1553.values())
+    polled = own.polls * site.hosts
     returned = spent["pg_tup_returned"] - looked - polled - own.batches * own.returned_of_a_batch
     fetched = spent["pg_tup_fetched"] - looked - own.batches * own.fetched_of_a_batch
     p50, p99 = clock.refill_seconds(before.at, after.at, 50, 99) if clock else (0.0, 0.0)
@@ -305,9 +400,10 @@ def _result(
     most = sorted(read_rows.items(), key=lambda part: -part[1])[:6]
     cpu = after.cpu.since(before.cpu)
     window = after.at - before.at
+    micros = {name: spent.per_frame(1e6 * used) for name, used in cpu.groups.items()}
     shares = ", ".join(f"{name} {100 * used / window:.0f} %" for name, used in cpu.groups.items())
     return SteadyResult(
-        phase=phase,
+        phase=f"{phase}{site.code}",
         workers=site.workers,
         seconds=round(seconds, 2),
         booked=spent.booked,
@@ -319,9 +415,17 @@ def _result(
         rows_fetched=spent.per_frame(fetched),
         own_rows=own.per_end(),
         statements=spent.per_frame(spent["scheduler_sql_statements_total"], 3),
+        statements_a_pass=round(spent["scheduler_sql_statements_total"] / max(1, spent.passes), 1),
         refill_p50=round(p50, 3),
         refill_p99=round(p99, 3),
         utilisation=round(100 * cores / site.load.cores, 2),
+        workers_us=micros[WORKERS],
+        their_postgresql_us=micros[THEIR_SESSIONS],
+        ends_postgresql_us=micros[OUR_SESSIONS],
+        rest_us=micros[THE_REST],
+        memory_mb=after.memory_mb,
+        layers_known=after.layers_known,
+        resync_age=after.resync_age,
         passes=spent.passes,
         frames_a_pass=round(spent.booked / max(1, spent.passes), 1),
         empty_passes=spent.empty_passes,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import subprocess
 import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
-from benchmarks.proc_times import parent_of
-from opencue_sched.clients.postgres import make_engine
+from benchmarks.proc_times import BENCHMARK, Reading, parent_of, read
+from opencue_sched.clients.postgres import OURS, make_engine
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
@@ -28,6 +31,19 @@ _SERVER = text(
     "SELECT xact_commit, xact_rollback, tup_inserted, tup_updated, tup_deleted, tup_returned, tup_fetched, deadlocks "
     "FROM pg_stat_database WHERE datname = current_database()"
 )
+
+_SESSIONS = text("SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()")
+_ROOT = Path(__file__).resolve().parents[1]
+
+APPLICATION_NAME = "opencue-sched-bench"
+"""Of the benchmark's own sessions: those that write the farm, end frames and look."""
+_NAMES_OF_OTHERS = (APPLICATION_NAME, "opencue-sched-beat")
+
+WORKERS = "workers"
+THEIR_SESSIONS = "their PostgreSQL"
+OUR_SESSIONS = "PostgreSQL of the benchmark"
+THE_REST = "the rest"
+_REST = ("postgresql", "redis", "beat", BENCHMARK)
 
 
 @dataclass
@@ -62,6 +78,39 @@ class Workbench:
         groups["redis"] = [int(self.client.info("server")["process_id"])]
         return groups
 
+    def cpu(self) -> Reading:
+        """CPU seconds so far in four groups, and of the whole machine: of the workers, of the PostgreSQL backends of
+        their sessions, of those of this process's (which end frames), and of the rest: PostgreSQL's other processes,
+        Redis, beat, this process.
+
+        Sessions live as long as their process, so the backends of two readings are the same.
+        """
+        groups = self.processes()
+        with self.engine.connect() as connection:
+            sessions = [(int(pid), str(name)) for pid, name in connection.execute(_SESSIONS)]
+        groups[THEIR_SESSIONS] = [pid for pid, name in sessions if is_of_a_worker(name)]
+        groups[OUR_SESSIONS] = [pid for pid, name in sessions if name == APPLICATION_NAME]
+        reading = read(groups)
+        seconds = reading.groups
+        backends = seconds[THEIR_SESSIONS] + seconds[OUR_SESSIONS]
+        spent = {
+            WORKERS: seconds["worker"],
+            THEIR_SESSIONS: seconds[THEIR_SESSIONS],
+            OUR_SESSIONS: seconds[OUR_SESSIONS],
+            THE_REST: sum(seconds.get(name, 0.0) for name in _REST) - backends,
+        }
+        return Reading(spent, reading.machine)
+
+    def gauges(self, name: str) -> list[float]:
+        """A gauge of each worker; workers that do not have it, or not yet, are left out."""
+        return [
+            sample.value
+            for port in self.metrics_ports.values()
+            for family in _families(port)
+            for sample in family.samples
+            if sample.name == name and not math.isnan(sample.value)
+        ]
+
     def counters(self) -> Counter[str]:
         """The workers' counters, summed over workers and labels; host and database counters beside them.
 
@@ -69,15 +118,14 @@ class Workbench:
         """
         sums: Counter[str] = Counter()
         for port in self.metrics_ports.values():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                for family in text_string_to_metric_families(answer.read().decode()):
-                    for sample in family.samples:
-                        if sample.name.endswith(("_total", "_sum", "_count")):
-                            sums[sample.name] += sample.value
-                            if "reason" in sample.labels:
-                                sums[f"{sample.name}:{sample.labels['reason']}"] += sample.value
-                        elif sample.name.endswith("_bucket"):
-                            sums[f"{sample.name}:{float(sample.labels['le']):g}"] += sample.value
+            for family in _families(port):
+                for sample in family.samples:
+                    if sample.name.endswith(("_total", "_sum", "_count")):
+                        sums[sample.name] += sample.value
+                        if "reason" in sample.labels:
+                            sums[f"{sample.name}:{sample.labels['reason']}"] += sample.value
+                    elif sample.name.endswith("_bucket"):
+                        sums[f"{sample.name}:{float(sample.labels['le']):g}"] += sample.value
         stats = self.client.info("commandstats")
         sums["redis_lua_calls"] = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
         sums["redis_commands"] = self.client.info("stats")["total_commands_processed"]
@@ -88,9 +136,40 @@ class Workbench:
         return sums
 
 
+def is_of_a_worker(application_name: str) -> bool:
+    """Whether a session is one of a worker, or of its listener."""
+    return application_name.startswith(OURS) and application_name not in _NAMES_OF_OTHERS
+
+
+def _families(port: int) -> Iterable[Metric]:
+    """What a worker's /metrics shows."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return list(text_string_to_metric_families(answer.read().decode()))
+
+
 @contextlib.contextmanager
-def workbench(environment: Mapping[str, str], *, database_url: str | None = None) -> Iterator[Workbench]:
-    """Stores from wheels (PostgreSQL only if no ``database_url`` is given), migrated, and an empty fleet."""
+def code_of(commit: str) -> Iterator[Path]:
+    """The files of another commit of this repository, for as long as they are needed."""
+    with tempfile.TemporaryDirectory(prefix="opencue-sched-code-") as directory:
+        archive = Path(directory, "code.tar")
+        code = Path(directory, "code")
+        code.mkdir()
+        for command in (
+            ["git", "archive", "--output", str(archive), commit],
+            ["tar", "-xf", str(archive), "-C", str(code)],
+        ):
+            subprocess.run(command, cwd=_ROOT, check=True)
+        yield code
+
+
+@contextlib.contextmanager
+def workbench(
+    environment: Mapping[str, str], *, database_url: str | None = None, code: Path | None = None
+) -> Iterator[Workbench]:
+    """Stores from wheels (PostgreSQL only if no ``database_url`` is given), migrated, and an empty fleet.
+
+    ``code``: where the fleet's processes have their code from (`code_of`), if not from here.
+    """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-bench-")))
         postgres = None
@@ -103,11 +182,12 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
         urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": cache.url}
         with environment_of({**urls, **environment}):
             settings = Settings()
-        engine = make_engine(settings, application_name="opencue-sched-bench", pool_size=4)
+        engine = make_engine(settings, application_name=APPLICATION_NAME, pool_size=4)
         stack.callback(engine.dispose)
         client = redis.Redis.from_url(cache.url, decode_responses=True, socket_timeout=30)
         stack.callback(client.close)
-        fleet = stack.enter_context(Fleet({**urls, **environment}, directory))
+        path = {"PYTHONPATH": str(code)} if code else {}
+        fleet = stack.enter_context(Fleet({**urls, **path, **environment}, directory))
         yield Workbench(settings, engine, client, fleet, postgres)
 
 

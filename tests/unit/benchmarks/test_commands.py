@@ -23,7 +23,15 @@ def test_each_benchmark_helps_with_an_example_and_writes_json(name: str) -> None
 
 @pytest.mark.parametrize(
     "words",
-    ["scale --workers 1,two", "latency --workers 0", "recovery --part nothing", "accounting --part nothing"],
+    [
+        "scale --workers 1,two",
+        "scale --steady --hosts 0",
+        "scale --steady --layers 100",
+        "scale --steady --layers 100 --frames 99",
+        "latency --workers 0",
+        "recovery --part nothing",
+        "accounting --part nothing",
+    ],
 )
 def test_what_no_benchmark_can_read_is_wrong_usage(words: str) -> None:
     ran = CliRunner().invoke(cli, words.split())

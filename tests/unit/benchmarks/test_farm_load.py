@@ -7,13 +7,20 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.farm_load import HOSTS_1553, HOSTS_10000, FarmLoad, Work, cut, parts_of, workload
+from benchmarks.farm_load import HOSTS_1553, HOSTS_10000, FarmLoad, Work, cut, hosts_of, parts_of, workload
 from benchmarks.frame_ends import RunningProc
 
 
 def test_the_farms_have_the_hosts_and_cores_of_the_issue() -> None:
     sizes = [(sum(hosts.values()), sum(c * n for c, n in hosts.items())) for hosts in (HOSTS_1553, HOSTS_10000)]
     assert sizes == [(1_553, 57_248), (10_000, 360_000)]
+
+
+def test_a_farm_of_any_number_of_hosts_has_hosts_of_every_size() -> None:
+    assert hosts_of(1_553) == HOSTS_1553
+    assert hosts_of(10_000) == HOSTS_10000
+    assert {count: sum(hosts_of(count).values()) for count in (100, 256, 3_001)} == {100: 100, 256: 256, 3_001: 3_001}
+    assert hosts_of(100) == {128: 15, 32: 20, 16: 65}
 
 
 @pytest.mark.parametrize("frames", [1, 7, 1_000, 99_750])
@@ -31,6 +38,13 @@ def test_a_workload_has_its_frames_in_layers_no_longer_than_asked_for() -> None:
         assert 0.5 * layer.cores <= layer.memory_gb <= 230
         assert 2 <= layer.minutes <= 52
     assert by_cores == parts_of(20_000)
+
+
+def test_layers_are_as_many_as_asked_for_and_each_has_a_memory_of_its_own() -> None:
+    layers = workload(200_000, random.Random(1), frames_of_a_layer=50)
+    # Each class of cores has its last layer cut short.
+    assert 4_000 <= len(layers) <= 4_000 + 7
+    assert len({layer.memory_gb for layer in layers}) == len(layers)
 
 
 def test_layers_are_dealt_to_all_jobs_and_none_is_lost() -> None:
