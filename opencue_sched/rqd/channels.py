@@ -46,6 +46,16 @@ _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
 
 
+class _Replaced(grpc.RpcError):
+    """A call that was not made, because its connection was replaced and closed meanwhile."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "failed to connect to all addresses: the connection was replaced meanwhile"
+
+
 class _Connection(grpc.UnaryUnaryClientInterceptor):
     """One connection to the RQD of ``host``. ``heard`` is called with each call's end, ``named`` with the name in each
     report: see `RqdChannels._hear` and `_name`."""
@@ -62,9 +72,9 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
         self.stub = rqd_pb2_grpc.RqdInterfaceStub(grpc.intercept_channel(self.channel, self))
         self.heard = heard
         self.named = named
-        # Both under the lock of RqdChannels.
+        # All under the lock of RqdChannels.
         self.calls = 0
-        self.retired = False
+        self.retired = self.closed = False
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """gRPC's hook around one call."""
@@ -118,8 +128,9 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     """One connection per host, opened at first use, closed after five idle minutes.
 
     A connection whose calls run into their deadlines in a row is replaced, for which the host's name is resolved anew:
-    where an address is gone nobody resets the connection to it, and the kernel would send into it for 16 minutes. Where
-    hosts are dialled by their full names, so is one whose calls fail otherwise, and the name is asked for anew.
+    where an address is gone nobody resets the connection to it, and the kernel would send into it for 16 minutes. So is
+    one to another machine, which might go on for ever after the name was put right. Where hosts are dialled by their
+    full names, so is one whose calls fail otherwise, and the name is asked for anew.
 
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork.
     """
@@ -183,8 +194,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
 
     def check_name(self, host_name: str) -> None:
         """Make sure that a host's RQD is its own: ask for its name, unless it told that in the last minute. Raises
-        RqdFailure when it is another host's, or does not answer in time. Of an RQD that does not answer otherwise the
-        next call tells more."""
+        RqdFailure when it is another host's, or does not tell."""
         with self._lock:
             host = self._hosts.get(host_name)
             if host is not None and self._clock() - host.named_at < NAME_BELIEVED_SECONDS:
@@ -193,8 +203,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         try:
             self.stub(host_name).ReportStatus(request, timeout=self.settings.timeout)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise RqdFailure(f"asked for its name, it did not answer ({describe(error)})") from error
+            raise RqdFailure(f"asked for its name, it did not answer ({describe(error)})") from error
         if words := self.misnamed(host_name):
             raise RqdFailure(f"its RQD {words}")
 
@@ -230,15 +239,15 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         self._threads.shutdown(wait=True)
 
     def _hear(self, connection: _Connection, *, calls: int, ended: Any = None, details: Any = None) -> None:
-        """Count the calls under way by ``calls``, and learn from one that ``ended``; ``details`` is how it was made."""
+        """Count the calls under way by ``calls``, and learn from one that ``ended``; ``details`` is how it was made.
+        Raises _Replaced for one that is about to be made over a connection that is closed."""
         with self._lock:
+            if connection.closed and calls > 0:
+                raise _Replaced
             connection.calls += calls
             if ended is not None:
                 self._learn(connection, ended, details)
-            # Not before its last call has ended: closing would cancel those that may be answered yet.
-            over = connection.retired and not connection.calls and not self._closed
-            if over:
-                self._retired.discard(connection)
+            over = self._is_over(connection)
         if over:
             connection.channel.close()
 
@@ -248,11 +257,31 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         # A host known by its address is whoever has that.
         own = not name or is_address(host.name) or same_host(host.name, name)
         with self._lock:
+            if connection.retired:
+                return
             host.named_at = self._clock() if own else -math.inf
             host.answers_as = "" if own else name
             if not own:
                 host.failed_at = self._clock()
                 self._warn(host, "rqd_answers_as_another_host", answers_as=name)
+                self._retire(connection)
+            over = self._is_over(connection)
+        if over:
+            connection.channel.close()
+
+    def _retire(self, connection: _Connection) -> None:
+        """Have the next call to its host dial anew. Under the lock."""
+        connection.retired, connection.host.connection = True, None
+        self._retired.add(connection)
+
+    def _is_over(self, connection: _Connection) -> bool:
+        """Whether a retired connection is to be closed, which the caller does. Under the lock."""
+        # Not before its last call has ended: closing would cancel those that may be answered yet.
+        over = connection.retired and not connection.calls and not self._closed
+        if over:
+            connection.closed = True
+            self._retired.discard(connection)
+        return over
 
     def _learn(self, connection: _Connection, ended: Any, details: Any) -> None:
         host, code, seconds = connection.host, ended.code(), details.timeout
@@ -275,8 +304,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         # A name with its domain is another one once the host's domain changed: nothing may ever listen at this one.
         may_be_renamed = self.settings.dial_by == "full"
         if (late or may_be_renamed) and host.unanswered >= CALLS_TO_UNREACHED:
-            connection.retired, host.connection = True, None
-            self._retired.add(connection)
+            self._retire(connection)
         if host.unanswered >= CALLS_TO_UNREACHED:
             self._warn(host, "rqd_does_not_answer", calls=host.unanswered, error=host.words)
 

@@ -12,7 +12,8 @@ certain that nothing started:
 - DEADLINE_EXCEEDED, connection lost, cancelled: it may start at any time, so it is unknown (the settlement asks).
 - any other code: refused for good.
 
-Nothing is sent where another host's RQD answers (`RqdChannels.check_name`): its frames would take what is booked there.
+Nothing is sent where another host's RQD answers, or none that tells its name (`RqdChannels.check_name`): frames of
+one host would take what is booked on another.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LaunchOutcome:
     run now or later.
 
     ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD said something.
-    ``unfit_host``: it was not sent because another host's RQD answers for this one, or none in time.
+    ``unfit_host``: it was not sent because another host's RQD answers for this one, or none that tells its name.
     """
 
     request: LaunchRequest

@@ -47,7 +47,8 @@ def test_frames_start_on_their_hosts_and_each_has_its_outcome(farm: SimulatedFar
 def test_a_host_that_is_down_fails_for_sure_and_only_its_first_frame_is_tried(
     farm: SimulatedFarm, channels: RqdChannels
 ) -> None:
-    # given one host without power
+    # given one host that has lost power since it was last launched on
+    assert ends(launch_all(channels, [request("sim0002")])) == [(LAUNCHED, 1)]
     farm.crash("sim0002")
     requests = [request(f"sim000{1 + number % 3}") for number in range(9)]
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
+from opencue_proto import rqd_pb2, rqd_pb2_grpc
 from structlog.testing import capture_logs
 
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.embedded.rqds.simulated_host import HostSpec
-from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.rqd.kill import Fate, RqdKiller, RunningFrameRef, kill_and_confirm
-from opencue_sched.rqd.launch import launch_all
+from opencue_sched.rqd.kill import Fate, RqdKiller, RunningFrameRef, Whereabouts, kill_and_confirm, look
+from opencue_sched.rqd.launch import Answer, classify, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
 from tests.kit.polling import eventually
@@ -89,6 +93,18 @@ def test_a_host_is_booked_again_once_it_answers_by_its_own_name() -> None:
             eventually(lambda: launch_all(channels, [request("sim0001")])[0].error is None)
 
 
+def test_a_call_that_was_about_to_be_made_when_its_connection_was_replaced_fails_as_not_sent(
+    misled: RqdChannels,
+) -> None:
+    # given somebody who is about to call a host when another call finds that its name leads elsewhere
+    stub = misled.stub("sim0001")
+    assert look(misled, request("sim0001").ref).place is Whereabouts.UNREACHABLE
+    # when it calls, then it is told as of a host that cannot be reached
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.LaunchFrame(rqd_pb2.RqdStaticLaunchFrameRequest())
+    assert classify(failed.value.code(), failed.value.details()) is Answer.NOT_SENT
+
+
 def test_a_host_known_by_its_address_is_whoever_has_it(farm: SimulatedFarm) -> None:
     with RqdChannels(Rqd(addresses={"10.0.0.7": farm.addresses["sim0001"]}, timeout=5.0)) as channels:
         assert launch_all(channels, [request("10.0.0.7")])[0].error is None
@@ -100,3 +116,48 @@ def test_a_name_is_asked_for_once_a_minute(farm: SimulatedFarm) -> None:
         for now[0], asked in ((0.0, 1), (59.0, 1), (61.0, 2)):
             assert launch_all(channels, [request("sim0001")])[0].error is None
             assert farm.calls("sim0001")["ReportStatus"] == asked
+
+
+def test_a_host_that_does_not_tell_its_name_gets_no_frames(farm: SimulatedFarm) -> None:
+    # given a host whose RQD fails when it is asked for its name, and would take frames
+    class Unnamed(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
+        launched = 0
+
+        def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+            context.abort(grpc.StatusCode.UNKNOWN, "Exception calling application")
+
+        def LaunchFrame(self, request: Any, context: Any) -> Any:  # noqa: N802
+            self.launched += 1
+            return rqd_pb2.RqdStaticLaunchFrameResponse()
+
+    rqd, server = Unnamed(), grpc.server(ThreadPoolExecutor(2))
+    rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(rqd, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with RqdChannels(Rqd(addresses={"sim0001": address}, timeout=5.0)) as channels:
+            # when a frame is launched, and another killed there
+            (outcome,) = launch_all(channels, [request("sim0001")])
+            # then neither is sent, for certain, and the host is left alone
+            assert (outcome.sends, rqd.launched) == (0, 0)
+            assert "asked for its name, it did not answer (UNKNOWN: " in str(outcome.error)
+            assert not RqdKiller(channels).ask("sim0001", "frame", "test")
+            assert Refusals().blame([outcome]).hosts == {"sim0001"}
+    finally:
+        server.stop(None)
+
+
+def test_a_host_whose_name_led_to_another_machine_is_found_once_it_leads_to_its_own() -> None:
+    # given a name that leads to another machine, which answers over an open connection
+    port = free_port()
+    leads_to = {"sim0001": "127.1.0.2"}
+    settings = Rqd(dial_by="full", grpc_port=port, timeout=5.0)
+    with (
+        SimulatedFarm(host_specs(2), port=port) as farm,
+        RqdChannels(settings, full_name=leads_to.__getitem__) as channels,
+    ):
+        assert launch_all(channels, [request("sim0001")])[0].error is not None
+        # when the name is put right, then the host gets frames, though that connection never broke
+        leads_to["sim0001"] = "127.1.0.1"
+        assert launch_all(channels, [request("sim0001")])[0].error is None
+        assert {run.host_name for run in farm.runs()} == {"sim0001"}
