@@ -35,7 +35,8 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
-from opencue_sched.worker.metrics import PORTS_TRIED, PULSE, serve_metrics
+from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
+from opencue_sched.worker.probes import PULSE
 
 log = structlog.get_logger(__name__)
 

@@ -38,7 +38,7 @@ from opencue_sched.settings import get_settings
 from opencue_sched.signals import end_by_sigterm_as_first_process
 from opencue_sched.standard_streams import open_closed_streams
 from opencue_sched.worker.logs import configure_logging, install_level_signals
-from opencue_sched.worker.metrics import PULSE
+from opencue_sched.worker.probes import PULSE
 from opencue_sched.worker.task import process_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from opencue_sched.store.schema import (
 )
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
-from opencue_sched.worker.metrics import PULSE
+from opencue_sched.worker.probes import PULSE
 
 
 @TOP.answers("migrate")

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
 from opencue_sched.embedded.servers.processes import free_port
-from opencue_sched.worker import metrics, process
-from opencue_sched.worker.metrics import PULSE, STALLED_SECONDS, Pulse, with_probes
+from opencue_sched.worker import metrics, probes, process
+from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.workload import Workload
 
 
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(metrics, "boot_clock", clock)
+    monkeypatch.setattr(probes, "boot_clock", clock)
     return clock
 
 
