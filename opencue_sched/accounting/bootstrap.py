@@ -24,9 +24,10 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.age_marks import DEFAULT_AGE_SECONDS
-from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
+from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
 from opencue_sched.accounting.damage import close_if_damaged
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.ledger import Ledger, answering, epoch_set_call, id_calls, stored_epoch
 from opencue_sched.accounting.recompute import additions, entries_of, may_still_commit, recompute
 from opencue_sched.clients.lua_scripts import call_script, call_scripts, chunks

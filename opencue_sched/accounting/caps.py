@@ -7,7 +7,6 @@ the version of the snapshot it was read in, and an older one of the same server 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ import redis
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering, id_calls
 from opencue_sched.clients.postgres import repeatable_read
@@ -30,50 +30,6 @@ def make_ledger(engine: Engine, client: redis.Redis, *, owner: str) -> Ledger:
     ledger = Ledger(client, owner=owner)
     ledger.load_caps = partial(load_caps, engine, ledger)
     return ledger
-
-
-# Which shows the ledger has the frames of. Frames of all other shows are foreign to a limit: they lower its cap.
-
-
-@dataclass(frozen=True, slots=True)
-class ImportNote:
-    """A field of ``acct:counted``: ``version`` of the show's row when it was imported; ``due``: when to import it again
-    and book it (Redis TIME, seconds), or 0 when it may be booked (accounting.show_handover)."""
-
-    version: str
-    due: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return f"{self.version}|{self.due:.3f}"
-
-    @classmethod
-    def parse(cls, text: str | None) -> ImportNote | None:
-        """None for no note, and for an unreadable one."""
-        version, found, due = (text or "").partition("|")
-        try:
-            return cls(version, float(due)) if found else None
-        except ValueError:
-            return None
-
-
-def imported_shows(client: redis.Redis) -> dict[str, str]:
-    """Shows that are ours, each with the version of its row then. Raises NotReady.
-
-    To be read before PostgreSQL is asked for frames that the ledger does not have: a show that is imported in between
-    is taken for one that is not, and its frames count twice for a moment rather than not at all.
-    """
-    with answering(client):
-        texts = cast("Mapping[str, str]", client.hgetall(keys.IMPORTED))
-    notes = {show_id: ImportNote.parse(text) for show_id, text in texts.items()}
-    return {show_id: note.version for show_id, note in notes.items() if note is not None and not note.due}
-
-
-def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
-    """These shows are ours, as their rows were in these versions; one whose row was changed since is imported again."""
-    if versions:
-        with answering(client):
-            client.hset(keys.IMPORTED, mapping={show: ImportNote(version).text for show, version in versions.items()})
 
 
 # Caps, read and written.

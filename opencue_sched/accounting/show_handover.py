@@ -41,7 +41,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
+from opencue_sched.accounting.caps import reseed_limits
+from opencue_sched.accounting.imported_shows import ImportNote, imported_shows
 from opencue_sched.accounting.ledger import Cause, Ledger, answering
 from opencue_sched.accounting.recompute import RecomputeReport, recompute, renew_entries
 from opencue_sched.clients.postgres import ask

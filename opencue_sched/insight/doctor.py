@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
-from opencue_sched.accounting.caps import imported_shows
 from opencue_sched.accounting.epoch import look_at_store
+from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import EntryState, Record
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.show_handover import check_release_feed

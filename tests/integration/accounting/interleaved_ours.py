@@ -16,9 +16,10 @@ from opencue_sched.accounting import bootstrap, consistency, keys
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
-from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
+from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import read_snapshot, recompute

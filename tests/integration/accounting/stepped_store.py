@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import redis
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import ImportNote
+from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.accounting.keys import Booking, Record, amounts, unpack
 
 # As JSON: Redis writes it and Python reads it faster than as many answers of the protocol.

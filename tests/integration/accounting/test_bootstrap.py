@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
-from opencue_sched.accounting.caps import imported_shows, make_ledger
+from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis, look_at_store
+from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger, epoch_set_call
 from opencue_sched.clients.lua_scripts import call_scripts

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import load_caps, make_ledger, note_imported, reseed_limits
+from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.caps import Vertices

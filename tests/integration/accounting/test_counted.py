@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys, show_handover
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps, note_imported
+from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.imported_shows import ImportNote, imported_shows, note_imported
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
 from opencue_sched.accounting.show_handover import ImportedShows, follow_handed_back, hand_over

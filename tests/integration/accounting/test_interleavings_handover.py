@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import show_handover
-from opencue_sched.accounting.caps import imported_shows
+from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.recompute import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence

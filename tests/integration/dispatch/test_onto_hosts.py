@@ -14,7 +14,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.caps import note_imported
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.caps import note_imported
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.dispatch import sweep
 from opencue_sched.domain.clusters import Cluster

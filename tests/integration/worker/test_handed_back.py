@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import make_ledger, note_imported
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     follow_handed_back,

@@ -10,8 +10,8 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.accounting.caps import note_imported
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import WrongSchema
