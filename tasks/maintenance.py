@@ -18,7 +18,7 @@ REAP_LEASE_SECONDS = 60.0
 def reap() -> dict[str, object]:
     """Put right what hosts and processes left behind (beat, every 30 seconds), unless another process of the fleet is
     at it."""
-    from opencue_sched.reports import reaper
+    from opencue_sched.reports import frame_history, reaper
     from opencue_sched.reports.completion import Releaser
     from opencue_sched.rqd.kill import RqdKiller
 
@@ -31,7 +31,7 @@ def reap() -> dict[str, object]:
         releaser = Releaser(mine.engine, mine.settings.release, count=count, sender=mine.announcements)
         report = reaper.reap(releaser, RqdKiller(mine.channels), scope=mine.scope, stopping=mine.stopping)
         drains = mine.facts.has_frame_history_queue and not mine.stopping()
-        events, skipped = reaper.drain_history(mine.engine) if drains else (0, 0)
+        events, skipped = frame_history.drain_history(mine.engine) if drains else (0, 0)
     figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
     return {"reaped": True, "history_events": events, "history_skipped": skipped, **figures}
 
@@ -39,10 +39,10 @@ def reap() -> dict[str, object]:
 @app.task(name="opencue_sched.maintenance.recover_depends", acks_late=True)
 def recover_depends() -> dict[str, object]:
     """Finish what a process that died after a completion left undone (beat, every minute)."""
-    from opencue_sched.reports import reaper
+    from opencue_sched.reports import recovery
 
     mine = process_of(app)
-    return {**reaper.recover_depends(mine.engine, mine.settings.release, scope=mine.scope)}
+    return {**recovery.recover_depends(mine.engine, mine.settings.release, scope=mine.scope)}
 
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)

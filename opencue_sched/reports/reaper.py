@@ -21,20 +21,14 @@ from functools import partial
 from time import monotonic
 
 import structlog
-from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.host_reports import SETTLED_SECONDS
-from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
+from opencue_sched.reports.run_ends import LostRun, RunVerdict
 from opencue_sched.rqd.kill import Fate, RqdKiller
-from opencue_sched.settings import Release
-from opencue_sched.store import depends, procs, release
+from opencue_sched.store import procs
 from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
-from opencue_sched.store.release import Counters
-from opencue_sched.store.schema import drain_frame_history
 
 _log = structlog.get_logger(__name__)
 
@@ -187,61 +181,3 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
         host_state=run.host_state if run.why == Why.HOST_DOWN and fate is Fate.UNREACHABLE else None,
         reason=run.why,
     )
-
-
-# Heals what a crash can leave between the end of a frame and what follows from it.
-#
-# Our own completions do all of it in one transaction and leave nothing. A Cuebot does it in several, a person in psql
-# in none: dependencies whose target is over stay active, and jobs whose frames are all over stay PENDING.
-
-RECOVERED_PER_CALL = 500
-"""Most rows of each kind healed by one pass."""
-
-
-def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:
-    """One bounded pass over jobs, then over dependencies, a transaction each; how many ``depends`` were satisfied,
-    ``freed_frames`` by that, and ``finished_jobs``. Safe at any time, anywhere.
-
-    Of a dependency it is the job that waits which has to be in ``scope``.
-    """
-    find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
-    with engine.begin() as connection:
-        jobs = find(connection, depends.STUCK_JOBS)
-        release.lock_counters(connection, Counters(("job", job_id) for job_id in jobs))
-        # Again under the locks: what was retried meanwhile is left alone.
-        finished = depends.finish_jobs(connection, jobs and find(connection, depends.STUCK_JOBS, among=jobs))
-    # After the jobs, for the dependencies on jobs that were finished just now.
-    with engine.begin() as connection:
-        stuck = find(connection, depends.STUCK_DEPENDS)
-        release.lock_counters(connection, depends.counters_of_dependents(connection, stuck))
-        met = depends.satisfy_depends(connection, stuck and find(connection, depends.STUCK_DEPENDS, among=stuck))
-    recovered = {**met._asdict(), "finished_jobs": len(finished)}
-    if any(recovered.values()):
-        _log.warning("stuck_work_recovered", **recovered)
-    return recovered
-
-
-# Writing down the frame history that newer OpenCue databases queue, where no Cuebot does it.
-#
-# The queue grows with every frame that starts or ends; an event that cannot be written must not keep those behind it.
-
-HISTORY_EVENTS = 10_000
-"""Most events of one call and transaction: what 150 frames started and ended a second leave until the next reap."""
-
-
-def drain_history(engine: Engine) -> tuple[int, int]:
-    """Drain the queue, all at once or, if the database refuses it, event by event; how many events left it, and how
-    many of these were not written. A failure is logged."""
-    for one_by_one in (False, True):
-        try:
-            with engine.begin() as connection:
-                left = drain_frame_history(connection, events=HISTORY_EVENTS, one_by_one=one_by_one)
-        except SQLAlchemyError as error:
-            _log.error("frame_history_not_drained", one_by_one=one_by_one, error=describe(error))
-            if is_trouble(error):
-                break
-        else:
-            if left.skipped:
-                _log.error("frame_history_events_skipped", events=left.skipped)
-            return left.drained, left.skipped
-    return 0, 0

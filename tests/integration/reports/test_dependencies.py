@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.reaper import recover_depends
+from opencue_sched.reports.recovery import recover_depends
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Release
 from tests.kit.runs import FarmView, complete_frame

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.reports import reaper
-from opencue_sched.reports.reaper import drain_history
+from opencue_sched.reports import frame_history
+from opencue_sched.reports.frame_history import drain_history
 
 # Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
 _QUEUE = """
@@ -59,7 +59,7 @@ def count(engine: Engine, table: str) -> int:
 
 
 def test_the_queue_is_drained_so_many_events_at_a_time(queue: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaper, "HISTORY_EVENTS", 20)
+    monkeypatch.setattr(frame_history, "HISTORY_EVENTS", 20)
     enqueue(queue, *[0] * 25)
     assert [drain_history(queue) for _ in range(3)] == [(20, 0), (5, 0), (0, 0)]
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
