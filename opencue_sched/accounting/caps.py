@@ -32,8 +32,6 @@ def make_ledger(engine: Engine, client: redis.Redis, *, owner: str) -> Ledger:
     return ledger
 
 
-# Caps, read and written.
-
 _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
 _RECLAIMED = (VertexKind.JOB, VertexKind.LAYER)
 _IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")

@@ -28,7 +28,8 @@ from opencue_sched.clients.store_errors import describe, is_trouble
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.reports.announcements import AnnouncementSender
-from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.completion_batcher import CompletionBatcher, NotAccepting
 from opencue_sched.reports.host_reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.reports.unreadable import UnreadableMessages

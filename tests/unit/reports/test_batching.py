@@ -11,8 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from opencue_sched.reports import completion
-from opencue_sched.reports.completion import CompletionBatcher, NotAccepting, Releaser
+from opencue_sched.reports import completion, completion_batcher
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.completion_batcher import CompletionBatcher, NotAccepting
 from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
 from tests.kit.counted import Counted
 from tests.kit.polling import eventually
@@ -106,7 +107,7 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
 
 
 def test_a_full_or_stopping_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "MOST_WAITING", 1)
+    monkeypatch.setattr(completion_batcher, "MOST_WAITING", 1)
     batcher = CompletionBatcher(applied, Counted())
     kept = batcher.submit(report("a"))
     with pytest.raises(NotAccepting, match="1 completions wait"):

@@ -1,0 +1,120 @@
+"""Completions that arrive together are applied together, in one transaction and with one fsync.
+
+RQD never sends a completion again, so one that could not be written stays in the queue until PostgreSQL is back, even
+when its caller's wait has ended. Only a full queue or a process that dies loses it; then the reports of its host show
+that the frame does not run any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import structlog
+
+from opencue_sched.clients.store_errors import describe
+from opencue_sched.errors import SchedulerError
+from opencue_sched.reports.completion import MOST_TOGETHER
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
+
+_log = structlog.get_logger(__name__)
+
+MOST_WAITING = 20_000
+_FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
+
+
+class NotAccepting(SchedulerError):
+    """The service is stopping, or too many completions wait for the database."""
+
+
+class CompletionBatcher:
+    """One thread that applies completions in the order they arrive. ``submit`` is thread-safe.
+
+    ``apply`` answers each report; it raises an error when it applied none.
+    """
+
+    def __init__(
+        self, apply: Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome]], count: Callable[[str], object]
+    ) -> None:
+        self._apply = apply
+        self._count = count
+        self._queue: deque[tuple[CompletedFrame, Future[RunOutcome]]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._give_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> int:
+        """Accept no more, apply the queue for up to ``timeout`` seconds; returns how many completions are left."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        self._thread.join(timeout)
+        self._give_up.set()
+        self._thread.join(timeout=_LONGEST_BATCH_RETRY_SECONDS)
+        with self._wake:
+            for _, done in self._queue:
+                done.set_exception(NotAccepting("the report service stopped"))
+            if self._queue:
+                _log.error("completions_abandoned", procs=[report.proc_id for report, _ in self._queue])
+            return len(self._queue)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def waiting(self) -> int:
+        with self._wake:
+            return len(self._queue)
+
+    def submit(self, report: CompletedFrame) -> Future[RunOutcome]:
+        """Queue a completion; the future ends with its outcome, or the error the database refused it with."""
+        with self._wake:
+            if self._stopping:
+                raise NotAccepting("the report service is stopping")
+            if len(self._queue) >= MOST_WAITING:
+                self._count("completion_queue_full")
+                raise NotAccepting(f"{len(self._queue)} completions wait for the database already")
+            done: Future[RunOutcome] = Future()
+            self._queue.append((report, done))
+            self._wake.notify()
+            return done
+
+    def _run(self) -> None:
+        retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+        while not self._give_up.is_set() and (batch := self._next(together)):
+            try:
+                outcomes = self._apply([report for report, _ in batch])
+            except Exception as error:
+                self._count("completion_retry")
+                _log.warning("completions_kept", waiting=self.waiting, error=describe(error))
+                self._give_up.wait(retry_after)
+                # One at a time until it works again, in case it is one report that makes the statement time out; then
+                # it does not hold up the others.
+                retry_after, together = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS), 1
+                with self._wake:
+                    self._queue.rotate(-len(batch))
+                continue
+            retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+            with self._wake:
+                for (_, done), outcome in zip(batch, outcomes, strict=True):
+                    self._queue.popleft()
+                    if done.done():  # stop() has given it up
+                        continue
+                    if outcome.error is not None:
+                        done.set_exception(outcome.error)
+                    else:
+                        done.set_result(outcome)
+
+    def _next(self, together: int) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
+        """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._stopping)
+            return list(itertools.islice(self._queue, together))
