@@ -36,7 +36,7 @@ from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
-from opencue_sched.store.procs import DEAF_FACTOR, GIVE_UP_SECONDS
+from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_folders, list_subscriptions
 

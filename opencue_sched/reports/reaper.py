@@ -27,8 +27,8 @@ from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.host_reports import SETTLED_SECONDS
 from opencue_sched.reports.run_ends import LostRun, RunVerdict
 from opencue_sched.rqd.kill import Fate, RqdKiller
-from opencue_sched.store import procs
-from opencue_sched.store.procs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
+from opencue_sched.store import lost_runs
+from opencue_sched.store.lost_runs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECONDS, LostRow, UpkeepScope, Why
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ def reap(
     until = monotonic() + REAP_SECONDS
     hosts_down = _mark_hosts_down(releaser, scope)
     with releaser.engine.connect() as connection:
-        lost = procs.lost_runs(
+        lost = lost_runs.lost_runs(
             connection,
             scope,
             limit=MOST_RUNS,
@@ -122,13 +122,13 @@ def _mark_hosts_down(releaser: Releaser, scope: UpkeepScope) -> list[str]:
     """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
     after = releaser.settings.host_down_after
     with releaser.engine.begin() as connection:
-        up, silent, database_age = procs.hearing(connection, silent_after=after, scope=scope)
+        up, silent, database_age = lost_runs.hearing(connection, silent_after=after, scope=scope)
         if not silent or database_age < after:
             return []
         if silent > max(1, up // 2):
             _log.warning("most_hosts_silent", silent=silent, up=up)
             after *= DEAF_FACTOR
-        down = procs.mark_hosts_down(connection, silent_after=after, scope=scope)
+        down = lost_runs.mark_hosts_down(connection, silent_after=after, scope=scope)
     if down:
         _log.warning("hosts_down", hosts=down)
         releaser.publish_hosts(down)

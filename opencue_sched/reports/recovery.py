@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, release
-from opencue_sched.store.procs import EVERYTHING, UpkeepScope
+from opencue_sched.store.lost_runs import EVERYTHING, UpkeepScope
 from opencue_sched.store.release import Counters
 
 _log = structlog.get_logger(__name__)

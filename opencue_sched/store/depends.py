@@ -15,7 +15,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.store import frame_memory
-from opencue_sched.store.procs import UpkeepScope, job_in_scope
+from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
 _FIND_DEPENDS = text(

@@ -53,7 +53,7 @@ from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.hosts import full_names
-from opencue_sched.store.procs import UpkeepScope
+from opencue_sched.store.lost_runs import UpkeepScope
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import (

@@ -14,8 +14,8 @@ from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import ReaperReport, reap
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
-from opencue_sched.store import procs
-from opencue_sched.store.procs import UpkeepScope
+from opencue_sched.store import lost_runs
+from opencue_sched.store.lost_runs import UpkeepScope
 from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
 
 BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
@@ -75,8 +75,8 @@ def test_when_most_hosts_are_silent_it_waits_longer(
         up, silent, _ = heard(connection, silent_after=silent_after, scope=scope)
         return up, silent, 1e6
 
-    heard = procs.hearing
-    monkeypatch.setattr(procs, "hearing", hearing)
+    heard = lost_runs.hearing
+    monkeypatch.setattr(lost_runs, "hearing", hearing)
     run = start(view)
     with view.farm() as farm:
         for name in ("a", "b"):

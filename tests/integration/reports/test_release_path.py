@@ -30,7 +30,7 @@ from opencue_sched.reports.service import ReportService
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release, Rqd, Settings
-from opencue_sched.store.procs import UpkeepScope
+from opencue_sched.store.lost_runs import UpkeepScope
 from tests.kit.counted import Counted
 from tests.kit.forced import force
 from tests.kit.polling import eventually
