@@ -43,7 +43,7 @@ from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.reservations import against_hold
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.reservations import hold_of
 from opencue_sched.store.schema import SchemaFacts
 

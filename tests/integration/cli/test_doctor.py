@@ -28,7 +28,7 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.kit.command import Cli, Ran
 

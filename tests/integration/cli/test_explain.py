@@ -23,7 +23,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.insight.explain import explain_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.worker.membership import Membership
 from tests.kit.command import Cli
 

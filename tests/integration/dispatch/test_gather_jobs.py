@@ -13,8 +13,8 @@ from opencue_sched.dispatch.gather import gather
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SkippedLayers, fetch_pending_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import (
     by_alloc,

@@ -15,7 +15,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, JobSpec, LayerSpec
 from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from tests.kit.gathering import counted_statements
 
 

@@ -41,7 +41,7 @@ from opencue_sched.placement.planner import Plan
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Accounting, Rqd, Settings
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.process import Process

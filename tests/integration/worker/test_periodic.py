@@ -19,7 +19,7 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.process import Process
