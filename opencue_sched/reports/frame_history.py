@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.store_errors import describe, is_trouble
-from opencue_sched.store.schema import drain_frame_history
+from opencue_sched.store.frame_history import drain_frame_history
 
 _log = structlog.get_logger(__name__)
 

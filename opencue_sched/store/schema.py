@@ -27,6 +27,7 @@ from opencue_sched.store.set_based_frames import read_frames_way, switch_off, sw
 if TYPE_CHECKING:
     from alembic.config import Config
 
+
 Origin = Literal["opencue-sched", "cuebot"]
 
 VERSION_TABLE = "opencue_sched_version"
@@ -295,18 +296,3 @@ def revision_of(connection: Connection) -> str | None:
     if connection.execute(text("SELECT to_regclass('opencue_sched_version')")).scalar() is None:
         return None
     return connection.execute(text("SELECT version_num FROM opencue_sched_version")).scalar()
-
-
-# Frame history on the OpenCue versions that queue it (after V49; see ``SchemaFacts.has_frame_history_queue``).
-
-_DRAIN = text("SELECT drained, skipped FROM frame_history_drain(:events, false, :one_by_one)")
-
-
-def drain_frame_history(connection: Connection, *, events: int = 1000, one_by_one: bool = False) -> Row[Any]:
-    """Write up to ``events`` queued events to frame_history, the oldest first: how many left the queue (``drained``),
-    and how many of these were not written (``skipped``).
-
-    OpenCue's own function does it, under a lock shared with every Cuebot: 0 events also means that another is draining.
-    It is all or nothing unless ``one_by_one``, which drops an event that fails and names it in the server's log.
-    """
-    return connection.execute(_DRAIN, {"events": events, "one_by_one": one_by_one}).one()

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from benchmarks import warm_start
 from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
-from opencue_sched.store.schema import drain_frame_history
+from opencue_sched.store.frame_history import drain_frame_history
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[3]
