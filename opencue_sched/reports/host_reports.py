@@ -22,7 +22,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.reports.completion import Releaser, warn_of_astray
 from opencue_sched.reports.run_ends import overdue
 from opencue_sched.rqd.kill import RqdKiller
-from opencue_sched.store import reports
+from opencue_sched.store import reported_runs, reports
 from opencue_sched.store.hosts import RQD_LOCK_SOURCE, set_lock, set_state, set_tags
 from opencue_sched.store.procs import Run, read_runs
 from opencue_sched.store.reports import HostRow, HostSize
@@ -436,7 +436,7 @@ class HostReports:
         if not owned:
             return
         with self.releaser.engine.begin() as connection:
-            reports.update_runs(
+            reported_runs.update_runs(
                 connection,
                 [usage(row, frame) for frame, row in owned],
                 frames_to_raise=self.releaser.settings.frames_to_raise_a_layer,
@@ -447,7 +447,7 @@ class HostReports:
         if not growing or host.size.nimby:
             return
         with self.releaser.engine.begin() as connection:
-            grown = reports.grow_reservations(connection, host_id, growing)
+            grown = reported_runs.grow_reservations(connection, host_id, growing)
         if grown:
             self.releaser.publish_hosts([host_id])
 
