@@ -24,8 +24,8 @@ from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.schema import check_schema
-from opencue_sched.store.shows import NamedRow
 
 
 @TOP.on_farm("audit --json | jq .failed")

@@ -19,7 +19,7 @@ from opencue_sched.domain.states import FrameState, HardwareState
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import full_names, list_procs
-from opencue_sched.store.shows import NamedRow
+from opencue_sched.store.named_rows import NamedRow
 
 if TYPE_CHECKING:
     from opencue_sched.jobs.control import FramesChanged, JobControl

@@ -30,8 +30,8 @@ from opencue_sched.domain.units import memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
+from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.reports import lock_cores
-from opencue_sched.store.shows import NamedRow
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
 _COLUMNS = Columns(

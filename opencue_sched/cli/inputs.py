@@ -29,9 +29,9 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, 
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.settings import get_settings
-from opencue_sched.store import jobs, shows
+from opencue_sched.store import jobs, named_rows
+from opencue_sched.store.named_rows import Kind, NamedRow
 from opencue_sched.store.schema import check_schema
-from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
     import redis
@@ -100,9 +100,9 @@ def current_user() -> str | None:
 def choose(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
     """The rows of these names or ids, each once. Raises InvalidInput for all that are unknown, with the names that were
     probably meant."""
-    found = shows.find_rows(connection, kind, names)
+    found = named_rows.find_rows(connection, kind, names)
     if unknown := [name for name in dict.fromkeys(names) if name not in found]:
-        hints = [near(name, shows.similar_names(connection, kind, name)) for name in unknown]
+        hints = [near(name, named_rows.similar_names(connection, kind, name)) for name in unknown]
         said = [f"there is no {kind} {name!r}{hint}" for name, hint in zip(unknown, hints, strict=True)]
         raise InvalidInput("\n".join(said))
     return list(dict.fromkeys(found[name] for name in names))
@@ -124,7 +124,7 @@ def with_names(lines: Sequence[str]) -> list[str]:
     ids = {found for line in lines for found in _ID.findall(line)}
     try:
         with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
-            names = shows.names_by_id(connection, ids)
+            names = named_rows.names_by_id(connection, ids)
     except SQLAlchemyError:
         return list(lines)
     return [_ID.sub(lambda found: names.get(found[0], found[0]), line) for line in lines]
@@ -148,7 +148,7 @@ class NameOf(click.types.StringParamType):
         """A few names; none where the database does not answer at once."""
         try:
             with database(**_SHORT_LIMITS) as engine, engine.connect() as connection:
-                names = shows.similar_names(connection, self.kind, incomplete)
+                names = named_rows.similar_names(connection, self.kind, incomplete)
         except Exception:
             return []
         return [CompletionItem(name) for name in names if name.startswith(incomplete)][:_NAMES_COMPLETED]

@@ -47,7 +47,8 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
-from opencue_sched.store.shows import NamedRow, set_rows
+from opencue_sched.store.named_rows import NamedRow
+from opencue_sched.store.shows import set_rows
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)

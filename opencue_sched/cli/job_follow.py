@@ -25,7 +25,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.frame_logs import BLOCK_BYTES, harmless, open_log, seek_tail
 from opencue_sched.store import jobs
 from opencue_sched.store.jobs import FrameView, LayerView
-from opencue_sched.store.shows import Kind, NamedRow
+from opencue_sched.store.named_rows import Kind, NamedRow
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -28,14 +28,14 @@ from opencue_sched.domain.names import counted, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
-from opencue_sched.store import shows, submit
+from opencue_sched.store import folders, named_rows, shows, submit
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
+from opencue_sched.store.named_rows import Kind, NamedRow
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.schema import read_origin
-from opencue_sched.store.shows import Kind, NamedRow
 
 _SHOW_COLUMNS = Columns(
     Column("show", "Show", "name", importance=NAME),
@@ -139,7 +139,7 @@ def create_show(connection: Connection, name: str, managed: bool | None) -> Done
     """
     new_name("show", name)
     managed = managed if managed is not None else read_origin(connection) == "opencue-sched"
-    if shows.find_rows(connection, Kind.SHOW, [name]):
+    if named_rows.find_rows(connection, Kind.SHOW, [name]):
         raise InvalidInput(f"there is a show {name!r} already")
     made = shows.insert_show(connection, name, managed=managed)
     return _SHOW_COLUMNS.changed(shows.list_shows(connection, made)[0])
@@ -214,7 +214,7 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
 
     Other commands name a folder by its show and its name or id.
     """
-    return _FOLDER_COLUMNS.listed(shows.list_folders(connection, show and show.id), "folder")
+    return _FOLDER_COLUMNS.listed(folders.list_folders(connection, show and show.id), "folder")
 
 
 @folder_command.in_transaction("create demo lighting --max-cores 200", params=_CAPS, context_settings=NEGATIVE_NUMBERS)
@@ -257,13 +257,13 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
         raise InvalidInput("these jobs are of several shows; a job stays in its show")
     (show,) = of_shows
     row = _folder(connection, show, folder)
-    shows.move_jobs(connection, ids, row)
+    folders.move_jobs(connection, ids, row)
     return Done(f"{', '.join(names)} in folder {row.name} now", {"show": show.name, "folder": row.name, "jobs": names})
 
 
 def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any]:
     """The folder of a show by name or id; None: its root. Raises InvalidInput for none, and where two match."""
-    there = shows.list_folders(connection, show.id)
+    there = folders.list_folders(connection, show.id)
     found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
     if not found:
         raise InvalidInput(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
@@ -431,7 +431,7 @@ def list_limits(connection: Connection) -> Done:
 def create_limit(connection: Connection, name: str, most: int) -> Done:
     """Create a limit of MAX running frames."""
     new_name("limit", name)
-    if shows.find_rows(connection, Kind.LIMIT, [name]):
+    if named_rows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
     return _LIMIT_COLUMNS.changed(fetch_limits(connection)[made])

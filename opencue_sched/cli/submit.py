@@ -15,7 +15,7 @@ from opencue_sched.insight.explain import unserved
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import Submitted, submit_job
 from opencue_sched.settings import get_settings
-from opencue_sched.store.shows import NamedRow
+from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.text_file import InvalidFile, read_yaml
 
 

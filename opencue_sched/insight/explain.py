@@ -34,11 +34,12 @@ from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
+from opencue_sched.store.folders import list_folders
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import read_origin
-from opencue_sched.store.shows import list_folders, list_subscriptions
+from opencue_sched.store.shows import list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0

@@ -27,9 +27,9 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec, depends_of, shell_drops
 from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
-from opencue_sched.store import shows as naming
-from opencue_sched.store import submit
+from opencue_sched.store import folders, named_rows, submit
 from opencue_sched.store.jobs import LayerView, frames_of, layers_of
+from opencue_sched.store.shows import list_shows
 from opencue_sched.text_file import InvalidFile
 
 log = structlog.get_logger(__name__)
@@ -245,16 +245,16 @@ class _Place:
 def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _Place:
     """Raises InvalidFile naming everything that is not there."""
     problems: list[str] = []
-    found = naming.find_rows(connection, naming.Kind.SHOW, [spec.show])
-    show = naming.list_shows(connection, found[spec.show].id)[0] if found else None
+    found = named_rows.find_rows(connection, named_rows.Kind.SHOW, [spec.show])
+    show = list_shows(connection, found[spec.show].id)[0] if found else None
     folder = None
     if show is None:
-        shows = naming.similar_names(connection, naming.Kind.SHOW, spec.show)
+        shows = named_rows.similar_names(connection, named_rows.Kind.SHOW, spec.show)
         problems.append(f"show: there is no show {spec.show!r}{near(spec.show, shows)}")
     elif not show.active:
         problems.append(f"show: {show.name!r} is not active; `opencue-sched show active {show.name} on` makes it so")
     else:
-        folder = _one_of(naming.list_folders(connection, show.id), spec.folder, "folder", problems)
+        folder = _one_of(folders.list_folders(connection, show.id), spec.folder, "folder", problems)
     names = submit.names(connection)
     facility = _one_of(names["facility"], spec.facility, "facility", problems)
     dept = None if spec.dept is None else _one_of(names["dept"], spec.dept, "dept", problems)
@@ -295,7 +295,7 @@ def _external(
     wanted = [(path, layer, depend, depend.job.lower()) for path, layer, depend in depends_of(spec) if depend.job]
     if not wanted:
         return [], over, begun
-    jobs = naming.find_rows(connection, naming.Kind.JOB, {name for *_, name in wanted})
+    jobs = named_rows.find_rows(connection, named_rows.Kind.JOB, {name for *_, name in wanted})
     # The locks come first: what is read after them stays true until we commit.
     states = submit.hold_jobs(connection, {job.id for job in jobs.values()})
     over |= {job for job, state in states.items() if state == JobState.FINISHED}
@@ -323,7 +323,7 @@ def _external(
     for path, layer, depend, name in wanted:
         try:
             if name not in jobs:
-                similar = naming.similar_names(connection, naming.Kind.JOB, name)
+                similar = named_rows.similar_names(connection, named_rows.Kind.JOB, name)
                 raise InvalidInput(f"there is no job {name!r}{near(name, similar)}")
             job = jobs[name]
             on = _On(job.id) if depend.layer is None else _on_layer(layer, depend, job, layers[job.id], frames)
@@ -336,7 +336,7 @@ def _external(
 def _on_layer(
     waiting: LayerSpec | None,
     depend: Depend,
-    job: naming.NamedRow,
+    job: named_rows.NamedRow,
     layers: Mapping[str, LayerView],
     frames: Mapping[str, Mapping[int, str]],
 ) -> _On:

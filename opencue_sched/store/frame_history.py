@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Row, text
-
-if TYPE_CHECKING:
-    pass
-
 
 _DRAIN = text("SELECT drained, skipped FROM frame_history_drain(:events, false, :one_by_one)")
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.store import frame_memory
-from opencue_sched.store.reports import _LOCK_HOST
+from opencue_sched.store.reports import LOCK_HOST
 
 # The columns are RQD's, see RunningFrameInfo.
 _RUNS = """
@@ -105,6 +105,6 @@ def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[s
     """Raise procs' memory reservations to ``wanted_kb``, as far as the host's idle memory goes, smallest first; whether
     any grew. The trigger of the schema takes the difference from the host."""
     # Host before procs, against the usual order: procs that others have locked are skipped, so there is no deadlock.
-    idle = connection.execute(_LOCK_HOST, {"host": host_id}).scalar() or 0
+    idle = connection.execute(LOCK_HOST, {"host": host_id}).scalar() or 0
     wanted = {"procs": list(wanted_kb), "memory": list(wanted_kb.values()), "host": host_id, "idle": idle}
     return connection.execute(_GROW, wanted).rowcount > 0

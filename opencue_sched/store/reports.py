@@ -1,7 +1,7 @@
-"""What host reports make of hosts and of what runs there: rows, statistics, states, tags, sizes, memory, peaks.
+"""What host reports make of hosts: rows, statistics, states, tags and sizes.
 
-Only a boot, another size, lock or state, the rare reconciliation and a growing reservation wait for the host row, which
-booking needs; everything else writes host_stat, or skips rows that are locked.
+Only a boot, another size, lock or state and the rare reconciliation wait for the host row, which booking needs;
+everything else writes host_stat.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _UPDATE_HOST_STAT = text(
      WHERE pk_host = :host
     """
 )
-_LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
+LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
 _RESIZE_HOST = text(
     """
     UPDATE host
@@ -184,14 +184,14 @@ def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: b
     process there, and while they are released others would come in their place. Else, while the host has procs, the
     first report after their end does it."""
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
-    connection.execute(_LOCK_HOST, {"host": host_id})
+    connection.execute(LOCK_HOST, {"host": host_id})
     connection.execute(_RESIZE_HOST, {"host": host_id, "boot": boot, **asdict(size)})
     reconcile_host(connection, host_id)
 
 
 def reconcile_host(connection: Connection, host_id: str) -> bool:
     """Set idle to total minus the procs, in the order lock, read, write. Returns whether it was wrong."""
-    connection.execute(_LOCK_HOST, {"host": host_id})
+    connection.execute(LOCK_HOST, {"host": host_id})
     return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
 
 
@@ -208,7 +208,7 @@ _LOCK_CORES = (
 
 def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
     """Note how many centicores are locked on a host's RQD. Commits on the host wait, and see it."""
-    connection.execute(_LOCK_HOST, {"host": host_id})
+    connection.execute(LOCK_HOST, {"host": host_id})
     for statement in _LOCK_CORES:
         connection.execute(statement, {"host": host_id, "centicores": centicores})
 

@@ -33,10 +33,10 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.farm_view import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
+from opencue_sched.store.folders import list_folders
 from opencue_sched.store.insight import holds, host_groups
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from opencue_sched.store.shows import list_folders
 from opencue_sched.worker.metrics import single_process_registry
 
 CENSUS_SECONDS = 15.0

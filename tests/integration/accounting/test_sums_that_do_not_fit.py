@@ -16,8 +16,9 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.farm_view import farm_view
 from opencue_sched.settings import Settings
+from opencue_sched.store.folders import list_folders
 from opencue_sched.store.jobs import list_jobs
-from opencue_sched.store.shows import list_folders, list_shows, list_subscriptions
+from opencue_sched.store.shows import list_shows, list_subscriptions
 from tests.kit.passes import Passes, passes
 
 INT_MAX = 2**31 - 1

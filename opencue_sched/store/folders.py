@@ -1,0 +1,81 @@
+"""Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
+
+The caps that are enforced are those of ``folder_resource``. -1 is no cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.store.pending import USED
+from opencue_sched.store.shows import INSERT_POINT
+
+_FOLDERS = text(
+    f"""
+    SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,
+           parent.str_name AS parent, dept.str_name AS dept, folder.pk_show AS show_id, folder.pk_dept AS dept_id,
+           folder.pk_parent_folder IS NULL AS is_default, folder.int_job_min_cores AS job_min_cores,
+           folder.int_job_max_cores AS job_max_cores, folder.int_job_min_gpus AS job_min_gpus,
+           folder.int_job_max_gpus AS job_max_gpus,
+           caps.int_min_cores AS min_centicores, caps.int_max_cores AS max_centicores,
+           caps.int_min_gpus AS min_gpus, caps.int_max_gpus AS max_gpus,
+           coalesce(work.jobs, 0) AS jobs, CAST(coalesce(work.waiting, 0) AS bigint) AS waiting,
+           coalesce(used.cores, 0) AS used_cores, coalesce(used.gpus, 0) AS used_gpus,
+           coalesce(used.procs, 0) AS running
+      FROM folder JOIN show USING (pk_show) JOIN dept USING (pk_dept) JOIN folder_resource caps USING (pk_folder)
+      LEFT JOIN folder_level level USING (pk_folder)
+      LEFT JOIN (SELECT pk_folder, count(*) AS jobs, sum(int_waiting_count) AS waiting
+                   FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+                  WHERE str_state = 'PENDING' GROUP BY pk_folder) work USING (pk_folder)
+      LEFT JOIN (SELECT job.pk_folder, count(*) AS procs, {USED}
+                   FROM proc p JOIN job USING (pk_job) GROUP BY job.pk_folder) used USING (pk_folder)
+      LEFT JOIN folder parent ON parent.pk_folder = folder.pk_parent_folder
+     WHERE CAST(:show AS varchar) IS NULL OR folder.pk_show = :show
+     ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
+    """  # noqa: S608 - only our own constant
+)
+# As Cuebot moves jobs: they take the department of the folder, and what it says about its jobs (-1: nothing). Triggers
+# of the schema move what they use to the rows of their new folder and department, so the latter must be there.
+_MOVE_JOBS = (
+    text(
+        """
+        WITH locked AS (
+            SELECT pk_job FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE)
+        UPDATE job SET pk_folder = folder.pk_folder, pk_dept = folder.pk_dept
+          FROM locked, folder WHERE job.pk_job = locked.pk_job AND folder.pk_folder = :folder
+        """
+    ),
+    text(
+        """
+        UPDATE job_history SET pk_dept = folder.pk_dept
+          FROM folder WHERE folder.pk_folder = :folder AND pk_job = ANY(CAST(:jobs AS varchar[]))
+        """
+    ),
+    text(
+        """
+        UPDATE job_resource
+           SET int_priority = coalesce(nullif(folder.int_job_priority, -1), job_resource.int_priority),
+               int_min_cores = coalesce(nullif(folder.int_job_min_cores, -1), job_resource.int_min_cores),
+               int_max_cores = coalesce(nullif(folder.int_job_max_cores, -1), job_resource.int_max_cores),
+               int_min_gpus = coalesce(nullif(folder.int_job_min_gpus, -1), job_resource.int_min_gpus),
+               int_max_gpus = coalesce(nullif(folder.int_job_max_gpus, -1), job_resource.int_max_gpus)
+          FROM folder WHERE folder.pk_folder = :folder AND pk_job = ANY(CAST(:jobs AS varchar[]))
+        """
+    ),
+)
+
+
+def list_folders(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
+    """The folders of all shows, or of one, the root (the default one) first, with their caps, live use, and what they
+    say about their jobs (-1: nothing)."""
+    return connection.execute(_FOLDERS, {"show": show_id}).all()
+
+
+def move_jobs(connection: Connection, job_ids: Collection[str], folder: Row[Any]) -> None:
+    """Put jobs of the folder's show into it."""
+    connection.execute(INSERT_POINT, {"dept": folder.dept_id, "show": folder.show_id})
+    for statement in _MOVE_JOBS:
+        connection.execute(statement, {"folder": folder.id, "jobs": sorted(job_ids)})
