@@ -33,6 +33,7 @@ from opencue_sched.domain.caps import SEPARATORS, Vertices
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import StoreDamaged
 from opencue_sched.store import accounting as store
+from opencue_sched.store.accounting_tables import refresh_tables
 
 log = structlog.get_logger(__name__)
 _IDS_PER_STATEMENT = 5000
@@ -198,7 +199,7 @@ def recompute(
     # The reading may have taken long, and what follows is written outside the scripts: have one look at the fence.
     ledger.mark()
     if write_tables:
-        store.refresh_tables(engine, only or done.managed)
+        refresh_tables(engine, only or done.managed)
     if only is None:
         with answering(ledger.client):
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)

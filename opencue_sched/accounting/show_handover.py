@@ -48,7 +48,8 @@ from opencue_sched.accounting.recompute import RecomputeReport, recompute, renew
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows
-from opencue_sched.store.accounting import managed_show_ids, managed_show_versions, refresh_tables
+from opencue_sched.store.accounting import managed_show_ids, managed_show_versions
+from opencue_sched.store.accounting_tables import refresh_tables
 from opencue_sched.store.schema import ANNOUNCES_RELEASES, triggers_of_proc
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows
 from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import refresh_tables
+from opencue_sched.store.accounting_tables import refresh_tables
 from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,

@@ -24,7 +24,7 @@ from opencue_sched.accounting.show_handover import (
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import refresh_tables
+from opencue_sched.store.accounting_tables import refresh_tables
 from opencue_sched.worker.process import Process
 from tests.kit.listening import eventually_listen
 from tests.kit.polling import eventually
