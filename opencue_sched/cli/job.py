@@ -23,7 +23,8 @@ from opencue_sched.cli.inputs import (
     layer_ids,
     most_option,
 )
-from opencue_sched.cli.job_follow import log_command, wait_for
+from opencue_sched.cli.job_log import log_command
+from opencue_sched.cli.job_wait import wait_for
 from opencue_sched.cli.output import (
     HIGH,
     LOW,

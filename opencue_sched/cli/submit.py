@@ -8,7 +8,7 @@ from typing import BinaryIO
 import click
 
 from opencue_sched.cli.inputs import TOP, current_user, farm
-from opencue_sched.cli.job_follow import wait_for
+from opencue_sched.cli.job_wait import wait_for
 from opencue_sched.cli.output import Done, asked_for_json, working
 from opencue_sched.domain.names import counted
 from opencue_sched.insight.explain import unserved

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli import job_follow
+from opencue_sched.cli import job_wait
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.store import jobs
@@ -63,7 +63,7 @@ class Waited:
 
 @pytest.fixture
 def waited(build: Build, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Waited:
-    monkeypatch.setattr(job_follow, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(job_wait, "_LOOK_SECONDS", 0.02)
     layers = [LayerSpec(name="render", frames=4), LayerSpec(name=LONG_LAYER, frames=2)]
     return Waited(build(lambda farm: farm.job(layers, name=NAME)), engine)
 
@@ -295,7 +295,7 @@ def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list
     assert (ran.status, ran.json["ended"]["outcome"]) == (0, "succeeded")
     with pytest.MonkeyPatch.context() as patch:
         # when Ctrl-C ends the waiting, then the job is named all the same
-        patch.setattr(job_follow.time, "sleep", interrupted)
+        patch.setattr(job_wait.time, "sleep", interrupted)
         ran = cli("submit", "-", "--wait", "--json", given=JOB_FILE.replace("waited", "left"))
     assert (ran.status, ran.out) == (130, "")
     assert re.search(r"submitted show-sh010-artist_left .*\n  id      [0-9a-f-]{36}\n", ran.err)
