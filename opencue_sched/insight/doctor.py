@@ -270,6 +270,9 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         yield _warn("clusters", cluster_words(it))
     if unreached := unreached_hosts(members):
         text = f"workers do not reach hosts: {listed([f'{host}: {words}' for host, words in unreached.items()])}"
+        # A worker has a record for each type of its queues.
+        more = {worker.instance: worker.more_unreached for worker in members.alive if worker.more_unreached}
+        text += "".join(f"; worker {instance} does not reach {others} others" for instance, others in more.items())
         yield _warn("RQD", text, _REACH)
     for commits in failed_commits:
         since = datetime.fromtimestamp(commits.since).astimezone().strftime("%H:%M:%S")

@@ -97,11 +97,13 @@ class Membership:
 
     def _refresh(self) -> float:
         if self.presence is not None:
+            unreached = tuple(self.unreached())
             self.presence.refresh(
                 in_flight=self.in_flight(),
                 state=self.workload.state.value,
                 work=sorted(self.work()),
-                unreached=tuple(self.unreached())[:MOST_UNREACHED],
+                unreached=unreached[:MOST_UNREACHED],
+                more_unreached=len(unreached[MOST_UNREACHED:]),
                 capabilities=sorted(self._queues()),
             )
         return REFRESH_SECONDS

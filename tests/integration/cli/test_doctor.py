@@ -532,6 +532,16 @@ def test_what_workers_do_not_reach_is_told_though_this_machine_does(
     )
 
 
+def test_hosts_that_a_worker_does_not_name_are_counted(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
+    # given a worker that does not reach more hosts than it names
+    worker = Presence(redis_client, "cue", types=["dispatch", "sweep"], group="default", instance="one")
+    worker.announce()
+    worker.refresh(unreached=[(f"render0{number}", "does not answer") for number in range(5)], more_unreached=30)
+    # then some are named, and all counted
+    text = finding(cli("doctor", "--json"), "warn")["text"]
+    assert text.endswith(" and 2 more; worker one does not reach 30 others")
+
+
 def test_a_host_whose_name_leads_to_another_machine_is_told_with_both_names(
     cli: Cli, build: Build, healthy: None, environment: pytest.MonkeyPatch
 ) -> None:
