@@ -7,7 +7,6 @@ from sqlalchemy import Connection, text
 READ = (
     "config",
     "dept",
-    "facility",
     "filter",
     "opencue_sched_origin",
     "opencue_sched_version",
@@ -22,6 +21,7 @@ CHANGED = (
     "comments",
     "deed",
     "depend",
+    "facility",
     "folder",
     "folder_level",
     "folder_resource",

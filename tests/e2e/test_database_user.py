@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-from pydantic import SecretStr
-from sqlalchemy import URL, Engine, make_url, text
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.clients.postgres import make_engine
@@ -19,8 +17,9 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Finding, Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Settings
-from opencue_sched.store.privileges import CHANGED, CHANGES, READ
+from opencue_sched.store.privileges import CHANGED
 from tests.e2e.fleets import NONE_IS_LOST, fleet_on
+from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for, run_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks" / "database-user.md"
 
@@ -28,25 +27,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks" / "database-user.m
 @pytest.fixture
 def user(engine: Engine) -> Iterator[str]:
     """The name, and password, of a user that owns nothing and may nothing."""
-    name = f"limited_{secrets.token_hex(4)}"
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'"))
-    yield name
-    with engine.begin() as connection:
-        connection.execute(text(f"DROP OWNED BY {name}; DROP ROLE {name}"))
+    with database_user(engine) as name:
+        yield name
 
 
 @pytest.fixture
 def limited(settings: Settings, user: str) -> Settings:
     """Settings with that user."""
-    url: URL = make_url(settings.sqlalchemy_url).set(username=user, password=user)
-    return settings.model_copy(update={"database_url": SecretStr(url.render_as_string(hide_password=False))})
-
-
-def grant(engine: Engine, *statements: str) -> None:
-    with engine.begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
+    return as_user(settings, user)
 
 
 def complaints(limited: Settings, client: redis.Redis) -> list[Finding]:
@@ -63,11 +51,7 @@ def test_a_fleet_works_with_the_privileges_that_doctor_asks_for_and_no_others(
     limited: Settings, settings: Settings, user: str, engine: Engine, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     # given a user with just these
-    grant(
-        engine,
-        f"GRANT SELECT ON {', '.join(READ)} TO {user}",
-        f"GRANT {', '.join(CHANGES)} ON {', '.join(CHANGED)} TO {user}",
-    )
+    grant_what_doctor_asks_for(engine, user)
     assert complaints(limited, redis_client) == []
     with engine.begin() as connection:
         Farm(connection).default_show()
@@ -99,10 +83,10 @@ def test_the_statements_of_the_page_are_enough_also_for_tables_made_later(
         line.replace("opencue_sched;", f"{user};").replace("cuebot", f"{owner}") for line in block.splitlines()
     ]
     assert statements[0].startswith("CREATE ROLE")
-    grant(engine, *statements[1:])
+    run_all(engine, *statements[1:])
     assert complaints(limited, redis_client) == []
     # and when a migration makes a table
-    grant(engine, "CREATE TABLE made_later (a int)")
+    run_all(engine, "CREATE TABLE made_later (a int)")
     with engine.connect() as connection:
         asked = f"SELECT has_table_privilege('{user}', 'made_later', 'SELECT, INSERT, UPDATE, DELETE')"
         assert connection.scalar(text(asked))
@@ -111,7 +95,7 @@ def test_the_statements_of_the_page_are_enough_also_for_tables_made_later(
 def test_what_the_user_lacks_is_named_by_doctor(
     limited: Settings, user: str, engine: Engine, redis_client: redis.Redis
 ) -> None:
-    grant(
+    run_all(
         engine,
         f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {user}",
         f"GRANT DELETE ON {', '.join(name for name in CHANGED if name != 'host_tag')} TO {user}",

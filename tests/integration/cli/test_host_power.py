@@ -4,63 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
-from opencue_proto import rqd_pb2, rqd_pb2_grpc
 from sqlalchemy import text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
+from tests.kit.noting_rqd import NotingRqd, noting_rqd
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
 
 
-class Rqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
-    """An RQD that notes what it is told, and refuses when a user is logged in."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.user_logged_in = False
-        self.name = "render01"
-
-    def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        answer = rqd_pb2.RqdStaticReportStatusResponse()
-        answer.host_report.host.name = self.name
-        return answer
-
-    def _note(self, name: str, context: Any, answer: Any) -> Any:
-        self.told.append(name)
-        if self.user_logged_in:
-            context.abort(grpc.StatusCode.UNKNOWN, "not supported when a user is logged in")
-        return answer
-
-    def LockAll(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._note("LockAll", context, rqd_pb2.RqdStaticLockAllResponse())
-
-    def UnlockAll(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._note("UnlockAll", context, rqd_pb2.RqdStaticUnlockAllResponse())
-
-    def RebootIdle(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._note("RebootIdle", context, rqd_pb2.RqdStaticRebootIdleResponse())
-
-    def RebootNow(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._note("RebootNow", context, rqd_pb2.RqdStaticRebootNowResponse())
-
-    def ShutdownRqdIdle(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._note("ShutdownRqdIdle", context, rqd_pb2.RqdStaticShutdownIdleResponse())
-
-    def ShutdownRqdNow(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._note("ShutdownRqdNow", context, None)
-        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")  # as of a process that has ended
-
-
 @pytest.fixture
-def rqd(build: Build, environment: pytest.MonkeyPatch) -> Iterator[Rqd]:
+def rqd(build: Build, environment: pytest.MonkeyPatch) -> Iterator[NotingRqd]:
     """The RQD of render01, on which a frame runs; nobody answers on render02."""
 
     def make(farm: Farm) -> None:
@@ -69,16 +28,11 @@ def rqd(build: Build, environment: pytest.MonkeyPatch) -> Iterator[Rqd]:
         farm.run(farm.job([LayerSpec()]).frames, host)
 
     build(make)
-    servicer = Rqd()
-    server = grpc.server(ThreadPoolExecutor(2))
-    rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    addresses = {"render01": f"127.0.0.1:{port}", "render02": "127.0.0.1:1"}
-    environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(addresses))
-    environment.setenv("OPENCUE_SCHED_RQD__TIMEOUT", "2s")
-    yield servicer
-    server.stop(0).wait()
+    with noting_rqd() as (rqd, address):
+        addresses = {"render01": address, "render02": "127.0.0.1:1"}
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(addresses))
+        environment.setenv("OPENCUE_SCHED_RQD__TIMEOUT", "2s")
+        yield rqd
 
 
 def host(rows: Rows, name: str = "render01") -> tuple[str, str]:
@@ -97,14 +51,14 @@ def host(rows: Rows, name: str = "render01") -> tuple[str, str]:
     ],
 )
 def test_an_rqd_is_told_and_its_host_is_not_booked(
-    cli: Cli, rqd: Rqd, rows: Rows, words: tuple[str, ...], call: str, after: tuple[str, str]
+    cli: Cli, rqd: NotingRqd, rows: Rows, words: tuple[str, ...], call: str, after: tuple[str, str]
 ) -> None:
     ran = cli("host", words[0], "render01", *words[1:], "--yes", "--json")
     assert (ran.status, rqd.told, host(rows)) == (0, [call], after)
     assert ran.json == {words[0]: ["render01"], "when": "now" if "--now" in words else "when idle", "failed": {}}
 
 
-def test_what_runs_is_not_killed_without_a_question(cli: Cli, rqd: Rqd, rows: Rows) -> None:
+def test_what_runs_is_not_killed_without_a_question(cli: Cli, rqd: NotingRqd, rows: Rows) -> None:
     ran = cli("host", "reboot", "render01", "--now", given="n\n")
     assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
     assert ran.err == "nothing was changed\n"
@@ -112,7 +66,7 @@ def test_what_runs_is_not_killed_without_a_question(cli: Cli, rqd: Rqd, rows: Ro
 
 
 @pytest.mark.parametrize("verb", ["reboot", "down"])
-def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: Rqd, rows: Rows, verb: str) -> None:
+def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: NotingRqd, rows: Rows, verb: str) -> None:
     rqd.user_logged_in = True
     ran = cli("host", verb, "render01", "render02")
     assert ran.status == 1
@@ -122,14 +76,14 @@ def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: Rq
 
 
 @pytest.mark.parametrize("verb", ["reboot", "down"])
-def test_another_machine_that_a_name_leads_to_is_left_alone(cli: Cli, rqd: Rqd, rows: Rows, verb: str) -> None:
+def test_another_machine_that_a_name_leads_to_is_left_alone(cli: Cli, rqd: NotingRqd, rows: Rows, verb: str) -> None:
     rqd.name = "render03.studio.example"
     ran = cli("host", verb, "render01", "--now", "--yes")
     assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
     assert "answers as render03.studio.example; nothing is changed" in ran.err
 
 
-def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, rqd: Rqd, rows: Rows) -> None:
+def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, rqd: NotingRqd, rows: Rows) -> None:
     # given a host whose RQD has all cores locked, and one whose RQD does not answer
     source = "SELECT str_lock_state, str_lock_source FROM host ORDER BY str_name"
     cli("host", "unlock", "render01")
@@ -143,7 +97,7 @@ def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, 
 
 
 def test_a_person_who_locks_what_the_rqd_had_locked_is_the_one_who_locked_it(
-    cli: Cli, rqd: Rqd, rows: Rows, build: Build
+    cli: Cli, rqd: NotingRqd, rows: Rows, build: Build
 ) -> None:
     locked = text("UPDATE host SET str_lock_state = 'LOCKED', str_lock_source = 'RQD'")
     build(lambda farm: farm.connection.execute(locked))
@@ -152,6 +106,6 @@ def test_a_person_who_locks_what_the_rqd_had_locked_is_the_one_who_locked_it(
     assert [row.of_a_person for row in found] == [True, False]
 
 
-def test_a_dry_run_tells_no_rqd_of_locks(cli: Cli, rqd: Rqd, environment: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_tells_no_rqd_of_locks(cli: Cli, rqd: NotingRqd, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OPENCUE_SCHED_RQD__DRY_RUN_MODE", "true")
     assert (cli("host", "lock", "render01").status, rqd.told) == (0, [])

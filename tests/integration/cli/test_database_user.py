@@ -1,0 +1,159 @@
+"""Every command that changes something, run as a database user that owns nothing and may what `doctor` asks for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.cli import COMMANDS
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
+from opencue_sched.settings import Settings
+from tests.kit.command import Cli
+from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for
+from tests.kit.noting_rqd import noting_rqd
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+JOB_FILE = """
+{show: demo, shot: s, user: u, name: %s, max_cores: 10, env: {A: b}, layers: [
+  {name: a, command: render, range: 1-3, memory: 1GiB, limits: [arnold]},
+  {name: b, command: render, range: 1-3, depends: [a]}]%s}
+"""
+
+CHANGES = """
+show create demo --managed
+show active demo on
+show booking demo off
+show booking demo on
+show default-min-cores demo 1
+show default-max-cores demo 100
+show managed demo off
+show managed demo on
+alloc create cloud.gpu --tag gpu --new-facility
+alloc create local.more --tag more
+alloc tag cloud.gpu fast
+subscription create demo local.more 100 120
+subscription size demo local.more 90
+subscription burst demo local.more 110
+subscription delete demo local.more
+limit create arnold 5
+limit create spare 5
+limit set arnold 6
+limit delete spare
+folder create demo lighting --max-cores 50
+folder caps demo lighting --max-gpus 4
+submit FIRST
+submit SECOND
+folder move demo-s-u_first lighting
+job pause demo-s-u_first
+job unpause demo-s-u_first
+job priority demo-s-u_first 70
+job max-cores demo-s-u_first 20
+job min-cores demo-s-u_first 2
+job max-gpus demo-s-u_first 2
+job eat demo-s-u_first --layer a --frames 1 --state WAITING --reason test
+job retry demo-s-u_first --state EATEN --reason test
+job depends drop demo-s-u_second --all
+job kill demo-s-u_second --yes --reason test
+layer set demo-s-u_first a --cores 2 --memory 2GiB --tags general --timeout 60 --drop-limit arnold
+host lock render01
+host unlock render01
+host tags add render01 ssd
+host tags remove render01 ssd
+host move render01 local.more
+host reboot render01 --yes
+host down render01 --yes
+host delete render03
+proc kill --host render02 --yes --reason test
+"""
+"""One command a line, each on what those before it left."""
+
+READ_ALONE = {
+    "alloc list",
+    "audit",
+    "board list",
+    "board show",
+    "doctor",
+    "explain",
+    "fleet",
+    "folder list",
+    "host info",
+    "host list",
+    "job depends list",
+    "job frames",
+    "job info",
+    "job list",
+    "job log",
+    "job wait",
+    "layer list",
+    "limit list",
+    "proc list",
+    "show info",
+    "show list",
+    "subscription list",
+    "top",
+}
+CHANGE_REDIS = {"board restore", "board trash", "ctl drain", "ctl pause", "ctl resume", "ctl sleep", "ctl stop"}
+RUN_ELSEWHERE = {"demo", "dispatch", "migrate", "report-service"}
+"""What a worker does, or the owner; a fleet as such a user has a test of its own."""
+
+
+def every_command() -> Iterator[str]:
+    """The names of all commands that do something, in full."""
+    for name, (module_name, _) in COMMANDS.items():
+        module = importlib.import_module(f"opencue_sched.cli.{module_name}")
+        yield from leaves(name, getattr(module, f"{name.replace('-', '_')}_command", None) or module.command)
+
+
+def leaves(name: str, command: click.Command) -> Iterator[str]:
+    if not isinstance(command, click.Group):
+        yield name
+        return
+    for below, child in command.commands.items():
+        yield from leaves(f"{name} {below}", child)
+
+
+def test_every_command_that_changes_something_works_with_the_privileges_that_doctor_asks_for(
+    cli: Cli, build: Build, engine: Engine, settings: Settings, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # given a host to reboot, one where a frame runs, and two jobs, of which one waits for the other
+    def make(farm: Farm) -> None:
+        farm.host(name="render01", cores=8)
+        farm.run(farm.job([LayerSpec()]).frames, farm.host(name="render02", cores=8))
+        farm.host(name="render03", cores=8, state="DOWN")
+
+    build(make)
+    files = {
+        "FIRST": JOB_FILE % ("first", ""),
+        "SECOND": JOB_FILE % ("second", ", depends: [demo-s-u_first]"),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
+    lines = CHANGES.strip().splitlines()
+
+    # when each command is run as that user
+    rendering, told = SimulatedFarm([SimulatedSpec("render02")]), noting_rqd()
+    with database_user(engine) as user, rendering as rqd, told as (_, address):
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps({"render01": address, **rqd.addresses}))
+        grant_what_doctor_asks_for(engine, user)
+        environment.setenv("OPENCUE_SCHED_DATABASE_URL", as_user(settings, user).sqlalchemy_url)
+        failed = []
+        for line in lines:
+            ran = cli(*(str(tmp_path / f"{word}.yaml") if word in files else word for word in line.split()))
+            if ran.status:
+                failed.append(f"{line}: {ran.out}{ran.err}")
+
+    # then all work, and no command of ours was left out
+    assert "".join(failed) == ""
+    run = {command for command in every_command() if any(f"{line} ".startswith(f"{command} ") for line in lines)}
+    assert set(every_command()) == run | READ_ALONE | CHANGE_REDIS | RUN_ELSEWHERE
