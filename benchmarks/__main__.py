@@ -57,20 +57,22 @@ def cli() -> None:
 @click.option("--workers", default=1, show_default=True, help="Celery workers.")
 @click.option("--scale", default=1.0, show_default=True, help="Size of both farms; 1 is OpenCue's own stress suite.")
 @click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@click.option("--base", help="By turns also with the workers and beat of this commit, taken out of git.")
 @postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def stress(workers: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
+def stress(workers: int, scale: float, database_url: str | None, base: str | None, json_path: Path | None) -> None:
     """Drain 6,000 frames onto 1,200 hosts, then saturate tight bursts; audit after each.
+
+    With --base the farms of earlier runs in the database are deleted before each.
 
     Exit status 1 if a phase falls short or the audit fails.
 
     Example: python -m benchmarks stress --workers 2
     """
-    from benchmarks.stress import ENVIRONMENT, run_stress
-    from benchmarks.workbench import workbench
+    from benchmarks.stress import run_by_turns
 
-    with workbench(ENVIRONMENT, database_url=database_url) as bench:
-        results = [result.as_dict() for result in run_stress(bench, workers=workers, scale=scale, console=console)]
+    found = run_by_turns(workers=workers, scale=scale, database_url=database_url, base=base, console=console)
+    results = [result.as_dict() for result in found]
     show(results, "stress")
     write_json(json_path, results)
     if not all(result["passed"] for result in results):

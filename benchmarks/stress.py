@@ -1,23 +1,29 @@
 """The stress benchmark: drain a big farm, then saturate a small one, through real Celery workers in dry run.
 
 Throughput is counted by commit time (PostgreSQL's commit timestamps where the server keeps them, otherwise samples of
-the proc count every 50 ms), never by ts_booked: a batch shares one ts_booked.
+the proc count every 50 ms), never by ts_booked: a batch shares one ts_booked. On a Cuebot's database a show that is
+handed over is left alone for half a minute: all clocks start when that is over.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import cast
 
+import redis
 from rich.console import Console
 from sqlalchemy import Engine, text
 
-from benchmarks.workbench import Workbench
-from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, saturation_farm
+from benchmarks.workbench import Workbench, code_of, workbench
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import ImportNote
+from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, remove_stress_farms, saturation_farm
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import check_schema, read_origin
 
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -38,6 +44,10 @@ ENVIRONMENT = {
 
 _PROCS = text("SELECT count(*) FROM proc WHERE pk_show = :show")
 _HAS_COMMIT_TIMES = text("SELECT current_setting('track_commit_timestamp', true) = 'on'")
+_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
+_COMMIT_TIMES = text(
+    "SELECT CAST(extract(epoch FROM pg_xact_commit_timestamp(xmin)) AS float8) FROM proc WHERE pk_show = :show"
+)
 _COMMIT_SPAN = text(
     "SELECT extract(epoch FROM max(at) - min(at)) AS span, count(DISTINCT at) AS commits "
     "FROM (SELECT pg_xact_commit_timestamp(xmin) AS at FROM proc WHERE pk_show = :show) times"
@@ -72,13 +82,15 @@ _PLACEABLE = text(
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """One phase's figures. Rates are per second of the span between the first and the last commit."""
+    """One phase's figures. Rates are per second of the span between the first and the last commit; ``seconds_to_99``
+    is from the hand-over to the commit with which 99 % of what was booked at last were."""
 
     phase: str
     workers: int
     frames: int
     booked: int
     seconds: float
+    seconds_to_99: float
     frames_per_second: float
     commits: int
     timing: str
@@ -101,6 +113,23 @@ class PhaseResult:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def run_by_turns(
+    *, workers: int, scale: float, database_url: str | None, base: str | None, console: Console
+) -> list[PhaseResult]:
+    """The benchmark, and once more with the workers and beat of the commit ``base``, if there is one."""
+    results = []
+    with code_of(base) if base else nullcontext() as code_of_base:
+        for name, code in [("", None), *([(f", {base}", code_of_base)] if base else [])]:
+            with workbench(ENVIRONMENT, database_url=database_url, code=code) as bench:
+                if base:
+                    console.print(f"with the code of {base}" if code else "with this code")
+                    with bench.engine.begin() as connection:
+                        remove_stress_farms(connection)
+                found = run_stress(bench, workers=workers, scale=scale, console=console)
+                results += [replace(result, phase=f"{result.phase}{name}") for result in found]
+    return results
 
 
 def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console) -> list[PhaseResult]:
@@ -150,13 +179,22 @@ def run_phase(
     before = bench.counters()
     with bench.engine.begin() as connection:
         connection.execute(ACTIVATE, {"show": farm.show.id, "on": True})
-    span, timing = _watch(bench.engine, farm, console)
+    began = ours_from(bench.engine, bench.client, farm.show.id)
+    while (seconds := began - database_clock(bench.engine)) > 0:
+        console.print(f"  the show is left alone for {seconds:.1f} s")
+        time.sleep(seconds)
+    samples = _watch(bench.engine, farm, console)
+    span, timing = _sampled_span(samples), "samples every 50 ms"
+    seconds_to_99 = seconds_to(99, samples)
     after = bench.counters()
     spent: Counter[str] = Counter({key: after[key] - before[key] for key in after})
     exact = commit_span(bench.engine, farm.show.id)
     commits = 0
     if exact is not None:
         (span, commits), timing = exact, "commit timestamps"
+        with bench.engine.connect() as connection:
+            times = sorted(connection.execute(_COMMIT_TIMES, {"show": farm.show.id}).scalars())
+        seconds_to_99 = seconds_to(99, [(at - began, number) for number, at in enumerate(times, start=1)])
     with bench.engine.connect() as connection:
         booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
         placeable = int(connection.execute(_PLACEABLE, {"show": farm.show.id}).scalar() or 0)
@@ -173,6 +211,7 @@ def run_phase(
         frames=farm.frames,
         booked=booked,
         seconds=round(span, 3),
+        seconds_to_99=round(seconds_to_99, 3),
         frames_per_second=round(booked / span, 1) if span > 0 else 0.0,
         commits=commits,
         timing=timing,
@@ -202,24 +241,59 @@ def run_phase(
     return PhaseResult(**{**result.as_dict(), "passed": target(result) and not audit.failed})  # type: ignore[arg-type]
 
 
-def _watch(engine: Engine, farm: StressFarm, console: Console) -> tuple[float, str]:
-    """Follow the proc count until it stalls or everything is booked; the sampled span in seconds."""
+def database_clock(engine: Engine) -> float:
+    """Epoch seconds by the database's clock."""
+    with engine.connect() as connection:
+        return float(connection.execute(_NOW).scalar_one())
+
+
+def ours_from(engine: Engine, client: redis.Redis, show_id: str) -> float:
+    """From when on a show that has just been handed over may be booked, in epoch seconds by the database's clock.
+
+    Now, unless there may be Cuebots: they may take the show for their own a while longer, and the worker that finds it
+    first notes until when.
+    """
+    with engine.connect() as connection:
+        left_alone = read_origin(connection) == "cuebot"
+    deadline = time.monotonic() + STALL_SECONDS
+    while left_alone and time.monotonic() < deadline:
+        note = ImportNote.parse(cast("str | None", client.hget(keys.IMPORTED, show_id)))
+        if note is not None:
+            seconds, micros = cast("tuple[int, int]", client.time())
+            return database_clock(engine) + max(0.0, note.due - (seconds + micros / 1e6))
+        time.sleep(POLL_SECONDS)
+    return database_clock(engine)
+
+
+def seconds_to(percent: float, counts: Sequence[tuple[float, int]]) -> float:
+    """When a count that grows first reached so many percent of what it is at last; 0 of nothing. ``counts`` are
+    (seconds, count) by time."""
+    wanted = percent / 100 * counts[-1][1] if counts else 0
+    return next((at for at, count in counts if count >= wanted), 0.0) if wanted else 0.0
+
+
+def _watch(engine: Engine, farm: StressFarm, console: Console) -> list[tuple[float, int]]:
+    """Follow the proc count until it stalls or everything is booked: seconds since the start, and the count then."""
     samples: list[tuple[float, int]] = []
-    shown = 0.0
+    started, shown = time.monotonic(), -1.0
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while True:
             booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
-            now = time.monotonic()
+            now = time.monotonic() - started
             if not samples or booked != samples[-1][1]:
                 samples.append((now, booked))
             if now - shown >= 1.0:
                 console.print(f"  {booked} of {farm.frames} booked")
                 shown = now
             if booked >= farm.frames or now - samples[-1][0] > STALL_SECONDS:
-                break
+                return samples
             time.sleep(POLL_SECONDS)
+
+
+def _sampled_span(samples: Sequence[tuple[float, int]]) -> float:
+    """Seconds from the start to the last sample that found more booked."""
     growing = [at for at, count in samples if count > 0]
-    return (growing[-1] - samples[0][0] if growing else 0.0), "samples every 50 ms"
+    return growing[-1] if growing else 0.0
 
 
 def commit_span(engine: Engine, show_id: str) -> tuple[float, int] | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
-from benchmarks.stress import _PLACEABLE, commit_span
+from benchmarks.stress import _PLACEABLE, commit_span, database_clock, ours_from, seconds_to
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import ImportNote
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 
@@ -46,6 +48,38 @@ def test_upstream_measured_by_ts_booked_which_one_commit_shares(engine: Engine) 
     span, commits = timed
     assert commits == 2
     assert span >= HELD_SECONDS
+
+
+LEFT_ALONE_SECONDS = 1_000.0
+A_FEW_SECONDS = 10.0
+
+
+def test_clocks_of_a_show_start_when_a_cuebot_has_forgotten_it(engine: Engine, redis_client) -> None:
+    # given a show that was handed over on a Cuebot's database, which a worker has found
+    with engine.begin() as connection:
+        show_id = Farm(connection).show("handed-over").id
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+    due = float(redis_client.time()[0]) + LEFT_ALONE_SECONDS
+    redis_client.hset(keys.IMPORTED, show_id, ImportNote("1", due).text)
+
+    # when the benchmark asks from when on it may be booked, then that is when it is left alone no longer
+    seconds = ours_from(engine, redis_client, show_id) - database_clock(engine)
+    assert LEFT_ALONE_SECONDS - A_FEW_SECONDS < seconds <= LEFT_ALONE_SECONDS
+
+    # and at once, when it is ours, or where there is no Cuebot
+    redis_client.hset(keys.IMPORTED, show_id, ImportNote("1").text)
+    assert ours_from(engine, redis_client, show_id) <= database_clock(engine)
+    redis_client.hset(keys.IMPORTED, show_id, ImportNote("1", due).text)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'opencue-sched'"))
+    assert ours_from(engine, redis_client, show_id) <= database_clock(engine)
+
+
+def test_a_count_reaches_its_part_with_the_first_sample_that_has_it() -> None:
+    samples = [(0.0, 0), (0.5, 98), (0.8, 99), (2.0, 100)]
+    assert seconds_to(99, samples) == 0.8
+    assert seconds_to(100, samples) == 2.0
+    assert seconds_to(99, [(0.0, 0)]) == seconds_to(99, []) == 0.0
 
 
 PLACEABLE_AFTER = {
