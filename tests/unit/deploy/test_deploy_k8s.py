@@ -123,6 +123,12 @@ def test_a_pod_may_do_no_more_than_it_has_to(name: str) -> None:
     assert set(asked["limits"]) == {"memory"}
 
 
+@pytest.mark.parametrize("name", PODS)
+def test_no_role_is_the_first_process_of_its_container(name: str) -> None:
+    """Such a process gets no signal for which it has no handler, as while it starts."""
+    assert pod(name)["spec"].get("shareProcessNamespace") is True
+
+
 @pytest.mark.parametrize("name", of_kind("Deployment"))
 def test_probes_ask_where_the_process_answers(name: str) -> None:
     expected = {"metrics": metrics_port(words(name), environment(name))}
