@@ -268,7 +268,7 @@ class SchedulerScope(_Section):
         description="Work only on this facility (by name). The report service puts hosts there that report "
         "none, or else into `local`.",
     )
-    ignore_tags: Words = Field((), description="Host tags that never form a cluster.")
+    ignore_tags: Words = Field((), description="Host tags that never form a cluster, in any case.")
 
 
 class Accounting(_Section):

@@ -23,7 +23,7 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.clusters import ClusterKind, normalise_tag
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
 from opencue_sched.domain.units import memory_text
@@ -188,7 +188,8 @@ def remove(connection: Connection, host: NamedRow, words: tuple[str, ...]) -> Do
     """Take manual tags from a host."""
     hosts.set_tags(connection, [host.id], ClusterKind.MANUAL, drop=words)
     now = _COLUMNS.changed(*hosts.list_hosts(connection, host_ids=[host.id]))
-    if left := [word for word in words if word in now.document["tags"]]:
+    there = frozenset(map(normalise_tag, now.document["tags"]))
+    if left := [word for word in words if normalise_tag(word) in there]:
         why = "its allocation, its RQD or its name gives it"
         raise InvalidInput(f"tag {left[0]} of {host.name} is not a manual one, {why}; nothing was removed")
     return now

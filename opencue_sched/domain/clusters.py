@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from string import ascii_lowercase, ascii_uppercase
 
 
 class ClusterKind(StrEnum):
@@ -42,19 +43,26 @@ class Cluster:
 
 # Tags: how layers name the hosts they may run on.
 #
-# Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue's queries compare them with
-# every space removed and split on the bar (so a name with spaces inside collapses: ``my tag`` is
-# ``mytag``). Host tags come one a row of ``host_tag``.
+# Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue compares them without case,
+# with every space removed, and split on the bar (so a name with spaces inside collapses: ``My tag`` is ``mytag``). Host
+# tags come one a row of ``host_tag``. store/tags.py compares them in statements, just so.
+
+_LOWER_CASE = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 def normalise_tag(tag: str) -> str:
-    """One tag as the queries compare it: without spaces, wherever they are."""
-    return tag.replace(" ", "")
+    """One tag as it is compared: without spaces, wherever they are, and the letters A to Z in lower case."""
+    return tag.replace(" ", "").translate(_LOWER_CASE)
 
 
 def normalise_tags(text: str | None) -> frozenset[str]:
-    """``layer.str_tags`` in any spelling of the separator, as a set. Empty and NULL give the empty set."""
+    """``layer.str_tags`` in any spelling, as a set of tags as they are compared. Empty and NULL give the empty set."""
     return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
+
+
+def spelled_tags(text: str | None) -> dict[str, str]:
+    """The tags of ``layer.str_tags`` as they are compared, each with its spelling there, for people."""
+    return {normalise_tag(tag): tag.strip() for tag in (text or "").split("|") if tag.strip()}
 
 
 def join_tags(tags: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Row
 from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
 from opencue_sched.coordination.presence import Members, list_members
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
-from opencue_sched.domain.clusters import normalise_tags
+from opencue_sched.domain.clusters import normalise_tag, normalise_tags, spelled_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import Search, least_cores
 from opencue_sched.domain.hosts import Host, Reservation
@@ -321,10 +321,11 @@ def _of_hosts(
     settings: Settings,
 ) -> Iterator[WaitReason]:
     """Whether there is any host the layer could go to: the first of these questions that leaves none over."""
-    tags = normalise_tags(layer.tags)
-    ignored = tags & set(settings.scheduler.ignore_tags)
-    words = listed(sorted(tags - ignored) or sorted(ignored) or [""], last="or")
-    tagged = [host for host in hosts if not (tags - ignored).isdisjoint(host.tags)]
+    spelled = spelled_tags(layer.tags)
+    tags = frozenset(spelled)
+    ignored = tags & set(map(normalise_tag, settings.scheduler.ignore_tags))
+    words = listed([spelled[tag] for tag in sorted(tags - ignored) or sorted(ignored)] or [""], last="or")
+    tagged = [host for host in hosts if not (tags - ignored).isdisjoint(map(normalise_tag, host.tags))]
     here = [host for host in tagged if host.facility_id == job.facility_id]
     allocs = {one.alloc_id for one in subscriptions}
     subscribed = [host for host in here if host.alloc_id in allocs]
@@ -510,7 +511,7 @@ def _unreached(
     frames = Counter(proc.host for proc in list_procs(connection, job_id=job.id))
     tags = {tag for layer in layers if layer.waiting for tag in normalise_tags(layer.tags)}
     for host in list_hosts(connection):
-        concerned = host.host in frames or not tags.isdisjoint(host.tags)
+        concerned = host.host in frames or not tags.isdisjoint(map(normalise_tag, host.tags))
         if host.host in unreached and concerned and not unavailable(host, settings.host_cache.host_staleness_threshold):
             running = f", with {counted(frames[host.host], 'frame')} of it," if frames[host.host] else ""
             yield f"host {host.host}{running} reports, but {unreached[host.host]}"

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
-from opencue_sched.domain.clusters import normalise_tags
+from opencue_sched.domain.clusters import spelled_tags
 from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
@@ -174,7 +174,7 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
         return switched
     if unreached is not None:  # no pass looks at such a layer
         whose = f" that show {row.show} may use" if unreached.elsewhere else ""
-        words = listed(sorted(normalise_tags(unreached.tags)), last="or")
+        words = listed(sorted(spelled_tags(unreached.tags).values()), last="or")
         return WaitReason(Verdict.NO_HOST, f"no host{whose} has the tag {words} of layer {unreached.layer}")
     if row.waiting:
         newest = filter(None, map(most_telling, verdicts.values()))

@@ -14,7 +14,7 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
-from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.clusters import ClusterKind, normalise_tag
 from opencue_sched.domain.names import short_name
 from opencue_sched.domain.states import HardwareState, JobState, LockState
 from opencue_sched.domain.units import KB_PER_GIB
@@ -391,7 +391,8 @@ class HostReports:
             reports.resize_host(connection, row.id, host.size, boot=boot)
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
-            own = [tag for tag in host.tags if tag not in (row.alloc_tag, row.name)]
+            others = {normalise_tag(tag) for tag in (row.alloc_tag, row.name) if tag}
+            own = [tag for tag in host.tags if normalise_tag(tag) not in others]
             set_tags(connection, [row.id], ClusterKind.HARDWARE, add=own)
         before, temp_full = HardwareState(row.state), host.temp_full
         state = next_hardware_state(before, host.state, boot=boot, temp_full=temp_full, marked=row.marked)

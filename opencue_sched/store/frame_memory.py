@@ -17,23 +17,24 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.store.procs import Run
+from opencue_sched.store.tags import compared_tag, compared_tags
 
 MEMORY_INCREASE_KB = 2_097_152
 """How much more memory is asked for after a memory failure when the service does not say."""
 
 # What could ever run a frame of the layer: hosts of any state with one of its tags, in the job's facility and in an
 # allocation to which the show has a subscription. Asked only of frames that need more memory, which are few.
-_LARGEST_HOST = """(
+_LARGEST_HOST = f"""(
     SELECT max(host.int_mem)
       FROM host
       JOIN alloc ON alloc.pk_alloc = host.pk_alloc AND alloc.pk_facility = job.pk_facility
       JOIN subscription ON subscription.pk_alloc = host.pk_alloc AND subscription.pk_show = job.pk_show
      WHERE EXISTS (
          SELECT 1 FROM host_tag
-          WHERE host_tag.pk_host = host.pk_host AND replace(host_tag.str_tag, ' ', '')
-                = ANY(string_to_array(replace(layer.str_tags, ' ', ''), '|'))
+          WHERE host_tag.pk_host = host.pk_host
+            AND {compared_tag("host_tag.str_tag")} = ANY({compared_tags("layer.str_tags")})
      )
-)"""
+)"""  # noqa: S608 - only our own constants
 _LARGEST_HOSTS = text(
     f"""
     SELECT layer.pk_layer AS id, {_LARGEST_HOST} AS memory

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.domain.clusters import ClusterKind
+from opencue_sched.domain.clusters import ClusterKind, normalise_tag
 from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.names import os_names
 from opencue_sched.domain.shards import ALL_BUCKETS
@@ -26,13 +26,14 @@ from opencue_sched.errors import RqdFailure
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
+from opencue_sched.store.tags import compared_tag
 
 _COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
            h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
-           ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
+           ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
            ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
            {HOLD_COLUMNS}
     FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
@@ -44,7 +45,7 @@ _OF_TAGS = text(
     f"""{_COLUMNS}
       AND a.pk_facility = :facility_id
       AND h.pk_host IN (
-          SELECT t.pk_host FROM host_tag t WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
+          SELECT t.pk_host FROM host_tag t WHERE {compared_tag("t.str_tag")} = ANY(CAST(:tags AS varchar[]))
       )
       AND (CAST(:buckets AS integer[]) IS NULL
            OR get_byte(decode(left(md5(h.pk_host), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
@@ -130,10 +131,10 @@ def _host(row: Row[Any]) -> Host:
 
 # Host by host, through the index: PostgreSQL would read the tags of all hosts for those of a hundred.
 _TAGS_OF_HOSTS = text(
-    """
-    SELECT unnest(ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = wanted.pk_host))
+    f"""
+    SELECT unnest(ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = wanted.pk_host))
       FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 
@@ -181,7 +182,7 @@ def full_names(engine: Engine) -> Callable[[str], str]:
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:
-    """Every tag, without spaces, that one of these hosts carries."""
+    """Every tag, as it is compared, that one of these hosts carries."""
     return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": list(ids)}).scalars())
 
 
@@ -190,7 +191,7 @@ def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str
 # Every change locks the host rows in id order first, as booking does (which skips locked hosts).
 
 _HOSTS = text(
-    """
+    f"""
     SELECT host.pk_host AS id, host.str_name AS host, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
            alloc.pk_facility AS facility_id, facility.str_name AS facility, str_lock_state AS lock,
            str_lock_source AS lock_source, host_stat.str_state AS state, b_nimby AS nimby,
@@ -211,10 +212,10 @@ _HOSTS = text(
        AND (CAST(:lock AS varchar) IS NULL OR str_lock_state = :lock)
        AND (CAST(:state AS varchar) IS NULL OR host_stat.str_state = :state)
        AND (CAST(:tags AS varchar[]) IS NULL OR host.pk_host IN (
-               SELECT pk_host FROM host_tag WHERE replace(str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))))
+               SELECT pk_host FROM host_tag WHERE {compared_tag("str_tag")} = ANY(CAST(:tags AS varchar[]))))
        AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN lower(host.str_name)) > 0)
      ORDER BY host.str_name LIMIT :most
-    """
+    """  # noqa: S608 - only our own constant
 )
 _PROCS = text(
     """
@@ -249,21 +250,22 @@ _SET_STATE = text(
 # Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
 _SET_TAGS = (
     text(
-        """
+        f"""
         DELETE FROM host_tag
          WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND upper(str_tag_type) = :kind
            AND CASE WHEN CAST(:drop AS varchar[]) IS NULL THEN str_tag <> ALL(CAST(:add AS varchar[]))
-                    ELSE str_tag = ANY(CAST(:drop AS varchar[])) END
-        """
+                    ELSE {compared_tag("str_tag")} = ANY(CAST(:drop AS varchar[])) END
+        """  # noqa: S608 - only our own constant
     ),
     text(
-        """
+        f"""
         INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
         SELECT CAST(gen_random_uuid() AS varchar), new_host, new_tag, :kind, :kind = 'ALLOC'
           FROM unnest(CAST(:hosts AS varchar[])) AS new_host CROSS JOIN unnest(CAST(:add AS varchar[])) AS new_tag
-         WHERE NOT EXISTS (SELECT FROM host_tag WHERE pk_host = new_host AND str_tag = new_tag
+         WHERE NOT EXISTS (SELECT FROM host_tag
+                            WHERE pk_host = new_host AND {compared_tag("str_tag")} = {compared_tag("new_tag")}
                               AND (upper(str_tag_type) = :kind OR :kind = 'MANUAL'))
-        """
+        """  # noqa: S608 - only our own constants
     ),
     text(
         """
@@ -294,7 +296,7 @@ def list_hosts(
     ``locked_centicores`` are locked on its RQD; ``free_memory_kb`` is what the machine itself reports free; ``load`` in
     hundredths, as reported; ``report_age``: seconds since its last report.
     """
-    any_tag = None if tags is None else list(tags)
+    any_tag = None if tags is None else list(map(normalise_tag, tags))
     wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}
     return connection.execute(_HOSTS, {**wanted, "most": most}).all()
 
@@ -351,8 +353,11 @@ def set_tags(
     add: Collection[str] = (),
     drop: Collection[str] | None = None,
 ) -> None:
-    """Give hosts tags of a kind, and take from them those of it to ``drop``, or all others. Lock several first."""
-    dropped = None if drop is None else list(drop)
+    """Give hosts tags of a kind, and take from them those of it to ``drop``, or all others. Lock several first.
+
+    A tag that is there in another case is the same one; where all others go, it gets the new spelling.
+    """
+    dropped = None if drop is None else list(map(normalise_tag, drop))
     for statement in _SET_TAGS:
         connection.execute(
             statement, {"hosts": list(host_ids), "kind": kind.name, "add": sorted(set(add)), "drop": dropped}

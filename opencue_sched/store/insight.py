@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.pending import countable
 from opencue_sched.store.procs import HELD
+from opencue_sched.store.tags import compared_tag, compared_tags
 
 # Of the jobs of the show and facility that passes look for, the job itself among them.
 _RANK = text(
@@ -128,16 +129,16 @@ _HOLDS = text(
     """
 )
 _UNREACHED = text(
-    """
+    f"""
     WITH waiting AS MATERIALIZED (
         SELECT layer.*, int_waiting_count AS frames, tag
           FROM layer_stat JOIN layer USING (pk_layer)
-         CROSS JOIN LATERAL unnest(string_to_array(replace(str_tags, ' ', ''), '|')) AS tag
+         CROSS JOIN LATERAL unnest({compared_tags("str_tags")}) AS tag
          WHERE layer_stat.pk_job = ANY(CAST(:jobs AS varchar[])) AND int_waiting_count > 0
     ), carried AS (
-        SELECT DISTINCT pk_alloc, pk_facility, replace(host_tag.str_tag, ' ', '') AS tag
+        SELECT DISTINCT pk_alloc, pk_facility, {compared_tag("host_tag.str_tag")} AS tag
           FROM host_tag JOIN host USING (pk_host) JOIN alloc USING (pk_alloc)
-         WHERE replace(host_tag.str_tag, ' ', '') IN (SELECT tag FROM waiting)
+         WHERE {compared_tag("host_tag.str_tag")} IN (SELECT tag FROM waiting)
     )
     SELECT DISTINCT ON (pk_job) pk_job AS job_id, waiting.str_name AS layer, str_tags AS tags,
            count(carried.tag) > 0 AS elsewhere
@@ -147,7 +148,7 @@ _UNREACHED = text(
      GROUP BY pk_job, pk_layer, waiting.str_name, str_tags, frames
     HAVING count(sub.pk_subscription) = 0
      ORDER BY pk_job, frames DESC, pk_layer
-    """
+    """  # noqa: S608 - only our own constants
 )
 # Where history is off or drained late, the procs that still run are the least there were.
 _BOOKINGS = text(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.schema import SchemaFacts, with_start_after
+from opencue_sched.store.tags import compared_tag, compared_tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ USED = f"""CAST(COALESCE(sum(({countable("p.int_cores_reserved")} + 99) / 100), 
 """What procs take, in whole cores and GPUs."""
 # Not as the index of the schema has it: PostgreSQL would, for the layers of each job, first read from the index all
 # layers of the farm with these tags (400 entries for each frame booked on 1,553 hosts).
-_LAYER_TAGS = "coalesce(string_to_array(replace(l.str_tags, ' ', ''), '|'), CAST(ARRAY[] AS text[]))"
+_LAYER_TAGS = f"coalesce({compared_tags('l.str_tags')}, CAST(ARRAY[] AS text[]))"
 # xmin is another after every UPDATE of a row, whoever makes it.
 _VERSION = "CAST(l.xmin AS text)"
 # All that domain.frame_needs.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
-_KIND = """CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
-                         l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
+_KIND = f"""CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
+                         l.b_threadable, {compared_tag("l.str_tags")}) AS text)"""
 # Neither list is correlated, so PostgreSQL hashes it once.
 _NOT_SKIPPED = f"""(c.turn, l.pk_layer, {_VERSION}) NOT IN (
               SELECT skipped.turn, skipped.layer, skipped.version
@@ -128,11 +129,11 @@ _PENDING_JOBS = f"""
         GROUP BY j.pk_folder
     ),
     reach AS MATERIALIZED (
-        SELECT headroom.pk_show, replace(t.str_tag, ' ', '') AS tag, max(headroom.cores) AS cores
+        SELECT headroom.pk_show, {compared_tag("t.str_tag")} AS tag, max(headroom.cores) AS cores
         FROM unnest(CAST(:reach_shows AS varchar[]), CAST(:allocs AS varchar[]), CAST(:headroom AS bigint[]))
              AS headroom(pk_show, pk_alloc, cores)
         JOIN host h USING (pk_alloc) JOIN host_tag t USING (pk_host)
-        GROUP BY headroom.pk_show, replace(t.str_tag, ' ', '')
+        GROUP BY headroom.pk_show, {compared_tag("t.str_tag")}
     ),
     delayed AS MATERIALIZED (
         SELECT j.pk_show, j.pk_facility, {_LAYER_TAGS} AS tags,
@@ -302,8 +303,9 @@ _WAITING_WORK = f"""
         GROUP BY j.pk_folder
     ),
     full_limits AS MATERIALIZED (SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0)
-    SELECT j.pk_facility, j.pk_show, j.str_os, replace(l.str_tags, ' ', '') AS tags, l.int_cores_min, l.int_cores_max,
-           l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable, need.cores AS least_cores,
+    SELECT j.pk_facility, j.pk_show, j.str_os, {compared_tag("l.str_tags")} AS tags,
+           l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable,
+           need.cores AS least_cores,
            CASE WHEN {QUARANTINED} THEN 'quarantined'
                 WHEN r.int_max_cores > 0 AND need.cores > r.int_max_cores / 100 - COALESCE(used.cores, 0)
                 THEN 'over_job'
@@ -334,7 +336,8 @@ def fetch_waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, *, gpus: bool = False
 ) -> Sequence[Row[Any]]:
     """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
-    facility, show, OS, need (the columns of layer; ``tags`` without spaces, between bars; ``least_cores`` of one frame)
+    facility, show, OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one
+    frame)
     and ``why`` it waits the ``frames``, and of their ``layers`` the ids, the ``jobs`` and how many are ``waiting``.
 
     ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
@@ -461,12 +464,12 @@ def _skipped(skipped: Sequence[SkippedLayers]) -> dict[str, list[Any]]:
 _FACILITY_IDS = text("SELECT pk_facility FROM facility WHERE str_name = :name ORDER BY pk_facility")
 
 _TAGS_OF_ALLOCATIONS = text(
-    """
+    f"""
     SELECT DISTINCT a.pk_facility AS facility_id, h.pk_alloc AS alloc_id, upper(t.str_tag_type) AS tag_type,
-           replace(t.str_tag, ' ', '') AS tag
+           {compared_tag("t.str_tag")} AS tag
     FROM host_tag t JOIN host h USING (pk_host) JOIN alloc a USING (pk_alloc)
     WHERE CAST(:facility_ids AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facility_ids AS varchar[]))
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 # No condition that the pending-jobs query has not: it would let work wait unseen. Tags are unnested after DISTINCT:
@@ -482,27 +485,27 @@ _WAITING_TAGS = text(
         WHERE {MAY_BE_BOOKED}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) w
-    CROSS JOIN LATERAL unnest(string_to_array(replace(w.str_tags, ' ', ''), '|')) AS tag
+    CROSS JOIN LATERAL unnest({compared_tags("w.str_tags")}) AS tag
     WHERE tag <> ''
-    """  # noqa: S608 - only our own constant
+    """  # noqa: S608 - only our own constants
 )
 
 
-# By the index of the tags as they are written: one with spaces in it waits for the next reading of the clusters.
+# By the index of the tags as they are compared.
 _TAGS_WITH_A_CLUSTER = text(
-    """
+    f"""
     SELECT EXISTS (
         SELECT FROM unnest(CAST(:facilities AS varchar[]), CAST(:shows AS varchar[]), CAST(:tags AS varchar[]))
                     AS wanted(pk_facility, pk_show, tag)
-        JOIN host_tag t ON t.str_tag = wanted.tag JOIN host h USING (pk_host)
+        JOIN host_tag t ON {compared_tag("t.str_tag")} = wanted.tag JOIN host h USING (pk_host)
         JOIN alloc a ON a.pk_alloc = h.pk_alloc AND a.pk_facility = wanted.pk_facility
         JOIN subscription sub ON sub.pk_alloc = h.pk_alloc AND sub.pk_show = wanted.pk_show
     )
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 WaitingTag = tuple[str, str, str]
-"""The ids of a facility and a show, and a tag that a layer of theirs with waiting frames asks for."""
+"""The ids of a facility and a show, and a tag, as it is compared, of a layer of theirs with waiting frames."""
 
 
 def facility_ids(connection: Connection, name: str) -> list[str]:
@@ -511,7 +514,7 @@ def facility_ids(connection: Connection, name: str) -> list[str]:
 
 
 def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> Sequence[Row[Any]]:
-    """Every distinct ``tag``, without spaces, of every allocation's hosts, in ``facilities`` or everywhere, with its
+    """Every distinct ``tag``, as it is compared, of every allocation's hosts, in ``facilities`` or everywhere, with its
     ``facility_id`` and ``alloc_id``. ``tag_type`` is the name of a ClusterKind, or unknown."""
     return connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities}).all()
 

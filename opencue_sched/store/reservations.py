@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.hosts import Hold
 from opencue_sched.store.pending import SOME_WORK
+from opencue_sched.store.tags import compared_tag
 
 _LOCK_KEY = 0x6F63732D686F6C64
 """Advisory lock of the task: the bytes of ``ocs-hold``."""
@@ -76,9 +77,9 @@ _HOST_KINDS = text(
     f"""
     SELECT min(h.pk_host) AS pk_host, count(*) AS hosts
     FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc) JOIN (
-        SELECT t.pk_host, array_agg(DISTINCT replace(t.str_tag, ' ', '')) AS tags
+        SELECT t.pk_host, array_agg(DISTINCT {compared_tag("t.str_tag")}) AS tags
         FROM host_tag t
-        WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
+        WHERE {compared_tag("t.str_tag")} = ANY(CAST(:tags AS varchar[]))
         GROUP BY t.pk_host
     ) tagged USING (pk_host)
     WHERE {MAY_TAKE_FRAMES}
@@ -117,7 +118,7 @@ _CANDIDATES = text(
           AND h.int_cores - {LOCKED_CENTICORES} >= asked.cores * 100
           AND h.int_mem >= asked.memory_kb AND h.int_gpus >= asked.gpus
           AND EXISTS (SELECT FROM host_tag t WHERE t.pk_host = h.pk_host
-                      AND replace(t.str_tag, ' ', '') = ANY(asked.tags))
+                      AND {compared_tag("t.str_tag")} = ANY(asked.tags))
           AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host)
         ORDER BY md5(h.pk_host || asked.layer_id)
         LIMIT :most

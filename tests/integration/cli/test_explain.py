@@ -478,5 +478,8 @@ def test_a_host_that_reports_and_does_not_answer_the_workers(
     # and not of a job that has nothing to do with it, nor of a host that is silent itself
     build(lambda farm: farm.job([LayerSpec(tags="gpu")], show=work.show, name="elsewhere"))
     assert cli("explain", "elsewhere", "--json").json["unreached_hosts"] == []
+    # whose tags are compared without case
+    change("UPDATE layer SET str_tags = 'GENERAL' WHERE str_tags = 'gpu'")
+    assert words in cli("explain", "elsewhere", "--json").json["unreached_hosts"][0]
     change("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
     assert cli("explain", NAME, "--json").json["unreached_hosts"] == []

@@ -51,6 +51,7 @@ def test_hosts_are_listed_with_what_is_idle(cli: Cli, host: HostIds, build: Buil
         (("--lock", "open"), ["render01"]),
         (("--state", "DOWN"), ["render02"]),
         (("--tag", "old"), ["render01"]),
+        (("--tag", "OLD"), ["render01"]),
         (("--name", "R02"), ["render02"]),
         (("--most", "1"), ["render01"]),
     ],
@@ -119,6 +120,13 @@ def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows) 
     assert rows("SELECT str_tags FROM host")[0].str_tags.split() == ["general", "render01", "bigmem", "old"]
     assert cli("host", "tags", "remove", "render01", "old").out.endswith("  general render01 bigmem\n")
     assert cli("host", "tags", "remove", "render01", "old").status == 0
+
+
+def test_a_tag_is_the_same_one_in_any_case_and_keeps_its_spelling(cli: Cli, host: HostIds, rows: Rows) -> None:
+    tags = cli("host", "tags", "add", "render01", "BigMem", "OLD", "General", "--json").json["tags"]
+    assert tags == ["general", "render01", "BigMem", "old"]
+    assert cli("host", "tags", "remove", "render01", "bigmem", "Old", "--json").json["tags"] == ["general", "render01"]
+    assert "tag GENERAL of render01 is not a manual one" in cli("host", "tags", "remove", "render01", "GENERAL").err
 
 
 def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows) -> None:

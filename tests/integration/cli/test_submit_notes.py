@@ -48,6 +48,11 @@ def job_file(**fields: Any) -> str:
     ("fields", "note"),
     [
         ({"layer": {"tags": "genral"}}, "no host has the tag genral"),
+        ({"layer": {"tags": "GenRal | Away"}}, "no host has the tag Away or GenRal"),
+        (
+            {"layer": {"tags": "NEAR"}},
+            "hosts with the tag NEAR are in local.desk; show demo has no subscription there",
+        ),
         ({"layer": {"tags": "near"}}, "hosts with the tag near are in local.desk; show demo has no subscription there"),
         ({"os": "windows"}, "the job wants the OS windows; hosts with the tag general have linux"),
         (

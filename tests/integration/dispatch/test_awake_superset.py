@@ -20,7 +20,7 @@ from opencue_sched.store.reservations import begin_duty
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from tests.kit.gathering import gather_one
 
-TAGS = ["general", "desktop", "m1", "m2", "m 3", "linux", "absent"]
+TAGS = ["general", "Desktop", "M1", "m2", "M 3", "linux", "Absent"]
 FACILITIES = ["spi", "lax"]
 
 layers = st.fixed_dictionaries(
@@ -75,7 +75,7 @@ def build(connection: Connection, spec: dict[str, Any], facts: SchemaFacts) -> N
         for alloc, burst in zip(allocs, show["bursts"], strict=True):
             if burst:
                 farm.subscription(made[-1], alloc, size=burst)
-    hosts = [farm.host(alloc=alloc, cores=32, gpus=4, tags=["m1", "m 3"], hardware_tags=["linux"]) for alloc in allocs]
+    hosts = [farm.host(alloc=alloc, cores=32, gpus=4, tags=["m1", "m 3"], hardware_tags=["Linux"]) for alloc in allocs]
     hosts += [farm.host(alloc=alloc, tags=["m2"], state="DOWN") for alloc in allocs]
     limit = farm.limit("licence", spec["limit"])
     now = datetime.now(UTC)

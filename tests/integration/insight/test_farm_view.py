@@ -122,7 +122,7 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
         farm = Farm(connection)
         farm.host(tags=["own"])
         farm.host(tags=["theirs"], alloc=farm.alloc("theirs"))
-        tags = ("absent | nowhere", "absent | own", "theirs", "own", "absent")
+        tags = ("Absent | Nowhere", "absent | OWN", "theirs", "own", "absent")
         layers = [[LayerSpec(name="first"), LayerSpec(name="wide", frames=3, tags=it)] for it in tags]
         made = [farm.job(it) for it in layers]
         farm.connection.execute(
@@ -136,7 +136,7 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
     why = {it["id"]: it["why_text"] for it in farm_view(engine, redis_client, settings)["jobs"]}
     # Then those that no host of the show will ever take say it
     assert [why[it.id] for it in made] == [
-        "no host has the tag absent or nowhere of layer wide",
+        "no host has the tag Absent or Nowhere of layer wide",
         "capacity",
         f"no host that show {farm.default_show().name} may use has the tag theirs of layer wide",
         "capacity",
