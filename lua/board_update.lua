@@ -1,6 +1,7 @@
 -- board_update: what an operator does to a job, also to a claimed one.
 -- ARGV[2] uuid   ARGV[3] how   ARGV[4] text or milliseconds   ARGV[5] force (1|0)
 -- ARGV[6] key that remembers what this very call answered, or ''
+-- ARGV[7] of 'trash': the moment, ms, since which it counts as put aside; anything else means now
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
 --      'restore' from the trash, ready at once, failures forgotten
 --      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
@@ -33,7 +34,7 @@ if how == 'withdraw' then
   forget(uuid)
   emit('REMOVED', uuid, read.name)
 elseif how == 'trash' then
-  make_trashed(uuid, read.name, ARGV[4])
+  make_trashed(uuid, read.name, ARGV[4], ARGV[7])
 else
   local due = now
   if how == 'restore' then

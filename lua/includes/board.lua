@@ -141,10 +141,11 @@ local function create(uuid, name, key, details, prio)
   return seq
 end
 
-local function make_trashed(uuid, name, error)
-  move(uuid, 'trash', TRASH, now)
+local function make_trashed(uuid, name, error, since)
+  since = tonumber(since) or now
+  move(uuid, 'trash', TRASH, since)
   remove_from({LISTED, AWAITED}, uuid)
-  redis.call('HSET', PREFIX .. uuid, 'error', error, 'modified', format(now))
+  redis.call('HSET', PREFIX .. uuid, 'error', error, 'modified', format(since))
   emit('TRASHED', uuid, name)
 end
 

@@ -24,7 +24,7 @@ from opencue_sched.clients.lua_scripts import Fence, chunks
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, resend_ms
 from opencue_sched.coordination.keys import BoardKeys, cluster_board
-from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.clusters import Cluster, ClusterKind, as_in_this_release
 from opencue_sched.domain.shards import Division, shards
 from opencue_sched.settings import Settings
 
@@ -192,9 +192,46 @@ class ClusterPostings(BoardScripts):
         return {str(name): str(uuid) for name, uuid in self.client.hgetall(self.keys.of("names")).items()}
 
     def find_all(self, cluster_key: str) -> list[str]:
-        """The postings of a cluster: the one with this key, or of a key without a shard those of all shards."""
+        """The postings of a cluster: the one with this key, or of a key without a shard those of all shards; then those
+        that another release made of it, whose key may be another."""
         shards_of = f"{cluster_key}@"
-        return [uuid for key, uuid in self.posted().items() if key == cluster_key or key.startswith(shards_of)]
+        found = self._present_keys()
+        meant = {
+            present
+            for posted, present in found.values()
+            if any(key == cluster_key or key.startswith(shards_of) for key in (posted, present))
+        }
+        uuids = [uuid for uuid, (_, present) in found.items() if present in meant]
+        return sorted(uuids, key=lambda uuid: not found[uuid][0].startswith(cluster_key))
+
+    def _present_keys(self) -> dict[str, tuple[str, str]]:
+        """Of each posting, by its uuid, the key it has and the one that its cluster has in this release."""
+        posted = self.posted()
+        with self.client.pipeline(transaction=False) as pipe:
+            for uuid in posted.values():
+                pipe.hget(self.keys.job(uuid), "details")
+            answers: Any = pipe.execute()
+        return {uuid: (key, _present_key(key, text)) for (key, uuid), text in zip(posted.items(), answers, strict=True)}
+
+    def keep_trashed(self, clusters: Iterable[Cluster], *, fence: Fence | None = None) -> None:
+        """Put every posting of a cluster that is in the trash there, too: in whatever shard, and under whatever key
+        another release has for it; for the same reason and since the same time, so that all leave it together.
+
+        ``clusters`` are those there are. One in the trash gets its posting here, and not by an enqueue() that would
+        have it worked on. Raises FencedOff as that does.
+        """
+        trashed: dict[str, dict[str, str]] = {}
+        for listing in self.listings("trash"):
+            key = _present_key(listing.fields.get("name", ""), listing.fields.get("details"))
+            trashed.setdefault(key.partition("@")[0], listing.fields)
+        if not trashed:
+            return
+        self.enqueue([cluster for cluster in clusters if cluster.key.partition("@")[0] in trashed], fence=fence)
+        calls: list[tuple[str | int, ...]] = []
+        for uuid, (_, key) in self._present_keys().items():
+            if fields := trashed.get(key.partition("@")[0]):
+                calls.append((uuid, "trash", fields.get("error", ""), 1, "", fields.get("modified", "")))
+        self.call_each("board_update", calls, fence=fence)
 
     def skipped(self) -> list[SkippedCluster]:
         """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
@@ -289,6 +326,13 @@ class ClusterPostings(BoardScripts):
                 cluster, fence = it.claim.cluster.key, it.claim.fence
                 log.warning("claim_lost", posting=it.claim.uuid, cluster=cluster, fence=fence, how=it.how)
         return tickets
+
+
+def _present_key(posted: str, details: str | None) -> str:
+    """The key in this release of a cluster that was posted under another one, perhaps; its own where none can be read
+    from the payload."""
+    cluster = decode_cluster(details or "")
+    return posted if cluster is None else as_in_this_release(cluster).key
 
 
 def _skipped(fields: dict[str, str]) -> SkippedCluster:

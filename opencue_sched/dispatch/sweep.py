@@ -200,7 +200,11 @@ class Sweeper:
         pause = pause_between_wakes(len(reaching))
         due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
         self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
-        # 3. Enqueue, those to be woken first: their messages are sent in this order.
+        # 3. A cluster that an operator put into the trash stays there, whatever its postings are called now: before
+        #    they are made to be worked on.
+        if self._withdraw_due:
+            self._postings.keep_trashed(self._in_all(shards(division)), fence=fence)
+        # 4. Enqueue, those to be woken first: their messages are sent in this order.
         wake = {c for c in active if c.show_id in wake_shows} | (active - self._active) | due
         enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
         # Not before: a sweep that fails here has woken no cluster, and the next one must.
@@ -210,16 +214,22 @@ class Sweeper:
             self._nap_until = float("-inf")
         elif not napping and len(swept) == len(shards(division)):
             self._nap_until = time.monotonic() + NAP_SECONDS
-        # 4. Take down the postings of clusters and shards that no longer exist; of those that are claimed, one of a
-        #    cluster goes next time, and one of a shard with the end of its pass.
+        # 5. Take down what no longer exists.
         if self._withdraw_due:
-            there = {replace(c, shard=shard).key for c in self.clusters for shard in shards(division)}
-            if divided_anew:
-                self._keep_trashed()
-            gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
-            self._postings.withdraw(gone, fence=fence)
+            self._withdraw_gone(shards(division), fence)
             self._withdraw_due = False
         return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching else 0.0)
+
+    def _in_all(self, there: Sequence[str]) -> list[Cluster]:
+        """Every cluster in every of these shards."""
+        return [replace(cluster, shard=shard) for cluster in self.clusters for shard in there]
+
+    def _withdraw_gone(self, there: Sequence[str], fence: Fence | None) -> None:
+        """Take down the postings of clusters that are no more, and of other shards than these. Of postings that are
+        claimed, one of a cluster goes next time, and one of a shard with the end of its pass."""
+        keys = {cluster.key for cluster in self._in_all(there)}
+        gone = [uuid for key, uuid in self._postings.posted().items() if key not in keys]
+        self._postings.withdraw(gone, fence=fence)
 
     def _make_missing_clusters(self, connection: Connection, freed_tags: Collection[str], now: float) -> None:
         """Read the clusters again when a host has got a tag that work waits for and no cluster has: else other work
@@ -233,14 +243,6 @@ class Sweeper:
         if have_a_cluster(connection, missing):
             self.clusters = load_clusters(connection, self._settings)
             self._withdraw_due = True
-
-    def _keep_trashed(self) -> None:
-        """A cluster that an operator put into the trash in any shard stays there, whatever the shards are called."""
-        reasons = {it.key.partition("@")[0]: it.reason for it in self._postings.skipped() if it.until is None}
-        if reasons:
-            for key, uuid in self._postings.posted().items():
-                if reason := reasons.get(key.partition("@")[0]):
-                    self._postings.update(uuid, "trash", reason)
 
     def _report(
         self, enqueued: Sequence[Enqueued], *, scanned: float | None = None, ask_again: float = 0.0

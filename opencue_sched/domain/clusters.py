@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from string import ascii_lowercase, ascii_uppercase
 
@@ -39,6 +39,11 @@ class Cluster:
         text = "\x1f".join((self.facility_id, self.show_id, self.kind.value, self.alloc_id or "", *self.tags))
         name = f"{self.kind.value}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         return f"{name}@{self.shard}" if self.shard else name
+
+
+def as_in_this_release(cluster: Cluster) -> Cluster:
+    """A cluster that another release may have made, whose tags are spelled there as hosts and layers spell them."""
+    return replace(cluster, tags=tuple(sorted(set(map(normalise_tag, cluster.tags)))))
 
 
 # Tags: how layers name the hosts they may run on.
