@@ -39,6 +39,7 @@ from opencue_sched.embedded.servers.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.conftest import Site
+from tests.kit.command import PROGRAM
 from tests.kit.polling import eventually
 from tests.kit.redis_log import RedisLog
 
@@ -46,7 +47,6 @@ BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
 GOAL_SECONDS = 6.0
 CLAIM_SECONDS = 1.0
-PROGRAM = [sys.executable, "-c", "from opencue_sched.cli import main; main()"]
 
 
 def opencue_sched(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

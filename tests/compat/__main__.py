@@ -27,10 +27,10 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.errors import SchedulerError
 from opencue_sched.store import schema
 from opencue_sched.store.set_based_frames import COUNTS, HISTORY
-from tests.compat.catalog import Catalog, read_catalog
 from tests.compat.cuebot import BadMigrations, Migration, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import MADE_FOR_VERSION, Difference, compare
 from tests.compat.server import compat_server
+from tests.kit.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]
 _INTEGRATION = "tests/integration"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.compat.catalog import Catalog
+from tests.kit.catalog import Catalog
 
 MADE_FOR_VERSION = (47,)
 """The Cuebot migration our schema is a counterpart of."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from opencue_sched.embedded.servers.processes import free_port
-from tests.unit.deploy.test_deploy import metrics_port
+from tests.kit.metrics_ports import metrics_port
 
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "k8s" / "base"
 NAMES = ("worker", "beat", "report-service", "flower")

@@ -20,9 +20,9 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.redis_access import COMMANDS, access_of
 from opencue_sched.settings import Settings
-from tests.chaos.test_coordination_workers import PROGRAM
 from tests.e2e.fleets import FleetOnTest, fleet_on
 from tests.e2e.test_farm_page import flower, status
+from tests.kit.command import PROGRAM
 from tests.kit.polling import eventually
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operator-guide.md"

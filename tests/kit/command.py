@@ -1,11 +1,14 @@
-"""How a command of ours ended."""
+"""How a command of ours is started, and how it ended."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+PROGRAM = [sys.executable, "-c", "from opencue_sched.cli import main; main()"]
 
 
 @dataclass(frozen=True)

@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.accounting import keys
-from opencue_sched.accounting.bootstrap import server_run_id
-from opencue_sched.accounting.epoch import Epoch, guarded_redis
-from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch import settle as settle_module
-from opencue_sched.domain.caps import Vertices
 from opencue_sched.settings import Settings
+from tests.kit.counters import Store
 from tests.kit.in_turn import InTurn
 
 if TYPE_CHECKING:
     from tests.integration.accounting.interleaved import Side
-    from tests.integration.accounting.world import World
-
-VERTICES = Vertices("show", "alloc", "folder", "job", "layer", "dept")
-
-
-def booking(cores: int = 1, gpus: int = 0, *, proc_id: str | None = None, **changed: object) -> Booking:
-    """A booking with a new id; ``changed`` replaces vertices."""
-    vertices = replace(VERTICES, **changed)  # type: ignore[arg-type]
-    return Booking(proc_id or str(uuid.uuid4()), vertices, cores, gpus)
-
-
-class Store:
-    """A Redis store under test: its client, a ledger on it, and short ways to write caps and read counters."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-        self.ledger = Ledger(client, owner="test")
-        self._version = 1
-
-    def open(self, *, dual: bool = False) -> Epoch:
-        epoch = Epoch.new(server_run_id(self.client), dual=dual)
-        self.client.set(keys.EPOCH, epoch.text)
-        self.ledger.learn_epoch()
-        return epoch
-
-    def caps(self, key: str, **fields: object) -> None:
-        self._version += 1
-        row = (key, [str(text) for pair in fields.items() for text in pair])
-        self.ledger.write_caps(f"test|{self._version}", [row])
-
-    def seed(self, *, burst: object = 1000, folder: object = -1, job: object = -1, **gpus: object) -> None:
-        """Caps of VERTICES. GPUs: ``folder_gpus``, ``job_gpus``."""
-        self.caps(keys.subscription("show", "alloc"), size=burst, burst=burst)
-        self.caps(keys.folder("folder"), int_max_cores=folder, int_max_gpus=gpus.get("folder_gpus", -1))
-        self.caps(keys.job("job"), int_max_cores=job, int_max_gpus=gpus.get("job_gpus", -1))
-
-    def limit(self, limit_id: str, value: int, foreign: int = 0) -> None:
-        self.caps(keys.limit(limit_id), int_max_value=value, int_foreign=foreign)
-
-    def counter(self, key: str) -> tuple[int, int]:
-        cores, gpus = self.client.hmget(key, "int_cores", "int_gpus")  # type: ignore[misc]
-        return int(cores or 0), int(gpus or 0)
-
-    def running(self, limit_id: str) -> int:
-        return int(self.client.hget(keys.limit(limit_id), "int_running") or 0)  # type: ignore[arg-type]
-
-    def seq(self) -> int:
-        return int(self.client.get(keys.SEQ) or 0)  # type: ignore[arg-type]
-
-    def ids(self) -> set[str]:
-        return set(self.client.hkeys(keys.LEDGER))  # type: ignore[arg-type]
+    from tests.kit.world import World
 
 
 @pytest.fixture
@@ -98,7 +42,7 @@ def settings_url(redis_server: object) -> str:
 @pytest.fixture
 def world(engine: Engine, store: Store) -> World:
     """A small farm and an open store that knows nothing of it yet."""
-    from tests.integration.accounting.world import World
+    from tests.kit.world import World
 
     return World.make(engine, store)
 

@@ -57,8 +57,9 @@ from tests.integration.accounting.interleaved import (
     Side,
     finish,
 )
-from tests.integration.accounting.stepped_store import grow_older, pass_quarantines
+from tests.integration.accounting.stepped_store import grow_older
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
+from tests.kit.import_notes import pass_quarantines
 
 
 class Ours(Side):

@@ -32,8 +32,9 @@ from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booke
 from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
-from tests.integration.accounting.stepped_store import check_counters, grow_older, look, pass_quarantines
+from tests.integration.accounting.stepped_store import check_counters, grow_older, look
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
+from tests.kit.import_notes import pass_quarantines
 
 AGE, TICK = 40.0, 60
 DUAL_PASSES = 4

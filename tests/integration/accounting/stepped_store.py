@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import redis
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.accounting.keys import Booking, Record, amounts, unpack
 
 # As JSON: Redis writes it and Python reads it faster than as many answers of the protocol.
@@ -122,14 +121,6 @@ def grow_older(client: redis.Redis, seconds: int) -> None:
     if ledger:
         older = {i: _older(record, seconds) for i, record in ledger.items()}  # type: ignore[union-attr]
         client.hset(keys.LEDGER, mapping=older)
-
-
-def pass_quarantines(client: redis.Redis) -> None:
-    """Redis TIME goes on past the quarantine of every show."""
-    for show, text in client.hgetall(keys.IMPORTED).items():  # type: ignore[union-attr]
-        note = ImportNote.parse(str(text))
-        if note is not None and note.due:
-            client.hset(keys.IMPORTED, show, ImportNote(note.version, 1.0).text)
 
 
 def _older(record: str, seconds: int) -> str:

@@ -13,7 +13,7 @@ from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls,
 from opencue_sched.clients.lua_scripts import call_scripts
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Settings
-from tests.integration.accounting.conftest import VERTICES, Store, booking
+from tests.kit.counters import VERTICES, Store, booking
 from tests.kit.forced import force
 
 SUB = keys.subscription("show", "alloc")

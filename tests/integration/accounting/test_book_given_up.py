@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.errors import NotReady
-from tests.integration.accounting.conftest import Store, booking
+from tests.kit.counters import Store, booking
 
 SUB = keys.subscription("show", "alloc")
 

@@ -24,9 +24,9 @@ from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady, StoreUnusable
 from opencue_sched.insight.health import check_redis
 from opencue_sched.settings import Settings
-from tests.integration.accounting.conftest import VERTICES, Store
 from tests.integration.accounting.stepping import Actor, SteppedRedis
-from tests.integration.accounting.world import World
+from tests.kit.counters import VERTICES, Store
+from tests.kit.world import World
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.errors import NotReady
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
-from tests.integration.accounting.world import World
+from tests.kit.world import World
 
 AGE = 40.0
 

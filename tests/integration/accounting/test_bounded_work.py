@@ -19,7 +19,7 @@ from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL, Change
 from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.domain.caps import Vertices
-from tests.integration.accounting.conftest import Store
+from tests.kit.counters import Store
 from tests.kit.forced import force
 
 PROCS, LIMITS = 120, 12

@@ -16,7 +16,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store import accounting as store
-from tests.integration.accounting.world import World
+from tests.kit.world import World
 
 
 def fields(world: World, key: str) -> dict[str, str]:

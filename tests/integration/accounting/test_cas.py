@@ -8,8 +8,8 @@ from opencue_sched.accounting import foreign_decrements, keys, recompute
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
-from tests.integration.accounting.world import World, returned
 from tests.kit.cuebot_publish import PUBLISH
+from tests.kit.world import World, returned
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.settings import Settings
-from tests.integration.accounting.world import AGE, World, returned
+from tests.kit.world import AGE, World, returned
 
 BURST_CORES, JOB_CORES = 20, 12
 BOOKERS, ROUNDS = 3, 60

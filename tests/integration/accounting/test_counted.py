@@ -19,7 +19,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import accounting as store
-from tests.integration.accounting.world import AGE, World
+from tests.kit.world import AGE, World
 
 
 def counted(world: World, *, cuebots: bool = True) -> ImportedShows:

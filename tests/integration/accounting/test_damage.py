@@ -14,8 +14,8 @@ from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clock import boot_id
 from opencue_sched.errors import NotReady, StoreDamaged
-from tests.integration.accounting.conftest import Store
-from tests.integration.accounting.world import World
+from tests.kit.counters import Store
+from tests.kit.world import World
 
 
 def other_type(key: str) -> Callable[[redis.Redis], object]:

@@ -19,9 +19,9 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall
 from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.errors import FencedOff
-from tests.integration.accounting.conftest import Store, booking
-from tests.integration.accounting.world import AGE, World
+from tests.kit.counters import Store, booking
 from tests.kit.polling import eventually
+from tests.kit.world import AGE, World
 
 LEADER = LeaderKeys("cue", "beat")
 BOOKED = booking(3, proc_id="p")
@@ -78,7 +78,7 @@ def test_a_script_does_nothing_for_a_former_leader_and_as_ever_for_the_present_o
 
 
 def test_every_script_of_the_ledger_heeds_the_fence() -> None:
-    from tests.unit.lua.test_script_headers import CALLS as ALL
+    from tests.kit.script_calls import CALLS as ALL
 
     assert {name for name, (call, _) in ALL.items() if call.keys == keys.LEDGER_KEYS} == CALLS.keys()
 

@@ -14,7 +14,7 @@ from opencue_sched.accounting.consistency import ConsistencyCheck, check_consist
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.domain.caps import Vertices
-from tests.integration.accounting.conftest import Store
+from tests.kit.counters import Store
 from tests.kit.forced import force
 
 IDS = [f"p{i}" for i in range(6)]

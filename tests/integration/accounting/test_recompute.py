@@ -24,7 +24,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting
-from tests.integration.accounting.world import AGE, World, returned
+from tests.kit.world import AGE, World, returned
 
 
 def test_a_proc_the_ledger_lacks_is_added(world: World) -> None:

@@ -14,7 +14,7 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting_tables import _Table, refresh_tables
-from tests.integration.accounting.conftest import Store
+from tests.kit.counters import Store
 
 TABLES = ("layer_resource", "job_resource", "folder_resource", "point", "subscription")
 

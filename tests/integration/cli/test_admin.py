@@ -19,8 +19,8 @@ from opencue_sched.accounting.show_handover import ImportedShows, hand_back, han
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from tests.integration.accounting.stepped_store import pass_quarantines
 from tests.kit.command import Cli
+from tests.kit.import_notes import pass_quarantines
 from tests.kit.polling import eventually
 from tests.kit.terminal import on_terminal
 

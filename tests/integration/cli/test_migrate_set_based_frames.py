@@ -7,7 +7,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.store.set_based_frames import COUNTS, HISTORY, read_frames_way, switch_off
-from tests.compat.catalog import Catalog, read_catalog
+from tests.kit.catalog import Catalog, read_catalog
 from tests.kit.command import Cli
 from tests.kit.row_triggers import count_row_by_row, definition
 

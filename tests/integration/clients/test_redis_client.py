@@ -24,11 +24,12 @@ from opencue_sched.embedded.servers.processes import GuardedProcess
 from opencue_sched.embedded.servers.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
-from tests.integration.accounting.conftest import Store, settings_url, store
-from tests.integration.accounting.world import World
+from tests.integration.accounting.conftest import settings_url, store
+from tests.kit.counters import Store
 from tests.kit.polling import eventually
 from tests.kit.sentinel import WatchedPair, watched_pair
 from tests.kit.tls import tls_instead_of
+from tests.kit.world import World
 
 __all__ = ["settings_url", "store"]
 

@@ -18,10 +18,11 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
-from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
-from tests.integration.accounting.world import World
+from tests.integration.accounting.conftest import settings_url, store  # noqa: F401 - fixtures
+from tests.kit.counters import Store
 from tests.kit.forced import force
 from tests.kit.polling import eventually
+from tests.kit.world import World
 
 AUDITS, BOOKERS, AT_ONCE = 12, 2, 6
 

@@ -9,9 +9,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from opencue_sched.store import schema
-from tests.compat.catalog import Catalog, read_catalog
 from tests.compat.cuebot import BadMigrations, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import compare
+from tests.kit.catalog import Catalog, read_catalog
 
 _COUNTED = text(
     "SELECT (SELECT count(*) FROM facility), (SELECT count(*) FROM dept), (SELECT count(*) FROM alloc),"

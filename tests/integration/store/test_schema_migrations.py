@@ -21,7 +21,7 @@ from benchmarks import warm_start
 from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
 from opencue_sched.store.frame_history import drain_frame_history
-from tests.compat.catalog import Catalog, read_catalog
+from tests.kit.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[3]
 _FLYWAY = "CREATE TABLE flyway_schema_history (installed_rank integer PRIMARY KEY, version varchar(50))"

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store import schema
-from tests.compat.catalog import read_catalog
+from tests.kit.catalog import read_catalog
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.errors import SchedulerError
 from opencue_sched.store.set_based_frames import COUNTS, HISTORY, read_frames_way, switch_off, switch_on
-from tests.compat.catalog import Catalog, read_catalog
+from tests.kit.catalog import Catalog, read_catalog
 from tests.kit.row_triggers import KnownTexts, count_row_by_row, definition
 
 

@@ -18,7 +18,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
-from tests.integration.accounting.stepped_store import pass_quarantines
+from tests.kit.import_notes import pass_quarantines
 
 
 class Show:

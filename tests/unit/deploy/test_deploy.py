@@ -24,6 +24,7 @@ from opencue_sched.cli import cli
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics, metrics
+from tests.kit.metrics_ports import METRICS_PORT, metrics_port
 from tests.kit.promql import (
     DASHBOARDS,
     DEPLOY,
@@ -41,7 +42,6 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 YAMLS = sorted(DEPLOY.rglob("*.yaml"))
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "CMD"}
 CELERY_COMMANDS = {"worker", "beat", "flower"}
-METRICS_PORT = "OPENCUE_SCHED_QUEUE__METRICS_PORT"
 
 
 def labels_of_a_census() -> dict[str, set[str]]:
@@ -84,12 +84,6 @@ def matched_verdicts(expression: str) -> set[str]:
         assert hit, f"{pattern} matches no verdict"
         matched |= {verdict.value for verdict in Verdict} - hit if operator.startswith("!") else hit
     return matched
-
-
-def metrics_port(command: list[str], environment: dict[str, str]) -> int:
-    """Where a process started with ``command`` serves /metrics: as the environment says, or by default."""
-    first = int(environment.get(METRICS_PORT, Settings().queue.metrics_port))
-    return first + 100 if "beat" in command else first
 
 
 def check_command(words: list[str]) -> None:

@@ -13,14 +13,8 @@ import pytest
 import yaml
 
 from opencue_sched.settings import Settings
-from tests.unit.deploy.test_deploy import (
-    check_command,
-    known_labels,
-    known_metrics,
-    metrics_port,
-    named_metrics,
-    unknown_labels,
-)
+from tests.kit.metrics_ports import metrics_port
+from tests.unit.deploy.test_deploy import check_command, known_labels, known_metrics, named_metrics, unknown_labels
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 K8S = DEPLOY / "k8s"

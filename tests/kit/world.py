@@ -20,7 +20,7 @@ from opencue_sched.accounting.recompute import RecomputeReport, entries_of, may_
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting import procs
-from tests.integration.accounting.conftest import Store
+from tests.kit.counters import Store
 from tests.kit.polling import eventually
 
 AGE = 40.0
