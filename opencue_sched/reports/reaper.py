@@ -24,7 +24,7 @@ import structlog
 
 from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.host_reports import SETTLED_SECONDS
+from opencue_sched.reports.reported_runs import SETTLED_SECONDS
 from opencue_sched.reports.run_ends import LostRun, RunVerdict
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.store import lost_runs

@@ -30,7 +30,9 @@ from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.completion_batcher import CompletionBatcher, NotAccepting
-from opencue_sched.reports.host_reports import LONGEST_FULL_NAME, HostReports, check_frame, checked_name
+from opencue_sched.reports.host_reports import HostReports
+from opencue_sched.reports.reported_host import LONGEST_FULL_NAME, checked_name
+from opencue_sched.reports.reported_runs import check_frame
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.reports.unreadable import UnreadableMessages
 from opencue_sched.rqd.channels import RqdChannels

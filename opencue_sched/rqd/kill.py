@@ -106,7 +106,7 @@ def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> b
     """Ask RQD to kill a frame. False: it does not know the frame.
 
     Raises grpc.RpcError for any other answer. RQD knows frames by frame id only: the frame must still be its proc's, or
-    cannot have been booked on this host again (reports/host_reports.py, SETTLED_SECONDS).
+    cannot have been booked on this host again (reports/reported_runs.py, SETTLED_SECONDS).
     """
     request = rqd_pb2.RqdStaticKillRunningFrameRequest(frame_id=frame_id, message=reason)
     try:

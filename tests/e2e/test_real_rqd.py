@@ -24,7 +24,7 @@ from opencue_sched.embedded.rqds.real_rqd import RealRqd, RealRqdFarm
 from opencue_sched.embedded.servers.processes import free_port, private_directory, remove_directory
 from opencue_sched.errors import RqdFailure
 from opencue_sched.reports import service as service_module
-from opencue_sched.reports.host_reports import read_report
+from opencue_sched.reports.reported_host import read_report
 from opencue_sched.rqd.channels import RqdChannels, tell
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all

@@ -8,13 +8,8 @@ from opencue_proto import host_pb2, report_pb2
 from opencue_sched.domain.names import short_name
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.errors import InvalidInput
-from opencue_sched.reports.host_reports import (
-    bookable_memory_kb,
-    check_frame,
-    checked_name,
-    next_hardware_state,
-    read_host,
-)
+from opencue_sched.reports.reported_host import bookable_memory_kb, checked_name, next_hardware_state, read_host
+from opencue_sched.reports.reported_runs import check_frame
 from tests.kit.reported_hosts import GB, render_host
 
 

@@ -8,7 +8,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.states import FrameState, JobState
-from opencue_sched.reports.host_reports import SETTLED_SECONDS, unowned, usage
+from opencue_sched.reports.reported_runs import SETTLED_SECONDS, unowned, usage
 from opencue_sched.reports.run_ends import overdue
 from opencue_sched.store.procs import Run
 from tests.unit.reports.test_endings import RUN as OWNED
