@@ -25,7 +25,7 @@ from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import procs
-from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge
+from opencue_sched.store.audit import OFFENDERS_NAMED, RULES, judge
 
 STAYS_WRONG_SECONDS = 2.0
 CHECK_DEADLINE_SECONDS = 5.0

@@ -44,6 +44,7 @@ from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.insight.redis_access import check_access
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
+from opencue_sched.store.audit import proc_ages
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
@@ -335,7 +336,7 @@ def _seen_by_recompute(
     the recompute would have removed it.
     """
     imported = imported_shows(client)
-    procs = {row.pk_proc: row for row in ask(engine, figures.proc_ages, list(found))}
+    procs = {row.pk_proc: row for row in ask(engine, proc_ages, list(found))}
     now = client.time()[0]
 
     def was_there(proc_id: str, record: Record | None) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
-from opencue_sched.store.insight import judge
+from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]

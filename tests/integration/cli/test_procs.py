@@ -19,7 +19,7 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
-from opencue_sched.store.insight import judge
+from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]

@@ -19,7 +19,7 @@ from opencue_sched.reports.reaper import reap
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
-from opencue_sched.store.insight import judge
+from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]

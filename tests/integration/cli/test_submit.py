@@ -16,7 +16,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import submit_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.insight import judge
+from opencue_sched.store.audit import judge
 from opencue_sched.text_file import InvalidFile
 from tests.kit.command import Cli
 

@@ -15,7 +15,7 @@ from opencue_sched.jobs.submission import Submitted, submit_job
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Settings
-from opencue_sched.store.insight import judge
+from opencue_sched.store.audit import judge
 from opencue_sched.text_file import InvalidFile
 from tests.kit.polling import eventually
 
