@@ -21,6 +21,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import make_url
 
 from opencue_sched.cli import cli
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics, metrics
@@ -444,6 +445,25 @@ def test_any_password_of_compose_reaches_the_stores_as_it_is(role, monkeypatch):
     assert reached["host"] == "redis"
     command = services["redis"]["command"]
     assert reached["password"] == as_compose_reads(command[command.index("--requirepass") + 1], passwords)
+
+
+@pytest.mark.parametrize("path", ["k8s/example/secret.env", "systemd/opencue-sched.env"])
+def test_a_file_of_urls_says_how_a_password_is_written_in_one(path):
+    # given a password with all that means something in a URL, written as the file says
+    text = (DEPLOY / path).read_text()
+    (told,) = re.findall(r"^# In a URL, (.+) of a password (?:are|is) written (.+)\.$", text, re.M)
+    written = dict(zip(*(each.replace(" and", "").split() for each in told), strict=True))
+    password = "".join(written.get(character, character) for character in "p@s/s:w#o?r%d")
+    urls = dict(re.findall(r"^(OPENCUE_SCHED_\w+_URL)=(.+)$", text, re.M))
+    # when it stands in the URLs, then each store gets it as it is
+    for name, url in urls.items():
+        given = re.sub(r"(//[^:@]*:)[^@]+@", lambda found: f"{found[1]}{password}@", url)
+        settings = Settings(**{name.removeprefix("OPENCUE_SCHED_").lower(): given})
+        if name == "OPENCUE_SCHED_DATABASE_URL":
+            assert make_url(settings.sqlalchemy_url).password == "p@s/s:w#o?r%d"
+        else:
+            assert read_redis_url(settings.redis_dsn).password == "p@s/s:w#o?r%d"
+    assert set(urls) == {"OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL"}
 
 
 def test_prometheus_scrapes_every_process_where_it_serves_its_metrics():
