@@ -63,6 +63,11 @@ class FrameLost(BookingError):
     """Another process started, changed, paused or took over the frame between gather and commit."""
 
 
+class LayerChanged(BookingError):
+    """The layer or its job asks for something else, or counts under something else, than the plan knew: whoever planned
+    it has to read it again."""
+
+
 class DatabaseFailure(BookingError):
     """PostgreSQL refused or did not answer."""
 

@@ -2,9 +2,9 @@
 
 Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
 are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, the
-booking must not be touched, and the next recompute finds out. What no longer fits the locked rows and today's caps is
-lost, and nothing else with it. A plan that fails because of some job's rows is cut in halves by job until that job is
-alone; it is quarantined and everything else is committed.
+booking must not be touched, and the next recompute finds out. What no longer fits the locked rows, what
+its layer and job ask for today and today's caps is lost, and nothing else with it. A plan that fails because of some
+job's rows is cut in halves by job until that job is alone; it is quarantined and everything else is committed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.clients.store_errors import Failure, classify, describe, in_doubt, waited_too_long, was_cancelled
+from opencue_sched.domain.clusters import normalise_tags
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.units import CENTICORES_PER_CORE, cap_cores, enforced
 from opencue_sched.errors import (
@@ -38,6 +39,7 @@ from opencue_sched.errors import (
     HostExhausted,
     HostHeld,
     HostLocked,
+    LayerChanged,
 )
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.reservations import against_hold
@@ -270,11 +272,9 @@ class _Commit:
             whole=_WHOLE * self.deadline - self._elapsed(),
         )
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
+        #     What the plan rests on is read with them: it may have been made from what was known seconds ago.
         self._check_time()
-        frames = store.lock_frames(connection, procs, self.facts)
-        changed = "the frame was started, changed, paused or taken by another transaction"
-        kept = [proc for proc in procs if proc.frame.id in frames]
-        lost: list[Lost] = [(proc, FrameLost(changed)) for proc in procs if proc.frame.id not in frames]
+        kept, lost = fit_frames(procs, *store.lock_frames(connection, procs, self.facts))
         if not kept:
             return [], lost
         # (b) Hosts, then caps, which stay as they are until COMMIT.
@@ -359,6 +359,83 @@ class _Commit:
 
 
 # What of a plan still holds against the locked rows and today's caps.
+
+_RESTS_ON = (
+    "its layer's minimum of cores",
+    "its layer's maximum of cores",
+    "its layer's GPUs",
+    "its layer's GPU memory",
+    "its layer's tags",
+    "its layer's threads",
+    "its job's OS",
+    "its job's folder",
+    "its job's department",
+)
+"""What must not have changed at all, in the order of `_planned_on` and `_now`."""
+
+
+def fit_frames(
+    procs: Iterable[PlannedProc], frames: Mapping[str, int], layers: Mapping[str, Row[Any]]
+) -> tuple[list[PlannedProc], list[Lost]]:
+    """Keep those whose frame was locked, and was planned for what it asks for now and under what it counts now
+    (``store.lock_frames``). Less memory than was planned makes no difference, nor does a limit that was deleted: it
+    bounds nothing any more."""
+    kept: list[PlannedProc] = []
+    lost: list[Lost] = []
+    now = {layer_id: _now(layer) for layer_id, layer in layers.items()}
+    for proc in procs:
+        memory_kb = frames.get(proc.frame.id)
+        if memory_kb is None:
+            lost.append((proc, FrameLost("the frame was started, changed, paused or taken by another transaction")))
+        elif changed := _changed(proc, memory_kb, layers[proc.layer.id], now[proc.layer.id]):
+            lost.append((proc, LayerChanged(changed)))
+        else:
+            kept.append(proc)
+    return kept, lost
+
+
+def _changed(proc: PlannedProc, memory_kb: int, layer: Row[Any], now: tuple[object, ...]) -> str:
+    """What is no longer as it was planned, in words; empty where all is."""
+    planned = _planned_on(proc)
+    if planned != now:
+        different = [what for what, then, today in zip(_RESTS_ON, planned, now, strict=True) if then != today]
+        return f"{', '.join(different)} changed since it was planned"
+    if not set(layer.limit_ids) <= set(proc.vertices.limit_ids) <= set(layer.named_limit_ids):
+        return "its layer's limits changed since it was planned"
+    if layer.quarantined:
+        return "its job is quarantined"
+    if memory_kb > proc.reservation.memory_kb:
+        return f"it asks for {memory_kb} KB of memory, and {proc.reservation.memory_kb} were planned"
+    return ""
+
+
+def _planned_on(proc: PlannedProc) -> tuple[object, ...]:
+    layer, vertices = proc.layer, proc.vertices
+    return (
+        layer.cores_min_centicores,
+        layer.cores_max_centicores,
+        layer.gpus_min,
+        layer.gpu_memory_min_kb,
+        layer.tags,
+        layer.threadable,
+        proc.job.os_name,
+        vertices.folder_id,
+        vertices.dept_id,
+    )
+
+
+def _now(layer: Row[Any]) -> tuple[object, ...]:
+    return (
+        layer.int_cores_min,
+        layer.int_cores_max,
+        layer.int_gpus_min,
+        layer.int_gpu_mem_min,
+        normalise_tags(layer.str_tags),
+        layer.b_threadable,
+        layer.str_os or None,
+        layer.pk_folder,
+        layer.pk_dept,
+    )
 
 
 def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tuple[list[PlannedProc], list[Lost]]:

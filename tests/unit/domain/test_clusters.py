@@ -21,6 +21,7 @@ from opencue_sched.errors import (
     FrameLost,
     HostExhausted,
     HostLocked,
+    LayerChanged,
     RqdFailure,
 )
 
@@ -98,6 +99,7 @@ def test_headroom_is_never_negative_and_infinite_only_without_a_cap(headroom: He
         (AllocationOverBurst("x"), False, "allocation_over_burst"),
         (CapExceeded("x"), False, "cap_exceeded"),
         (FrameLost("x"), False, "frame_lost"),
+        (LayerChanged("x"), False, "layer_changed"),
     ],
 )
 def test_only_what_another_host_can_mend_is_retriable(error: BookingError, retriable: bool, reason: str) -> None:
