@@ -232,7 +232,10 @@ class _Pass:
             granted = self._take_permits({report.cluster for report in planned})
             self.progress()
 
-            # 4. Plan, in memory. The plan holds its hosts in the process' cache until step 6 gives them back.
+            # 4. Plan, in memory, and little when a show has just become ours. The plan holds its hosts in the process'
+            #    cache until step 6 gives them back.
+            shows = {report.cluster.show_id for report in planned}
+            self.most_frames = self.runner.plan_sizes.most(self.report.cluster.shard, shows)
             with self._step("plan"):
                 self._plan(snapshot, planned, granted)
 
@@ -290,6 +293,7 @@ class _Pass:
         if imported is None or imported.admits(report.cluster.show_id):
             return True
         report.ended = PassEnd.SATURATED
+        self.runner.plan_sizes.forget(report.cluster.show_id)
         log.info("show_not_imported_yet", cluster=report.cluster.key, show=report.cluster.show_id)
         return False
 

@@ -104,27 +104,42 @@ class CommitQueue:
                 self._changed.notify_all()
 
 
+FIRST_PLAN_FRAMES = 250
+"""Frames of the first plan of a process, or with a show that comes: its commit takes a quarter of a full one's time."""
+
+
 class PlanSizes:
-    """How many frames the next plan of each shard may have: half of one whose commit took longer than it may, and twice
-    as many after each commit that did not. Thread-safe."""
+    """How many frames the next plan of each shard may have: FIRST_PLAN_FRAMES of the first, and of the first with a
+    show that this process did not plan before, half of one whose commit took longer than it may, and twice as many
+    after each commit that did not. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bounds: dict[str, int] = {}  # of shards with less than MAX_FRAMES; under the lock
+        self._bounds: defaultdict[str, int] = defaultdict(lambda: FIRST_PLAN_FRAMES)  # by shard; under the lock
+        self._known: set[str] = set()  # ids of shows that were planned; under the lock
 
-    def most(self, shard: str) -> int:
-        return self._bounds.get(shard, MAX_FRAMES)
+    def most(self, shard: str, show_ids: Collection[str] = ()) -> int:
+        """The bound of the shard's next plan, which is to have frames of these shows."""
+        with self._lock:
+            if not self._known.issuperset(show_ids):
+                self._known.update(show_ids)
+                self._bounds[shard] = min(self._bounds[shard], FIRST_PLAN_FRAMES)
+            return self._bounds[shard]
+
+    def forget(self, show_id: str) -> None:
+        """The show may not be planned now: when it may, its first commit is to come soon."""
+        with self._lock:
+            self._known.discard(show_id)
 
     def committed(self, shard: str) -> None:
+        """A plan of the shard was committed in time."""
         with self._lock:
-            bound = 2 * self._bounds.pop(shard, MAX_FRAMES)
-            if bound < MAX_FRAMES:
-                self._bounds[shard] = bound
+            self._bounds[shard] = min(2 * self._bounds[shard], MAX_FRAMES)
 
     def cancelled(self, shard: str, frames: int) -> None:
         """The commit of a plan of so many frames took longer than it may, or a statement of it."""
         with self._lock:
-            bound = self._bounds[shard] = max(1, min(self._bounds.get(shard, MAX_FRAMES), frames // 2))
+            bound = self._bounds[shard] = max(1, min(self._bounds[shard], frames // 2))
         log.warning("plans_halved", shard=shard, frames=frames, next_frames=bound)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.commit import PlanSizes, commit_plan
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.imported_shows import note_imported
+from opencue_sched.accounting.show_handover import ImportedShows
+from opencue_sched.dispatch.commit import FIRST_PLAN_FRAMES, PlanSizes, commit_plan
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements
 from tests.kit.passes import Passes, passes
@@ -64,6 +69,9 @@ def test_a_lock_that_is_not_granted_halves_nothing(one: Passes, engine: Engine) 
 
 def test_each_shard_has_its_own_size() -> None:
     plan_sizes = PlanSizes()
+    for shard in "abc":
+        while plan_sizes.most(shard) < MAX_FRAMES:
+            plan_sizes.committed(shard)
     plan_sizes.cancelled("a", 800)
     plan_sizes.cancelled("a", 900)  # planned before the first came to an end
     plan_sizes.cancelled("b", 1)
@@ -73,6 +81,72 @@ def test_each_shard_has_its_own_size() -> None:
     assert [plan_sizes.most(shard) for shard in "abc"] == [800, 1, MAX_FRAMES]
     plan_sizes.committed("a")
     assert plan_sizes.most("a") == MAX_FRAMES
+
+
+def test_a_process_begins_with_a_small_plan_and_doubles_with_each_commit(engine: Engine, settings: Settings) -> None:
+    # Given an empty farm for which 5,000 frames wait
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts(HostSpec(cores=100, memory_gb=512, hostname_tag=False) for _ in range(50))
+        farm.jobs([JobSpec([LayerSpec(frames=100, range="1-100")]) for _ in range(50)])
+    queue = settings.queue.model_copy(update={"dispatch_frames_per_layer_limit": 100, "max_jobs_per_cluster_pass": 50})
+    fresh = settings.model_copy(update={"rqd": settings.rqd.model_copy(update={"dry_run_mode": True}), "queue": queue})
+    with passes(engine, fresh) as one:
+        # When a process that has just started passes over them, then its first commit comes soon
+        assert [booked for _, booked in sizes(run_passes(one, 4))] == [250, 500, 1000, 1000]
+        clusters = one.clusters
+    with passes(engine, fresh) as another:
+        another.clusters = clusters
+        assert [booked for _, booked in sizes(run_passes(another, 1))] == [250]
+
+
+def test_the_first_plan_after_a_hand_over_is_small(engine: Engine, settings: Settings) -> None:
+    # Given a process that has grown its plans
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        farm.hosts(HostSpec(cores=100, memory_gb=512, hostname_tag=False) for _ in range(50))
+        farm.jobs([JobSpec([LayerSpec(frames=100, range="1-100")]) for _ in range(50)])
+    queue = settings.queue.model_copy(update={"dispatch_frames_per_layer_limit": 100, "max_jobs_per_cluster_pass": 50})
+    fresh = settings.model_copy(update={"rqd": settings.rqd.model_copy(update={"dry_run_mode": True}), "queue": queue})
+    with passes(engine, fresh) as one:
+
+        def handed_over() -> None:
+            with engine.connect() as connection:
+                note_imported(one.client, managed_show_versions(connection, [show.id]))
+
+        handed_over()
+        imported = ImportedShows(engine, one.runner.ledger, quarantine_seconds=30.0, age_seconds=60.0)
+        one.runner = replace(one.runner, imported=imported)
+        assert [booked for _, booked in sizes(run_passes(one, 3))] == [250, 500, 1000]
+        # When the show goes to a Cuebot and comes back
+        for managed in (False, True):
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE show SET b_scheduler_managed = :managed"), {"managed": managed})
+            one.client.hdel(keys.IMPORTED, show.id)
+        assert [booked for _, booked in sizes(run_passes(one, 2))] == [0, 0], "a Cuebot may book it still"
+        handed_over()
+        # Then its first commit comes soon
+        assert [booked for _, booked in sizes(run_passes(one, 2))] == [250, 500]
+
+
+def test_a_show_that_nobody_has_planned_yet_makes_the_next_plan_small() -> None:
+    plan_sizes = PlanSizes()
+    assert plan_sizes.most("a", ["old"]) == FIRST_PLAN_FRAMES
+    for _ in range(9):
+        plan_sizes.committed("a")
+    assert plan_sizes.most("a", ["old"]) == MAX_FRAMES
+    # When a show comes
+    assert plan_sizes.most("a", ["old", "new"]) == FIRST_PLAN_FRAMES
+    plan_sizes.committed("a")
+    assert plan_sizes.most("a", ["old", "new"]) == 2 * FIRST_PLAN_FRAMES
+    # and when it is not ours for a while
+    plan_sizes.committed("a")
+    plan_sizes.forget("new")
+    assert [plan_sizes.most("a", shows) for shows in (["old"], ["new"])] == [MAX_FRAMES, FIRST_PLAN_FRAMES]
+    # then a plan that was halved stays so
+    plan_sizes.cancelled("a", 100)
+    assert plan_sizes.most("a", ["newest"]) == 50
 
 
 def test_a_commit_whose_second_try_comes_too_late_ran_out_of_time_as_well(engine: Engine, settings: Settings) -> None:
