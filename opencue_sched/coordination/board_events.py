@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
@@ -55,7 +56,18 @@ def stream_end(client: redis.Redis, stream: str) -> str:
     return newest[0][0] if newest else "0-0"
 
 
-Callback = Callable[[str, dict[str, Any]], None]
+@dataclass(frozen=True)
+class _Listener:
+    """A callback with what it was registered with."""
+
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    details_filter: Callable[[dict[str, Any]], object] | None
+
+    def hear(self, kind: str, details: dict[str, Any]) -> None:
+        if self.details_filter is None or self.details_filter(details):
+            self.callback(kind, *self.args, **self.kwargs, details=details)
 
 
 class Notifier(PeriodicThread):
@@ -70,36 +82,47 @@ class Notifier(PeriodicThread):
         self._find_job = find_job
         self._reader: EventReader | None = None
         self._lock = threading.Lock()
-        self._callbacks: dict[str, list[Callback]] = defaultdict(list)
+        self._listeners: dict[str, list[_Listener]] = defaultdict(list)
 
-    def register(self, kind: str, callback: Callback) -> None:
-        """Call ``callback(kind, {"job": job, "name": name})`` for each event of ``kind`` from now on; with ANY once for
-        each event. Raises ValueError for a kind that there is not (KINDS)."""
+    def register(
+        self,
+        kind: str,
+        callback: Callable[..., object],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        details_filter: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        """Call ``callback(kind, *args, details={"job": job, "name": name}, **kwargs)`` for each event of ``kind`` from
+        now on whose details ``details_filter`` takes; with ANY once for each event.
+
+        Raises ValueError for a kind that there is not (KINDS).
+        """
         if kind not in (*KINDS, ANY):
             raise ValueError(f"{kind!r} is no kind of event; there are {', '.join(KINDS)}, and {ANY!r} for all")
         with self._lock:
             self._reader = self._reader or self._open()
-            self._callbacks[kind].append(callback)
+            self._listeners[kind].append(_Listener(callback, tuple(args or ()), dict(kwargs or {}), details_filter))
         self.start()
 
-    def deregister(self, kind: str, callback: Callback) -> None:
-        """Stop calling ``callback`` for ``kind``."""
+    def deregister(self, kind: str, callback: Callable[..., object]) -> None:
+        """Stop calling ``callback`` for ``kind``; where it was registered more than once, once less."""
         with self._lock:
-            if callback in self._callbacks[kind]:
-                self._callbacks[kind].remove(callback)
+            listeners = self._listeners[kind]
+            if found := [listener for listener in listeners if listener.callback == callback]:
+                listeners.remove(found[0])
 
     def _pass_on(self) -> float:
         for event in self._reader.read(_BLOCK_SECONDS / 2) if self._reader else ():
             kinds = _HEARD_AS.get(event["kind"], (event["kind"],))
             with self._lock:
-                called = [(kind, callback) for kind in kinds for callback in self._callbacks[kind]]
-                called += [(kinds[0], callback) for callback in self._callbacks[ANY]]
+                called = [(kind, listener) for kind in kinds for listener in self._listeners[kind]]
+                called += [(kinds[0], listener) for listener in self._listeners[ANY]]
             if not called:
                 continue
             job = self._find_job(event["job"], event["name"])
-            for kind, callback in called:
+            for kind, listener in called:
                 try:
-                    callback(kind, {"job": job, "name": event["name"]})
+                    listener.hear(kind, {"job": job, "name": event["name"]})
                 except Exception:
                     log.exception("board_callback_failed", kind=kind, job=event["job"])
         return 0.0

@@ -77,7 +77,7 @@ def use_a_jobboard(url: str) -> None:
         JobBoard(client, "cue", name="conversions") as board,
     ):
         heard: list[str] = []
-        board.notifier.register("POSTED", lambda kind, _: heard.append(kind))
+        board.notifier.register("POSTED", lambda kind, **_: heard.append(kind))
         board.post("convert")
         board.consume(board.claim_next("me", 5), "me")
         eventually(lambda: heard == ["POSTED"], what="the event")

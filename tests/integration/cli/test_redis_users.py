@@ -148,7 +148,7 @@ def test_a_program_with_a_jobboard_of_its_own_needs_no_more_than_the_boards_keys
     with redis.Redis.from_url(url, decode_responses=True) as client:
         with JobBoard(client, "studio", name="conversions") as board:
             heard: list[str] = []
-            board.notifier.register("POSTED", lambda kind, _: heard.append(kind))
+            board.notifier.register("POSTED", lambda kind, **_: heard.append(kind))
             job = board.post("convert", delay=0.1)
             assert next(board.wait(10)) == job
             claim = board.claim_next("me", 5)

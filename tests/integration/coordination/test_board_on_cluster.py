@@ -92,7 +92,7 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             board.register_entity(Entity("conductor", "c1"))
             assert [entity.name for entity in board.entities()] == ["c1"]
             heard: list[str] = []
-            board.notifier.register("POSTED", lambda _, event, heard=heard: heard.append(event["name"]))
+            board.notifier.register("POSTED", lambda _, details, heard=heard: heard.append(details["name"]))
             board.post("heard")
             eventually(lambda heard=heard: heard == ["heard"], what="the event")
 

@@ -725,7 +725,7 @@ def test_callbacks_hear_of_posts_claims_and_removals(board):
 
     for kind in (POSTED, "CLAIMED", REMOVAL):
         board.notifier.register(kind, hear)
-    board.notifier.register("POSTED", lambda *_: 1 / 0)
+    board.notifier.register("POSTED", lambda *_, **__: 1 / 0)
     job = board.claim(board.post("render"), "me")
     board.consume(job, "me")
     eventually(lambda: len(heard) >= 3)
@@ -734,6 +734,23 @@ def test_callbacks_hear_of_posts_claims_and_removals(board):
     board.claim(board.post("again"), "me")
     eventually(lambda: len(heard) >= 4)
     assert heard[3][0] == "CLAIMED"
+
+
+def test_callbacks_are_called_as_taskflow_calls_them(board):
+    """With what was registered beside them, and the details by their name."""
+    heard: list[tuple[str, ...]] = []
+
+    def hear(kind, first, *, last, details) -> None:
+        heard.append((kind, first, last, details["name"]))
+
+    board.notifier.register(
+        POSTED, hear, args=("a",), kwargs={"last": "z"}, details_filter=lambda details: details["name"] != "other"
+    )
+    board.notifier.register(POSTED, lambda _, **named: heard.append(tuple(named)))
+    board.post("other")
+    board.post("wanted")
+    eventually(lambda: len(heard) >= 3)
+    assert heard == [("details",), ("POSTED", "a", "z", "wanted"), ("details",)]
 
 
 def test_what_listeners_hear_of_is_a_job_and_so_is_what_was_removed(board):
@@ -764,7 +781,7 @@ def test_a_kind_of_event_that_there_is_not_is_refused(board):
 
 def test_listeners_go_on_when_the_events_so_far_are_gone(board):
     heard: list[str] = []
-    board.notifier.register("POSTED", lambda _, event: heard.append(event["name"]))
+    board.notifier.register("POSTED", lambda _, details: heard.append(details["name"]))
     board.post("one")
     eventually(lambda: heard == ["one"])
     board.client.delete(board.keys.of("events"))
