@@ -49,7 +49,14 @@ from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.privileges import missing_privileges, missing_tables
-from opencue_sched.store.schema import GUARDS, SchemaFacts, check_schema, check_writable, triggers_of_proc
+from opencue_sched.store.schema import (
+    GUARDS,
+    SchemaFacts,
+    absent_backlog_triggers,
+    check_schema,
+    check_writable,
+    triggers_of_proc,
+)
 from opencue_sched.store.set_based_frames import read_frames_way
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -125,6 +132,10 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
     if not triggers_of_proc(connection) >= GUARDS:
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
+    if absent := absent_backlog_triggers(connection):
+        text = f"our triggers on the backlog are missing or disabled: {listed(absent)}"
+        again = "`opencue-sched migrate --down` and `opencue-sched migrate` make what was dropped anew"
+        yield _warn("backlog", text, f"if they are disabled, ALTER TABLE ... ENABLE TRIGGER; {again}")
 
 
 def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:

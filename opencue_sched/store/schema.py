@@ -33,7 +33,7 @@ Origin = Literal["opencue-sched", "cuebot"]
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
 
-REVISION = "0014"
+REVISION = "0015"
 """The revision that this program's migrations lead to. Migrations only add, so it works with any later one as well."""
 
 TABLE_LOCK_SECONDS = 20.0
@@ -73,6 +73,27 @@ GUARDS = {"opencue_sched_guard_insert", "opencue_sched_guard_update"}
 ANNOUNCES_RELEASES = "opencue_sched_proc_released"
 """The trigger that tells of deleted procs."""
 
+_BACKLOG_TRIGGERS = [
+    ("job", "opencue_sched_backlog"),
+    ("layer", "opencue_sched_backlog"),
+    ("layer_limit", "opencue_sched_backlog"),
+    ("layer_stat", "opencue_sched_work_arrived"),
+    ("opencue_sched_quarantine", "opencue_sched_backlog"),
+    ("show", "opencue_sched_backlog"),
+]
+"""The triggers that name what changes in the backlog; where layers have start times, that of the next too."""
+_START_TIMES_TRIGGER = ("layer", "opencue_sched_work_arrived")
+
+_ABSENT = text(
+    """
+    SELECT wanted.trigger || ' on ' || wanted.of
+    FROM unnest(CAST(:tables AS text[]), CAST(:triggers AS text[])) AS wanted(of, trigger)
+    WHERE NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(wanted.of) AND tgname = wanted.trigger
+                         AND tgenabled IN ('O', 'A'))
+    ORDER BY wanted.of, wanted.trigger
+    """
+)
+
 
 @cache
 def with_start_after(template: str, has_start_after: bool) -> TextClause:
@@ -95,6 +116,8 @@ class SchemaFacts:
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
+    backlog_is_named: bool
+    """Our triggers name every show, job and layer whose waiting work changes: they are there, and enabled."""
     set_based_frames: bool
     """Cuebot's triggers leave counters and history of started frames to the booking (store/set_based_frames.py)."""
 
@@ -136,6 +159,15 @@ def announce_start_times(connection: Connection) -> None:
 def triggers_of_proc(connection: Connection) -> frozenset[str]:
     """Our triggers on proc that are there and enabled."""
     return frozenset(connection.execute(_TRIGGERS).scalars())
+
+
+def absent_backlog_triggers(connection: Connection) -> list[str]:
+    """Triggers that name what changes in the backlog, missing or disabled: ``opencue_sched_backlog on layer``."""
+    wanted = [*_BACKLOG_TRIGGERS]
+    if connection.execute(_FACTS).one().has_start_after:
+        wanted.append(_START_TIMES_TRIGGER)
+    tables, triggers = zip(*wanted, strict=True)
+    return list(connection.execute(_ABSENT, {"tables": list(tables), "triggers": list(triggers)}).scalars())
 
 
 def read_origin(connection: Connection) -> Origin:
@@ -195,6 +227,7 @@ def check_schema(connection: Connection) -> SchemaFacts:
         revision=revision,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
+        backlog_is_named=not absent_backlog_triggers(connection),
         set_based_frames=read_frames_way(connection).on,
     )
 

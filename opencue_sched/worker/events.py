@@ -31,9 +31,9 @@ from opencue_sched.worker import metrics
 log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
-HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
+HANDED_BACK_CHANNEL, BACKLOG_CHANNEL = "opencue_sched_handed_back", "opencue_sched_backlog"
 """Sent with the commit of what they tell. The payload is an object of lists of ids, in the order of the channels:
-``hosts`` and perhaps ``procs``; ``vertices``; ``shows``; ``shows``."""
+``hosts`` and perhaps ``procs``; ``vertices``; ``shows``; ``shows``; one of ``shows``, ``jobs`` and ``layers``."""
 _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0

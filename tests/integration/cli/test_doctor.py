@@ -141,6 +141,18 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
             "warn",
             "triggers on proc are missing or disabled",
         ),
+        (
+            "ALTER TABLE layer DISABLE TRIGGER opencue_sched_backlog",
+            "backlog",
+            "warn",
+            "our triggers on the backlog are missing or disabled: opencue_sched_backlog on layer",
+        ),
+        (
+            "DROP TRIGGER opencue_sched_backlog ON show; DROP TRIGGER opencue_sched_work_arrived ON layer_stat",
+            "backlog",
+            "warn",
+            "opencue_sched_work_arrived on layer_stat and opencue_sched_backlog on show",
+        ),
     ],
 )
 def test_what_somebody_probably_did_not_mean_is_a_warning(

@@ -115,7 +115,7 @@ def test_what_an_upgraded_cuebot_makes_possible_is_added_by_the_next_migration(c
     # then the next migration adds the trigger, once,
     for _ in range(2):
         schema.upgrade(cuebot_url)
-        assert _triggers_of_layer(cuebot_url) == ["opencue_sched_work_arrived"]
+        assert _triggers_of_layer(cuebot_url) == ["opencue_sched_backlog", "opencue_sched_work_arrived"]
         assert _lacks(cuebot_url) == []
     # and it goes with all the others.
     schema.downgrade(cuebot_url)
@@ -128,9 +128,42 @@ def _lacks(url: str) -> list[str]:
 
 
 def _triggers_of_layer(url: str) -> list[str]:
-    asked = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'layer'::regclass AND tgname LIKE 'opencue%'"
+    asked = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'layer'::regclass AND tgname LIKE 'opencue%' ORDER BY 1"
     with _session(url) as connection:
         return list(connection.execute(text(asked)).scalars())
+
+
+def test_what_names_the_backlog_comes_with_its_revision_and_goes_with_it(cuebot_url: str) -> None:
+    # given a database of the revision before
+    schema.upgrade(cuebot_url, "0014")
+    before = _our_definitions(cuebot_url)
+    # when it is upgraded and taken back, twice
+    for _ in range(2):
+        schema.upgrade(cuebot_url, "0015")
+        added = _our_definitions(cuebot_url) - before
+        assert {name for _, name in added} == {
+            "opencue_sched_backlog",
+            "opencue_sched_backlog_changed",
+            "opencue_sched_work_arrived",
+        }
+        _alembic(cuebot_url, "downgrade", "0014")
+        # then nothing of it stays, and what it replaced is as before
+        assert _our_definitions(cuebot_url) == before
+
+
+def _our_definitions(url: str) -> set[tuple[str, str]]:
+    """The text and the name of each trigger and function of ours."""
+    with _session(url) as connection:
+        return {
+            (row.definition, row.name)
+            for row in connection.execute(
+                text(
+                    "SELECT pg_get_functiondef(oid) AS definition, proname::text AS name FROM pg_proc"
+                    " WHERE proname LIKE 'opencue%'"
+                    " UNION SELECT pg_get_triggerdef(oid), tgname::text FROM pg_trigger WHERE tgname LIKE 'opencue%'"
+                )
+            )
+        }
 
 
 def test_a_migration_of_cuebots_that_alters_a_column_of_our_triggers_waits_until_ours_are_taken_back(
@@ -147,6 +180,8 @@ def test_a_migration_of_cuebots_that_alters_a_column_of_our_triggers_waits_until
         for column in re.findall(r"`(\w+)`", cell)
     }
     assert named == columns
+    # These two a newer Cuebot's migrations alter: with our triggers on them it could not be upgraded without ado.
+    assert not columns & {"layer.str_cmd", "layer.str_range"}
     altered = "ALTER TABLE layer ALTER ts_start_after TYPE timestamptz(3)"
     with _session(cuebot_url) as connection, pytest.raises(DBAPIError, match="used in a trigger definition"):
         connection.execute(text(altered))
@@ -293,20 +328,25 @@ def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatc
 
 
 def test_alembics_own_command_works_from_a_checkout(empty_database_url: str) -> None:
-    environment = {"OPENCUE_SCHED_DATABASE_URL": empty_database_url, "PATH": "/usr/bin:/bin"}
     for arguments in (["upgrade", "head"], ["current"], ["downgrade", "base"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "alembic.config", *arguments],
-            cwd=_ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
+        printed = _alembic(empty_database_url, *arguments)
         if arguments == ["current"]:
-            assert f"{schema.REVISION} (head)" in done.stdout
+            assert f"{schema.REVISION} (head)" in printed
     assert _our_names(empty_database_url) == set()
+
+
+def _alembic(url: str, *arguments: str) -> str:
+    """What Alembic's own command printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic.config", *arguments],
+        cwd=_ROOT,
+        env={"OPENCUE_SCHED_DATABASE_URL": url, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
