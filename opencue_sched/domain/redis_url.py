@@ -29,7 +29,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "unix": ("db", "username", "password"),
     "sentinel": ("db", "sentinel_username", "sentinel_password"),
 }
-"""What the query may say, besides ``ssl`` and _TLS_OPTIONS. Celery takes no more than this for options of its own."""
+"""What the query may say, besides ``ssl`` and _TLS_OPTIONS where there is a network in between. Celery takes no more
+than this for options of its own."""
 FILE_OPTIONS = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 """The TLS options that name a file, or (ssl_ca_path) a directory."""
 _TLS_OPTIONS = (
@@ -81,7 +82,7 @@ def read_redis_url(url: str) -> RedisUrl:
     parts = _split(url)
     scheme, path = parts.scheme, unquote(parts.path.strip("/"))
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    options = (*_OPTIONS[scheme], "ssl", *_TLS_OPTIONS)
+    options = (*_OPTIONS[scheme], *(() if scheme == "unix" else ("ssl", *_TLS_OPTIONS)))
     if not query.keys() <= set(options):
         raise _refusal(f": the options of {scheme}:// are {', '.join(options)}")
     nodes = _sentinels(parts) if scheme == "sentinel" else ()

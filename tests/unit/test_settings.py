@@ -381,6 +381,7 @@ def test_what_is_no_database_url_is_refused_by_the_variables_name(monkeypatch, u
         ("redis://h?db=2", "the options of redis:// are ssl, "),
         ("sentinel://h/main?password=hush", "are db, sentinel_username, sentinel_password, ssl, "),
         ("unix://", "the path of a socket"),
+        ("unix:///s?ssl=true&password=hush", "the options of unix:// are db, username, password"),
         ("rediss://h/0?ssl_cafile=hush", "the options of rediss:// are ssl, ssl_ca_certs, ssl_certfile"),
         ("sentinel://h/main?ssl=true&ssl_cafile=hush", "sentinel_password, ssl, ssl_ca_certs"),
         ("rediss://:hush@h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is required, optional or none"),
