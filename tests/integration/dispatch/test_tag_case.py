@@ -13,7 +13,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.dispatch.waiting_frames import count_waiting_frames
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, SchedulerScope, Settings
 from opencue_sched.store import frame_memory, reservations
 from opencue_sched.store.hosts import fetch_groups, tags_of_hosts
@@ -81,6 +81,22 @@ def test_a_tag_in_two_spellings_makes_one_cluster(engine: Engine, settings: Sett
             farm.host(tags=tags, hostname_tag=False, alloc_tag=False)
         clusters = load_clusters(connection, settings)
     assert clusters == {Cluster(facility, show, ClusterKind.MANUAL, ("gpu", "new", "old"))}
+
+
+def test_hosts_with_a_tag_are_found_without_reading_all_tags(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts(HostSpec(name=f"Node{number}") for number in range(2_000))
+        facility, show = farm.default_alloc().facility_id, farm.default_show().id
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    scans = text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'host_tag'")
+    with engine.begin() as connection:
+        before = connection.execute(scans).scalar_one()
+        assert have_a_cluster(connection, [(facility, show, "node7")])
+        (host,) = fetch_groups(connection, facility, ["node7"], settings.host_cache.host_staleness_threshold)
+        assert host.name == "Node7"
+        assert connection.execute(scans).scalar_one() == before
 
 
 def test_a_tag_to_be_ignored_is_in_any_case(engine: Engine, settings: Settings, redis_client: Any) -> None:
