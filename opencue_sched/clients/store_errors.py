@@ -42,9 +42,10 @@ _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 _COMPLETION_UNKNOWN = "40003"
 
 
-_REFUSED_CONNECTION_STATES = ("28000", "28P01", "3D000", "42501", "42704")
+_REFUSED_CONNECTION_STATES = ("28000", "28P01", "3D000", "42501", "42704", "22023", "42601")
 """SQLSTATEs of connections that PostgreSQL will refuse the next time, too: the user, or where it comes from; the
-password; no such database; no right to connect to it; a parameter in the URL's ``options`` that it does not know."""
+password; no such database; no right to connect to it; in the URL's ``options`` a parameter that it does not know, a
+value that the parameter cannot have, or what is no option."""
 _TOO_MANY_CONNECTIONS = "53300"
 _REFUSED_CONNECTIONS = (
     "authentication failed",

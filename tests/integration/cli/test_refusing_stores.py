@@ -94,6 +94,8 @@ POSTGRESQL = {
     "database": ("{user}:{password}@{place}/nowhere", 'database "nowhere" does not exist'),
     "sslmode": ("{user}:{password}@{place}/{name}?sslmode=maybe", "invalid sslmode value"),
     "no TLS": ("{user}:{password}@{place}/{name}?sslmode=require", "does not support SSL"),
+    "value in options": ("{user}:{password}@{place}/{name}?options=-cwork_mem%3Dhuge", "invalid value for parameter"),
+    "word in options": ("{user}:{password}@{place}/{name}?options=huge", "invalid command-line argument"),
 }
 
 
