@@ -67,7 +67,8 @@ class Record:
 
     ``needs``: the frames that must have ended before a frame may start. ``counters``: the most that was seen in Redis
     under each name that the scenario watches. ``audit``: the names of the invariants that the audit found broken.
-    ``others_percent``: how much of the machine's processors others had meanwhile.
+    ``others_percent``: how much of the machine's processors others had meanwhile. ``shards``: among how many the hosts
+    were divided at the end.
     """
 
     seconds: float
@@ -79,6 +80,7 @@ class Record:
     counters: Mapping[str, float] = field(default_factory=dict)
     audit: Sequence[str] = ()
     others_percent: int = 0
+    shards: int = 1
 
     @property
     def cores(self) -> int:
@@ -233,3 +235,80 @@ def filled_at(record: Record, work: str, part: float) -> float:
     began = sorted(wait.began for wait in record.waits if wait.layer.work == work and wait.began is not None)
     needed = math.ceil(part * sum(wait.layer.work == work for wait in record.waits))
     return began[needed - 1] - began[0] if needed and len(began) >= needed else math.inf
+
+
+def refill_seconds(record: Record, begin: float, end: float, percentile: float) -> float:
+    """How long hosts stood idle between the end of a run and the next start there, of the starts between two times, by
+    percentile; inf when there was none. For frames as wide as their host."""
+    ended: dict[str, float] = {}
+    waits = []
+    for run in sorted(record.runs, key=lambda run: run.began):
+        if run.host in ended and begin <= run.began < end:
+            waits.append(max(0.0, run.began - ended[run.host]))
+        ended[run.host] = record.end_of(run)
+    waits.sort()
+    return waits[max(0, math.ceil(len(waits) * percentile / 100) - 1)] if waits else math.inf
+
+
+def starts_of_the_highest(record: Record, begin: float, end: float) -> float:
+    """Of the starts between two times, the part that was of the highest priority that waited just then; 0 of none."""
+    arrives, starts = 0, 1  # of one moment, what arrives comes first
+    events = [(wait.since, arrives, wait.layer.priority) for wait in record.waits]
+    events += [(wait.began, starts, wait.layer.priority) for wait in record.waits if wait.began is not None]
+    waiting: Counter[int] = Counter()
+    highest = all_of_them = 0
+    for at, what, priority in sorted(events):
+        if what == arrives:
+            waiting[priority] += 1
+            continue
+        if begin <= at < end:
+            all_of_them += 1
+            highest += priority == max(level for level, count in waiting.items() if count)
+        waiting[priority] -= 1
+    return highest / max(1, all_of_them)
+
+
+def waits_in_turn(record: Record, work: str) -> list[float]:
+    """How long each frame of a work that runs one after the other waited, from its submission or from the end of the
+    one before; the last is of one that still waits when the record ends, if one does."""
+    waiting = [wait for wait in record.waits if wait.layer.work == work]
+    since = min((wait.since for wait in waiting), default=0.0)
+    waits = []
+    runs = sorted((run for run in record.runs if run.layer.work == work), key=lambda run: run.began)
+    for run in runs:
+        waits.append(run.began - since)
+        since = record.end_of(run)
+    if any(wait.began is None for wait in waiting):
+        waits.append(record.seconds - since)
+    return waits
+
+
+def first_starts(record: Record, work: str) -> dict[int, float]:
+    """When each job of a work first started; inf when it never did."""
+    first: dict[int, float] = {}
+    for wait in record.waits:
+        if wait.layer.work == work:
+            first[wait.layer.job] = min(
+                first.get(wait.layer.job, math.inf), math.inf if wait.began is None else wait.began
+            )
+    return first
+
+
+def first_starts_due(record: Record, draw: float) -> dict[int, float]:
+    """By when a job of each priority was due its first start, if all jobs waited from the beginning: of the starts the
+    part ``draw`` is due to jobs in proportion to their priorities. A priority for which that time did not come is left
+    out."""
+    left = Counter((wait.layer.work, wait.layer.job) for wait in record.waits)
+    priorities = {(wait.layer.work, wait.layer.job): wait.layer.priority for wait in record.waits}
+    whole, virtual = float(sum(priorities.values())), 0.0
+    due: dict[int, float] = {}
+    for wait in sorted((wait for wait in record.waits if wait.began is not None), key=lambda wait: wait.began or 0.0):
+        virtual += draw / whole
+        for priority in set(priorities.values()) - due.keys():
+            if virtual * priority >= 1 - 1e-9:
+                due[priority] = wait.began or 0.0
+        job = (wait.layer.work, wait.layer.job)
+        left[job] -= 1
+        if not left[job]:
+            whole = max(1.0, whole - priorities[job])
+    return due

@@ -65,7 +65,8 @@ def control_of(scenario: Scenario) -> tuple[Scenario | None, list[str]]:
 
 def judge(scenario: Scenario, workers: int, record: Record, *, control: Control | None = None) -> Answer:
     """The scenario's own figures, and what holds whatever is decided: a clean audit. Of a control its own figure."""
-    bounds = (*scenario.judge(record), Bound("invariants broken", len(record.audit), most=0))
+    divided = [Bound("shards", record.shards, workers)] if scenario.sharded else []
+    bounds = (*scenario.judge(record), *divided, Bound("invariants broken", len(record.audit), most=0))
     passed = all(bound.kept for bound in bounds)
     missing = [f"no queue.{name} yet" for name in scenario.queue if not known_setting(name)]
     busy = [f"others had {record.others_percent} % of the machine"] if record.others_percent > ROUGH_PERCENT else []

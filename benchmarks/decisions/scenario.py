@@ -19,13 +19,14 @@ MEMORY_GB_A_CORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """``count`` equal hosts that carry ``tag``."""
+    """``count`` equal hosts that carry ``tag``. A host that has a ``name`` carries that as well."""
 
     kind: str
     count: int
     cores: int
     gpus: int = 0
     tag: str = GENERAL
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Work:
     Each job has one layer for each entry of ``cores`` (cores of a frame), of ``frames`` frames that run for
     ``seconds`` (least, most). ``ordered``: each layer's frames wait for those at their place in the layer before.
     ``licence`` is a limit of the scenario, ``job_cap`` cores. The first ``heavy`` frames of each layer run out of
-    memory unless they have a tenth more than they ask for.
+    memory unless they have a tenth more than they ask for. ``paused``: until an event resumes its show.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Work:
     licence: str | None = None
     ordered: bool = False
     heavy: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class Scenario:
 
     ``history``: whether layers keep the run times of their frames (layer_usage). ``ordered``: whether work that says
     so is submitted with its dependencies. ``capped``: whether the caps are written as declared, or far above.
-    ``frame_memory``: release.frame_memory, of who ends the frames here.
+    ``frame_memory``: release.frame_memory, of who ends the frames here. ``sharded``: whether a run fails in which the
+    hosts are divided among fewer shards than there are workers.
     """
 
     name: str
@@ -137,6 +140,7 @@ class Scenario:
     ordered: bool = True
     capped: bool = True
     frame_memory: bool = True
+    sharded: bool = False
 
     @property
     def cores(self) -> int:

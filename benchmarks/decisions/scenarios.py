@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.decisions import record as of
+from benchmarks.decisions.large_farms import LARGE_FARMS
 from benchmarks.decisions.record import Record
 from benchmarks.decisions.scenario import Bound, Control, Event, Hosts, Scenario, Show, Work
 from benchmarks.decisions.stage import Stage
@@ -599,6 +600,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     FRAME_MEMORY,
     FAILOVER,
     STEADY,
+    *LARGE_FARMS,
 )
 
 

@@ -28,6 +28,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import beat_keys
+from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.domain.states import ExitStatus
 from opencue_sched.embedded.farms.farm import Farm
@@ -81,7 +82,7 @@ _READ_WAITS = text(
     "SELECT pk_frame AS frame, pk_layer AS layer, CAST(extract(epoch FROM ts_eligible) AS float8) AS since FROM frame "
     "WHERE ts_eligible IS NOT NULL"
 )
-_PAUSE = text("UPDATE job SET b_paused = true WHERE pk_show = :show")
+_PAUSE = text("UPDATE job SET b_paused = :paused WHERE pk_show = :show")
 
 
 def known_setting(name: str) -> bool:
@@ -169,7 +170,8 @@ class Stage:
                     memory_gb=hosts.cores * MEMORY_GB_A_CORE,
                     gpus=hosts.gpus,
                     gpu_memory_gb=16 * hosts.gpus,
-                    hostname_tag=False,
+                    name=hosts.name,
+                    hostname_tag=hosts.name is not None,
                 )
                 for ids in farm.hosts([spec] * hosts.count):
                     self.hosts[ids.id] = Machine(ids.name, hosts.kind, hosts.cores, hosts.gpus)
@@ -233,6 +235,7 @@ class Stage:
             name=f"{part.show}-{part.name}-{part.at:g}-{number}".replace(" ", "_"),
             priority=part.priority,
             max_cores=part.job_cap if capped and part.job_cap else UNCAPPED,
+            paused=part.paused,
             activate=False,
         )
 
@@ -252,8 +255,15 @@ class Stage:
 
     def pause(self, show: str) -> None:
         """The show has no more work that may start."""
+        self._pause(show, paused=True)
+
+    def resume(self, show: str) -> None:
+        """What waits of the show may start."""
+        self._pause(show, paused=False)
+
+    def _pause(self, show: str, *, paused: bool) -> None:
         with self.engine.begin() as connection:
-            connection.execute(_PAUSE, {"show": self.shows[show].id})
+            connection.execute(_PAUSE, {"show": self.shows[show].id, "paused": paused})
 
     def kill_worker(self) -> None:
         """The oldest worker that lives."""
@@ -308,6 +318,11 @@ class Stage:
         stores = [parent_of(backend), int(self.client.info("server")["process_id"])]
         return read({"fleet": fleet, "stores": stores})
 
+    def shards(self) -> int:
+        """Among how many shards the hosts are divided, by the postings of the clusters."""
+        posted = cluster_postings(self.client, self.settings).posted()
+        return len({key.partition("@")[2] for key in posted})
+
     def record(self, began: float, seconds: float, audit: Sequence[str], others_percent: int) -> Record:
         with self.engine.connect() as connection:
             log, waits = connection.execute(_READ_LOG).all(), connection.execute(_READ_WAITS).all()
@@ -343,6 +358,7 @@ class Stage:
             counters=dict(self.peaks),
             audit=tuple(audit),
             others_percent=others_percent,
+            shards=self.shards(),
         )
 
 

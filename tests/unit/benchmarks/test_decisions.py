@@ -171,7 +171,8 @@ def test_scenarios_have_different_names_and_work_whose_shows_and_licences_are_th
     for scenario in every:
         assert {work.show for work in scenario.work} <= {show.name for show in scenario.shows}, scenario.name
         assert {work.licence for work in scenario.work} - {None} <= scenario.licences.keys(), scenario.name
-        assert {work.tag for work in scenario.work} <= {hosts.tag for hosts in scenario.hosts}, scenario.name
+        tags = {tag for hosts in scenario.hosts for tag in (hosts.tag, hosts.name)}
+        assert {work.tag for work in scenario.work} <= tags, scenario.name
         assert all(work.at < scenario.seconds for work in scenario.work), scenario.name
 
 
