@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 
 from benchmarks.workbench import Workbench, code_of, workbench
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import ImportNote
+from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, remove_stress_farms, saturation_farm
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.schema import check_schema, read_origin

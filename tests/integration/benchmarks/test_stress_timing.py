@@ -7,7 +7,7 @@ from sqlalchemy import Engine, text
 
 from benchmarks.stress import _PLACEABLE, commit_span, database_clock, ours_from, seconds_to
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import ImportNote
+from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 
