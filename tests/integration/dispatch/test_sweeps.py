@@ -133,8 +133,9 @@ def test_the_clusters_are_read_at_their_interval_and_at_once_for_a_show_nobody_k
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "found by a scan"])
+@pytest.mark.parametrize("spelled", ["new", "Ne W"])
 def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
-    here: Passes, engine: Engine, announced: bool
+    here: Passes, engine: Engine, spelled: str, announced: bool
 ) -> None:
     # given work for a tag that no host has, on a farm whose clusters were read a moment ago
     with engine.begin() as connection:
@@ -145,7 +146,7 @@ def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
 
     # when a host comes that has it
     with engine.begin() as connection:
-        host = Farm(connection).host(name="new", tags=["new"], hostname_tag=False)
+        host = Farm(connection).host(name="new", tags=[spelled], hostname_tag=False)
 
     # then its cluster is sent for
     def sent_for() -> bool:
