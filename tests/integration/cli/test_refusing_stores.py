@@ -28,6 +28,7 @@ PROCESSES = {
     "beat": (*CELERY, "beat"),
     "flower": (*CELERY, "flower", "--port=0"),
     "inspect": (*CELERY, "inspect", "ping"),
+    "graph": (*CELERY, "graph", "workers"),
     "report service": (*OURS, "report-service"),
     "fleet": (*OURS, "fleet"),
     "ctl": (*OURS, "ctl", "pause"),
