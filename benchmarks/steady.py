@@ -8,24 +8,27 @@ Rows are those PostgreSQL read in the whole database (pg_stat_database: ``return
 ``fetched`` by indexes), less what the benchmark read itself: its looks at new procs are counted, and what a transaction
 of ends reads is measured when the workers have stopped, with frames still ending at the same rate.
 
-Processor time is apart for workers, for their sessions' PostgreSQL backends, for those of the benchmark's own sessions
-(which end frames and look), and for the rest.
+Which function of the store has rows read is counted in a phase of its own (`row_meter`). Processor time is apart for
+workers, for their sessions' PostgreSQL backends, for those of the benchmark's own sessions (which end frames and look),
+and for the rest.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from sqlalchemy import text
 
+from benchmarks import row_meter
 from benchmarks.bookings import Spent, rows_by_table
 from benchmarks.farm_clock import FarmClock, weighted_percentile
 from benchmarks.farm_load import FRAMES_OF_A_LAYER, HOSTS_1553, FarmLoad, cut, hosts_of, workload
@@ -53,6 +56,10 @@ _STALL_SECONDS = 60.0
 _FLUSH_SECONDS = 1.2
 _WARM_UP_SECONDS = 5.0
 _CALIBRATION_SECONDS = 6.0
+_METERED_SECONDS = 8.0
+_READERS_SHOWN = 10
+_BACKLOG_READERS = ("backlog.", "pending.fetch_pending_jobs", "pending.fetch_waiting_")
+"""Which readers of `row_meter` look for waiting work, by how their names begin; not the scan of a sweep."""
 # A deep backlog, so that no show runs out of work.
 _SPARE_FRAMES = 15_000
 _CORES_OF_A_FRAME = 3.7
@@ -73,8 +80,10 @@ _NOW = text("SELECT extract(epoch FROM clock_timestamp())")
 class SteadyResult:
     """One phase with so many workers. Seconds; ``utilisation`` in percent of the cores. Rows and statements are for
     each frame booked, rows less the benchmark's own; ``own_rows`` are those its transactions of ends read, for each
-    frame ended. Processor time is in microseconds for each frame booked. ``memory_mb`` is the greatest of the workers;
-    ``layers_known`` is the least, ``resync_age`` the greatest of their metrics, and "-" where they have none."""
+    frame ended; ``rows_by_purpose`` those of the workers, ``rows_of_waiting_work`` those of what reads waiting jobs,
+    layers and frames. Processor time is in microseconds for each frame booked. ``memory_mb`` is the greatest of the
+    workers, ``layers_known`` the least and ``resync_age`` the greatest of their metrics, "-" where they have none.
+    """
 
     phase: str
     workers: int
@@ -104,6 +113,8 @@ class SteadyResult:
     empty_passes: int
     stage_ms: str
     most_read: str
+    rows_of_waiting_work: float
+    rows_by_purpose: str
     deadlocks: int
     cpu: str
     audit_failed: bool
@@ -256,14 +267,16 @@ def _run(
 ) -> list[SteadyResult]:
     hosts = hosts_of(size.hosts)
     cores = sum(cores * count for cores, count in hosts.items())
-    lasting = _WARM_UP_SECONDS + seconds + _CALIBRATION_SECONDS
+    lasting = _WARM_UP_SECONDS + seconds + _METERED_SECONDS + _CALIBRATION_SECONDS
     frames = size.frames or int(cores / _CORES_OF_A_FRAME + rate * lasting) + _SPARE_FRAMES
     frames_of_a_layer = frames / size.layers if size.layers else FRAMES_OF_A_LAYER
     with workbench(ENVIRONMENT, code=code) as bench:
         load = write_farm(bench, frames, hosts, frames_of_a_layer=frames_of_a_layer)
         site = _Site(bench, load, size.hosts, workers, code_name, console)
         console.print(f"  {load.frames} frames in {len(load.minutes)} layers wait for {load.cores} cores")
-        bench.workers(workers)
+        module = Path(row_meter.__file__)
+        shutil.copy(module, bench.fleet.directory)
+        bench.workers(workers, "--include", module.stem)
         bench.fleet.beat()
         filled = _told(site, _fill(site))
         steady = _told(site, _steady(site, rate, seconds))
@@ -328,6 +341,7 @@ def _steady(site: _Site, rate: float, seconds: float) -> SteadyResult:
         after = _moment(site)
         ended, batches, seen = ends.ended - ended, ends.batches - batches, ends.rows - seen
         late = ends.overdue
+        of_waiting_work, by_reader = _metered(site)
         for name in [name for name in bench.fleet.processes if name.startswith("worker")]:
             bench.fleet.stop(name)
         bench.metrics_ports.clear()
@@ -338,9 +352,28 @@ def _steady(site: _Site, rate: float, seconds: float) -> SteadyResult:
     )
     result = _result(site, "steady", before, after, seconds=after.at - before.at, clock=clock, looked=seen)
     audit = run_audit(bench.engine, bench.client, bench.settings)
-    return SteadyResult(
-        **{**result.as_dict(), "audit_failed": audit.failed, "passed": result.passed and not audit.failed}  # type: ignore[arg-type]
+    return replace(
+        result,
+        rows_of_waiting_work=of_waiting_work,
+        rows_by_purpose=by_reader,
+        audit_failed=audit.failed,
+        passed=result.passed and not audit.failed,
     )
+
+
+def _metered(site: _Site) -> tuple[float, str]:
+    """Rows that waiting work is read from, for each frame booked, and those of each reader, the most first."""
+    switch = site.bench.fleet.directory / row_meter.SWITCH
+    switch.touch()
+    before = site.bench.counters()
+    time.sleep(_METERED_SECONDS)
+    spent = Spent.between(before, site.bench.counters())
+    switch.unlink()
+    prefix = f"{row_meter.SERIES}_total:"
+    rows = {key.removeprefix(prefix): count for key, count in spent.counters.items() if key.startswith(prefix)}
+    readers = sorted(rows.items(), key=lambda reader: -reader[1])[:_READERS_SHOWN]
+    waiting = sum(count for name, count in rows.items() if name.startswith(_BACKLOG_READERS))
+    return spent.per_frame(waiting), ", ".join(f"{name} {spent.per_frame(count)}" for name, count in readers)
 
 
 def _residual(proc: RunningProc, began: float) -> float:
@@ -431,6 +464,8 @@ def _result(
         empty_passes=spent.empty_passes,
         stage_ms=spent.stage_ms(),
         most_read=", ".join(f"{name} {spent.per_frame(rows)}" for name, rows in most),
+        rows_of_waiting_work=0.0,
+        rows_by_purpose="-",
         deadlocks=int(spent["pg_deadlocks"]),
         cpu=f"{shares}, others {cpu.others_percent(window)} % of the machine",
         audit_failed=False,

@@ -259,7 +259,7 @@ def ours_from(engine: Engine, client: redis.Redis, show_id: str) -> float:
     while left_alone and time.monotonic() < deadline:
         note = ImportNote.parse(cast("str | None", client.hget(keys.IMPORTED, show_id)))
         if note is not None:
-            seconds, micros = cast("tuple[int, int]", client.time())
+            seconds, micros = client.time()
             return database_clock(engine) + max(0.0, note.due - (seconds + micros / 1e6))
         time.sleep(POLL_SECONDS)
     return database_clock(engine)
