@@ -31,7 +31,7 @@ from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import broker_settings
-from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNoWrites
+from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNoWrites, WrongConfiguration
 from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong_configuration
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
@@ -124,7 +124,7 @@ def _settings_are_read(**_: Any) -> None:
 def _logging(**_: Any) -> None:
     try:
         configure_logging(get_settings().logging)
-    except OSError as error:
+    except WrongConfiguration as error:
         _refuse(error)
 
 

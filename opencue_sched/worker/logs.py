@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.store_errors import describe, is_trouble
-from opencue_sched.errors import NotReady
+from opencue_sched.errors import NotReady, WrongConfiguration
 from opencue_sched.settings import Logging, unknown_variables
 from opencue_sched.worker.log_handlers import LogFile, Terminal
 
@@ -111,7 +111,7 @@ def _trouble(error: BaseException | None) -> tuple[str, str, str] | None:
 
 def configure_logging(settings: Logging, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Send structlog and the standard library's records to standard error, and to a file if asked to; then warn of
-    variables that are no settings. Raises OSError for a file."""
+    variables that are no settings. Raises WrongConfiguration for a file that cannot be opened."""
     once = TroubleLines(clock)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -122,7 +122,10 @@ def configure_logging(settings: Logging, *, clock: Callable[[], float] = time.mo
     ]
     handlers: list[logging.Handler] = [Terminal(sys.stderr, clock)]
     if settings.path is not None:
-        handlers.append(LogFile(settings.path, clock))
+        try:
+            handlers.append(LogFile(settings.path, clock))
+        except OSError as error:
+            raise WrongConfiguration(f"OPENCUE_SCHED_LOGGING__PATH: the log file cannot be opened ({error})") from error
     for handler in handlers:
         # Text for who looks on; whatever reads the log later gets one JSON object a line.
         watched = isinstance(handler, Terminal) and sys.stderr.isatty()

@@ -124,6 +124,22 @@ SERVICES = {
 
 
 @pytest.mark.parametrize("service", SERVICES)
+def test_a_service_whose_log_file_cannot_be_opened_names_the_variable_and_is_not_started_again(
+    service: str, settings: Settings, tmp_path: Path
+) -> None:
+    variables = {
+        "OPENCUE_SCHED_DATABASE_URL": settings.database_url.get_secret_value(),
+        "OPENCUE_SCHED_REDIS_URL": settings.redis_url.get_secret_value(),
+        "OPENCUE_SCHED_LOGGING__PATH": str(tmp_path / "nowhere" / "service.log"),
+    }
+    ran = run([sys.executable, *SERVICES[service]], env={**os.environ, **variables}, cwd=ROOT)
+    assert ran.returncode == 78, ran.stderr
+    assert "OPENCUE_SCHED_LOGGING__PATH" in ran.stderr
+    assert "nowhere/service.log" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(
     ("given", "there"),
     [
