@@ -104,6 +104,10 @@ def engine_at(
     return engine
 
 
+PASSING_REFUSALS = ("57P03", "53300")
+"""SQLSTATEs of connections that PostgreSQL refuses now: it is about to start or to stop, or has too many."""
+
+
 class RefusedConnection(psycopg2.OperationalError):
     """The server, not the way to it, refused a connection. ``pgcode`` is its SQLSTATE, as of any other error."""
 
@@ -142,7 +146,8 @@ _SQLSTATE_ALONE = 3
 
 
 def _sqlstate_of_refusal(*given: Any, **named: Any) -> str:
-    """The SQLSTATE with which a server refuses a connection once more; empty where it does not do so in time.
+    """The SQLSTATE with which a server refuses a connection once more; empty where it does not do so in time. Of
+    several hosts, or of attempts with and without TLS, that which passes counts.
 
     The driver knows none, because libpq has only the text of a connection's failure: it is made to write the SQLSTATE
     into that. It can be told so only between the beginning and the end of connecting, which needs a connection that
@@ -164,8 +169,9 @@ def _sqlstate_of_refusal(*given: Any, **named: Any) -> str:
             progress.poll(1000 * left)
     except (psycopg2.OperationalError, UnicodeDecodeError):
         # Read from libpq itself: the severity, too, is in the server's language and encoding.
-        states = re.findall(rb":  ([0-9A-Z]{5})$", libpq.PQerrorMessage(connection.pgconn_ptr), re.MULTILINE)
-        return states[-1].decode() if states else ""
+        told = libpq.PQerrorMessage(connection.pgconn_ptr).decode(errors="replace")
+        states = re.findall(r":  ([0-9A-Z]{5})$", told, re.MULTILINE)
+        return next((state for state in states if state in PASSING_REFUSALS), states[-1] if states else "")
     finally:
         connection.close()
     return ""

@@ -28,6 +28,8 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
+from opencue_sched.clients.postgres import PASSING_REFUSALS
+
 _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -129,9 +131,10 @@ def is_lasting(error: Exception) -> bool:
     PostgreSQL's refusals of a connection are known by their SQLSTATE, in any language; what has none, by its text.
     """
     if isinstance(error, OperationalError):
-        return _sqlstate(error) in _REFUSED_CONNECTION_STATES or any(
-            word in str(error.orig) for word in _REFUSED_CONNECTIONS
-        )
+        state = _sqlstate(error)
+        if state in PASSING_REFUSALS:
+            return False
+        return state in _REFUSED_CONNECTION_STATES or any(word in str(error.orig) for word in _REFUSED_CONNECTIONS)
     if isinstance(error, AuthenticationError | NoPermissionError):
         return True
     return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)

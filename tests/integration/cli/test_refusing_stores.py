@@ -136,6 +136,20 @@ def test_a_postgresql_is_understood_whatever_language_and_encoding_it_refuses_in
     assert told in refusal(ran, status)
 
 
+@pytest.mark.parametrize("fault", ["start", "limit"])
+def test_of_what_is_said_at_several_attempts_that_which_passes_counts(fault: str, settings: Settings) -> None:
+    """As of a server that is full and, asked again without TLS, knows no such user there."""
+    state, text, _, told = IN_ANOTHER_LANGUAGE[fault]
+    lasting = b'no pg_hba.conf entry for host "127.0.0.1", no encryption'
+    with (
+        refusing_postgres(settings, text, state=state) as passing,
+        refusing_postgres(settings, lasting, state=b"28000") as refusing,
+    ):
+        hosts = ",".join(f"127.0.0.1:{urlsplit(there.sqlalchemy_url).port}" for there in (passing, refusing))
+        ran = start(PROCESSES["worker"], f"postgresql://nobody:any@{hosts}/none", settings.redis_dsn)
+    assert told in refusal(ran, 75)
+
+
 def test_a_redis_password_that_is_wrong_is_told_as_such(settings: Settings) -> None:
     place = settings.redis_dsn.rpartition("@")[2]
     line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"redis://:wrong@{place}"))
