@@ -81,8 +81,9 @@ class SteadyResult:
     """One phase with so many workers. Seconds; ``utilisation`` in percent of the cores. Rows and statements are for
     each frame booked, rows less the benchmark's own; ``own_rows`` are those its transactions of ends read, for each
     frame ended; ``rows_by_purpose`` those of the workers, ``rows_of_waiting_work`` those of what reads waiting jobs,
-    layers and frames. Processor time is in microseconds for each frame booked. ``memory_mb`` is the greatest of the
-    workers, ``layers_known`` the least and ``resync_age`` the greatest of their metrics, "-" where they have none.
+    layers and frames (both of the steady phase only). Processor time is in microseconds for each frame booked.
+    ``memory_mb`` is the greatest of the workers, ``layers_known`` the least and ``resync_age`` the greatest of their
+    metrics, "-" where they have none.
     """
 
     phase: str
@@ -113,7 +114,7 @@ class SteadyResult:
     empty_passes: int
     stage_ms: str
     most_read: str
-    rows_of_waiting_work: float
+    rows_of_waiting_work: float | None
     rows_by_purpose: str
     deadlocks: int
     cpu: str
@@ -464,7 +465,7 @@ def _result(
         empty_passes=spent.empty_passes,
         stage_ms=spent.stage_ms(),
         most_read=", ".join(f"{name} {spent.per_frame(rows)}" for name, rows in most),
-        rows_of_waiting_work=0.0,
+        rows_of_waiting_work=None,
         rows_by_purpose="-",
         deadlocks=int(spent["pg_deadlocks"]),
         cpu=f"{shares}, others {cpu.others_percent(window)} % of the machine",
