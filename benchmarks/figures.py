@@ -41,7 +41,9 @@ def show(rows: Sequence[dict[str, Any]], title: str) -> None:
     table = Table(title=title)
     table.add_column("")
     for row in rows:
-        table.add_column(" ".join(str(row[key]) for key in ("phase", "workers") if key in row), justify="right")
+        table.add_column(
+            " ".join(str(row[key]) for key in ("phase", "workers") if key in row), justify="right", overflow="fold"
+        )
     for key in rows[0]:
         if key not in ("phase", "workers"):
             table.add_row(key.replace("_", " "), *(str(row[key]) for row in rows))
