@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,15 @@ _PROCS_DELETED = 10_000
 
 
 @contextmanager
-def _database() -> Iterator[tuple[Engine, Settings]]:
-    with EmbeddedPostgres() as postgres:
-        schema.upgrade(postgres.url)
-        settings = Settings(database_url=SecretStr(postgres.url))
+def _database(url: str | None = None) -> Iterator[tuple[Engine, Settings]]:
+    with ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(EmbeddedPostgres()).url
+        settings = Settings(database_url=SecretStr(url))
+        schema.upgrade(settings.sqlalchemy_url)
         engine = make_engine(settings)
-        try:
-            yield engine, settings
-        finally:
-            engine.dispose()
+        stack.callback(engine.dispose)
+        yield engine, settings
 
 
 def _first_on_the_processor(client: redis.Redis) -> bool:
@@ -69,10 +69,16 @@ def _tell_of_the_allocator(client: redis.Redis) -> None:
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
 @click.option("--procs", multiple=True, type=int, default=(10_000,), show_default=True, help="Sizes of ledgers.")
 @click.option("--rounds", default=5, show_default=True, help="Rounds of each measurement.")
+@click.option("--database-url", help="triggers: a database (empty, or a new Cuebot's) instead of one from a wheel.")
 @click.option("--redis-first/--redis-as-others", default=True, show_default=True, help="Redis's turn on the processor.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def main(
-    parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, redis_first: bool, json_path: Path | None
+    parts: tuple[str, ...],
+    procs: tuple[int, ...],
+    rounds: int,
+    database_url: str | None,
+    redis_first: bool,
+    json_path: Path | None,
 ) -> None:
     """The cost of a ledgered booking, of scripts, of a recompute, and of our triggers. Medians, least and greatest.
 
@@ -110,7 +116,7 @@ def main(
             passed &= all(cost.passed for cost in costs)
         client.close()
     if "triggers" in parts:
-        with _database() as (engine, settings):
+        with _database(database_url) as (engine, settings):
             figures["triggers"] = columns(trigger_costs(engine, settings, procs=_PROCS_DELETED, rounds=rounds))
     for title, rows in figures.items():
         (show_list if title == "scripts" else show)(rows, title)

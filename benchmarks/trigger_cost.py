@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from time import perf_counter
 
@@ -22,6 +23,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
+from opencue_sched.domain.states import ExitStatus
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.reports.completion import Releaser
@@ -30,11 +32,17 @@ from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import SchemaFacts, check_schema
 
-CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work")
+CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work", "opencue_sched_backlog")
 _RELEASES, _TOGETHER, _PLAN = 500, 50, 500
+_COMMIT_DEADLINE_SECONDS = 120.0
+_LAYERS = 50
+"""Layers of a job whose frames end: each is named when the first of its frames waits again, or its memory rises."""
 
+_EXIT_STATUSES = {"completions": 0, "retries": 1, "memory raises": ExitStatus.MEMORY_FAILURE}
+
+_ALL, _BACKLOG = "opencue_sched_", "opencue_sched_(work_arrived|backlog)"
 _OURS = text(
-    "SELECT tgname, CAST(tgrelid AS regclass)::text AS of FROM pg_trigger WHERE tgname LIKE 'opencue\\_sched\\_%'"
+    "SELECT tgname, CAST(tgrelid AS regclass)::text AS of FROM pg_trigger WHERE tgname ~ ('^' || :which)"
     " AND NOT tgisinternal ORDER BY 2, 1"
 )
 _KEEP = text("CREATE TABLE kept_procs AS SELECT * FROM proc; CREATE UNIQUE INDEX ON kept_procs (pk_proc)")
@@ -47,6 +55,7 @@ _IDS = text("SELECT pk_proc FROM kept_procs ORDER BY pk_proc LIMIT :count")
 _RUNNING = text(
     "SELECT p.pk_proc, p.pk_frame, h.str_name FROM proc p JOIN host h USING (pk_host) WHERE p.pk_job = :job"
 )
+_FINISH = text("UPDATE job SET str_state = 'FINISHED' WHERE pk_job = :job")
 # What a Cuebot writes to the five tables at each release of a show of its own.
 _FIVE = [
     text(f"UPDATE {table} SET int_cores = int_cores - 0 WHERE {key} = (SELECT min({key}) FROM {table})")  # noqa: S608
@@ -75,6 +84,9 @@ class TriggerCost:
 def trigger_costs(engine: Engine, settings: Settings, *, procs: int, rounds: int) -> list[TriggerCost]:
     """Bulk deletes, releases and bookings, with a session that listens as a worker does."""
     seed_farm(engine, procs)
+    # On a busy machine a commit is to be measured, not cancelled.
+    patient = settings.accounting.model_copy(update={"commit_deadline": _COMMIT_DEADLINE_SECONDS})
+    settings = settings.model_copy(update={"accounting": patient})
     with engine.begin() as connection:
         connection.execute(_KEEP)
         ids = list(connection.execute(_IDS, {"count": _RELEASES}).scalars())
@@ -86,18 +98,33 @@ def trigger_costs(engine: Engine, settings: Settings, *, procs: int, rounds: int
             _compared(engine, "a Cuebot's bookings", _RELEASES, rounds, lambda: _foreign_inserts(engine, ids)),
             _compared(engine, "five-table updates", _RELEASES, rounds, lambda: _five_tables(engine)),
             _compared(engine, "bookings", _PLAN, rounds, lambda: _booking(engine, settings, facts)[0]),
-            _compared(engine, "completions", _PLAN, rounds, lambda: _completions(engine, settings, facts)),
+            _compared(engine, "completions", _PLAN, rounds, lambda: _ends(engine, settings, facts)),
+            # What it costs that the backlog is named, and with it that there is work.
+            *(
+                _compared(
+                    engine,
+                    f"{phase}: backlog",
+                    _PLAN,
+                    rounds,
+                    partial(_ends, engine, settings, facts, exit_status=exit_status, layers=_LAYERS),
+                    which=_BACKLOG,
+                )
+                for phase, exit_status in _EXIT_STATUSES.items()
+            ),
         ]
 
 
-def _compared(engine: Engine, phase: str, rows: int, rounds: int, work: Callable[[], float]) -> TriggerCost:
-    """``work`` answers how many seconds it took; the first round of each kind is not counted."""
+def _compared(
+    engine: Engine, phase: str, rows: int, rounds: int, work: Callable[[], float], *, which: str = _ALL
+) -> TriggerCost:
+    """``work`` answers how many seconds it took; the first round of each kind is not counted. Our triggers whose names
+    begin with ``which`` are switched."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
         for on in (True, False) if number % 2 else (False, True):
-            _switch(engine, on)
+            _switch(engine, on, which)
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.execute(text("CHECKPOINT"))
+                connection.execute(text("ANALYZE; CHECKPOINT"))
             seconds = work()
             if number:
                 times[on].append(1000 * seconds)
@@ -107,9 +134,9 @@ def _compared(engine: Engine, phase: str, rows: int, rounds: int, work: Callable
     return TriggerCost(phase, rows, without, own, ratio, round(1000 * (own.median - without.median) / rows, 1))
 
 
-def _switch(engine: Engine, on: bool) -> None:
+def _switch(engine: Engine, on: bool, which: str = _ALL) -> None:
     with engine.begin() as connection:
-        for name, table in connection.execute(_OURS).all():
+        for name, table in connection.execute(_OURS, {"which": which}).all():
             connection.execute(text(f"ALTER TABLE {table} {'ENABLE' if on else 'DISABLE'} TRIGGER {name}"))
 
 
@@ -168,13 +195,13 @@ def _five_tables(engine: Engine) -> float:
     return perf_counter() - began
 
 
-def _booking(engine: Engine, settings: Settings, facts: SchemaFacts) -> tuple[float, list[str]]:
+def _booking(engine: Engine, settings: Settings, facts: SchemaFacts, layers: int = 1) -> tuple[float, list[str]]:
     """A plan of one new job's frames, committed; how long that took and the job."""
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.default_show()
         hosts = farm.hosts([HostSpec(f"host-{uuid.uuid4().hex}"[:30], cores=128, memory_gb=512) for _ in range(10)])
-        job = farm.job([LayerSpec(frames=_PLAN)], show=show, name=f"job-{uuid.uuid4().hex}", os=None)
+        job = farm.job([LayerSpec(frames=_PLAN // layers)] * layers, show=show, name=f"job-{uuid.uuid4().hex}", os=None)
         cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), farm.default_alloc().id)
         plan = _plan(connection, settings, facts, cluster, job.id, [host.id for host in hosts])
     began = perf_counter()
@@ -207,17 +234,21 @@ def _plan(
     return plan
 
 
-def _completions(engine: Engine, settings: Settings, facts: SchemaFacts) -> float:
+def _ends(engine: Engine, settings: Settings, facts: SchemaFacts, *, exit_status: int = 0, layers: int = 1) -> float:
     """The same job's frames end, reported in groups as our report service applies them."""
-    _, (job_id,) = _booking(engine, settings, facts)
+    _, (job_id,) = _booking(engine, settings, facts, layers)
     with engine.connect() as connection:
         reports = [
-            CompletedFrame(proc, frame, host, 0) for proc, frame, host in connection.execute(_RUNNING, {"job": job_id})
+            CompletedFrame(proc, frame, host, exit_status)
+            for proc, frame, host in connection.execute(_RUNNING, {"job": job_id})
         ]
     began = perf_counter()
     for start in range(0, len(reports), _TOGETHER):
         Releaser(engine).end(reports[start : start + _TOGETHER])
-    return perf_counter() - began
+    seconds = perf_counter() - began
+    with engine.begin() as connection:
+        connection.execute(_FINISH, {"job": job_id})
+    return seconds
 
 
 @contextmanager
