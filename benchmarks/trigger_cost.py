@@ -18,9 +18,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from benchmarks.figures import Spread
 from benchmarks.recompute_cost import seed_farm
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.dispatch.gather import gather
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ExitStatus
@@ -28,7 +26,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
-from opencue_sched.settings import Queue, Settings
+from opencue_sched.settings import Settings
+from opencue_sched.store.backlog import fetch_layers, fetch_portions
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import SchemaFacts, check_schema
 
@@ -202,8 +201,7 @@ def _booking(engine: Engine, settings: Settings, facts: SchemaFacts, layers: int
         show = farm.default_show()
         hosts = farm.hosts([HostSpec(f"host-{uuid.uuid4().hex}"[:30], cores=128, memory_gb=512) for _ in range(10)])
         job = farm.job([LayerSpec(frames=_PLAN // layers)] * layers, show=show, name=f"job-{uuid.uuid4().hex}", os=None)
-        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), farm.default_alloc().id)
-        plan = _plan(connection, settings, facts, cluster, job.id, [host.id for host in hosts])
+        plan = _plan(connection, facts, job.id, [host.id for host in hosts])
     began = perf_counter()
     result = commit_plan(engine, plan, {}, settings, facts=facts)
     seconds = perf_counter() - began
@@ -211,26 +209,19 @@ def _booking(engine: Engine, settings: Settings, facts: SchemaFacts, layers: int
     return seconds, [job.id]
 
 
-def _plan(
-    connection: Connection,
-    settings: Settings,
-    facts: SchemaFacts,
-    cluster: Cluster,
-    job_id: str,
-    host_ids: Sequence[str],
-) -> list[PlannedProc]:
-    queue = Queue(max_jobs_per_cluster_pass=1000, dispatch_frames_per_layer_limit=_PLAN)
-    changed = settings.model_copy(update={"queue": queue})
-    snapshot, _ = gather(connection, [cluster], changed, facts=facts, in_use=lambda _: {}, most_frames=_PLAN)
+def _plan(connection: Connection, facts: SchemaFacts, job_id: str, host_ids: Sequence[str]) -> list[PlannedProc]:
+    rows = fetch_layers(connection, facts, facilities=None, job_ids=[job_id]).layers
+    portions = fetch_portions(connection, facts, {row.layer.id: _PLAN for row in rows})
+    frames = {portion.layer_id: portion.frames for portion in portions}
     hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0))
     plan = []
-    for job in (it for it in snapshot.work[0].jobs if it.id == job_id):
-        for layer in job.layers:
-            for frame in layer.frames:
-                host = next(hosts)
-                ids = (job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
-                taken = Reservation(1, 1024 * 1024, 0, 0)
-                plan.append(PlannedProc(str(uuid.uuid4()), job, layer, frame, host, taken, Vertices(*ids)))
+    for row in rows:
+        job, layer = row.job, row.layer
+        for frame in frames[layer.id]:
+            host = next(hosts)
+            ids = (job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
+            taken = Reservation(1, 1024 * 1024, 0, 0)
+            plan.append(PlannedProc(str(uuid.uuid4()), job, layer, frame, host, taken, Vertices(*ids)))
     return plan
 
 

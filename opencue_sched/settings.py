@@ -165,7 +165,10 @@ class Queue(_Section):
 
     worker_threads: int = Field(4, ge=1, description="Celery's job: default of `celery worker --concurrency`.")
     dispatch_frames_per_layer_limit: int = Field(
-        20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
+        20,
+        ge=1,
+        description="Frames that a layer gets in the first round of a plan. Lower is fairer, higher finishes layers "
+        "sooner.",
     )
     memory_stranded_threshold: ByteSize = Field(
         ByteSize(2 * 1024**3),
@@ -178,7 +181,12 @@ class Queue(_Section):
     cluster_reload_interval: Seconds = Field(120.0, description="Seconds between reloads of the cluster set.")
     active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
     stream: Stream = Field(default_factory=Stream)
-    max_jobs_per_cluster_pass: int = Field(20, ge=1, description="Jobs looked at in one cluster pass.")
+    max_jobs_per_cluster_pass: int = Field(
+        20,
+        ge=1,
+        description="Most jobs of a cluster that one plan takes frames of; another plan follows at once. However many "
+        "wait, all are looked at.",
+    )
     manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
     selfish_services: Words = Field((), description="Services whose frames take all idle cores of a host.")

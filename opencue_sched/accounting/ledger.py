@@ -163,6 +163,16 @@ class Ledger:
         counted = zip(listed, answers, strict=True)
         return {pair: int(text) for pair, text in counted if isinstance(text, str) and text.isdecimal()}
 
+    def caps(self, vertices: Sequence[str]) -> dict[str, VertexCaps]:
+        """Caps and use of vertices (keys) that were seeded and can be read: one round trip, whatever their number."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in vertices:
+                pipe.hmget(key, keys.cap_fields(key))
+            answers = pipe.execute(raise_on_error=False)
+        return {
+            key: read for key, values in zip(vertices, answers, strict=True) if (read := keys.read_caps(key, values))
+        }
+
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""
         once = list({booking.proc_id: booking for booking in reversed(bookings)}.values())

@@ -69,9 +69,10 @@ def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
     """Say why a job's frames are waiting.
 
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
-    last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first. Then, where
-    only other work is in the way, how the job stands: its place among the show's jobs by rank and in the draw. Of dead
-    frames: what their exit status means, and the end of the newest one's log where it is visible on this machine.
+    last pass that looked at it, and what of its show comes first where none has come to it. With --layer, or as JSON,
+    every reason, the one that explains most first. Then, where only other work is in the way, how the job stands: its
+    place among the show's jobs by rank and in the draw. Of dead frames: what their exit status means, and the end of
+    the newest one's log where it is visible on this machine.
     """
     with engine.connect() as connection:
         ids = layer_ids(connection, job, [] if layer is None else [layer])

@@ -198,16 +198,6 @@ def cluster_board(ns: str, facility: str | None) -> BoardKeys:
     return BoardKeys(ns, _in_scope("clusters", facility))
 
 
-def permit_board(ns: str) -> BoardKeys:
-    """The board of layer permits, one for the fleets of all facilities. Who listens to clusters hears nothing of it."""
-    return BoardKeys(ns, "permits")
-
-
-def layers_booked(ns: str) -> str:
-    """Stream of the layers of which frames were booked a moment ago; who read them before has read too early."""
-    return f"{ns}:layers:booked"
-
-
 def frame_permit(ns: str, frame_id: str, version: int | None) -> str:
     """The owner of a frame for as long as it plans and commits it. A frame that is retried has another version."""
     return f"{ns}:permit:{frame_id}:{'' if version is None else version}"

@@ -53,8 +53,9 @@ class Actor:
     ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
     ``capabilities`` of a worker are the names of the queues that it consumes; ``work`` names what it has in hand;
     ``unreached`` are hosts whose RQDs do not answer it, each with words, and ``more_unreached`` how many others there
-    are; ``fence`` is that of a leading beat, else 0; ``facility`` is the scope of a fleet of one facility, in lower
-    case, and empty for all others.
+    are; ``backlog_age_seconds`` is how long ago it compared what it keeps of waiting work with the database, and
+    ``deaf``, whether it hears no notification of PostgreSQL; ``fence`` is that of a leading beat, else 0; ``facility``
+    is the scope of a fleet of one facility, in lower case, and empty for all others.
     """
 
     type: str
@@ -74,6 +75,8 @@ class Actor:
     work: tuple[str, ...] = ()
     unreached: tuple[tuple[str, str], ...] = ()
     more_unreached: int = 0
+    backlog_age_seconds: FiniteFloat = 0.0
+    deaf: bool = False
     fence: int = 0
     facility: str = ""
     token: str = field(default="", repr=False)

@@ -1,4 +1,5 @@
-"""One pass over the clusters of a shard, in steps: gather, permits, plan, book, commit, launch, settle, next.
+"""One pass over the clusters of a shard, in steps: follow, plan (with portions and permits), book, commit, launch,
+settle, next.
 
 docs/architecture.md says where the process may die, and what holds then.
 """
@@ -7,13 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import getrandbits
-from types import MappingProxyType
 
 import structlog
 from redis.exceptions import RedisError
@@ -23,44 +23,48 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import ask
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import FramePermits, PlannedFrame
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, PlanSizes, commit_plan, quarantine
-from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
-from opencue_sched.dispatch.gather import GatheredCluster, GpuWaits, gather
+from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns
+from opencue_sched.dispatch.headroom import WatchedVertices, gpu_demands, read_caps, read_snapshot
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.settle import booking_of, settle
-from opencue_sched.dispatch.verdicts import VerdictLog, after_booking, not_launchable
+from opencue_sched.dispatch.verdicts import VerdictLog, VerdictNotes, after_booking, not_launchable
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_command import LaunchDetails
-from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.domain.plans import PlannedProc, Snapshot
+from opencue_sched.domain.shards import buckets
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.errors import DatabaseFailure, HostLocked, NotReady
-from opencue_sched.placement.planner import MAX_FRAMES, plan_pass, policy_for
+from opencue_sched.errors import DatabaseFailure, FrameLost, HostLocked, LayerChanged, NotReady
+from opencue_sched.placement.backlog import BacklogWork
+from opencue_sched.placement.planner import Planner
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
+from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import fetch_launch_details
 from opencue_sched.store.hosts import log_bad_row
-from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
-_AT_CAP = (
-    Verdict.OVER_FOLDER,
-    Verdict.OVER_FOLDER_GPUS,
-    Verdict.OVER_JOB,
-    Verdict.OVER_JOB_GPUS,
-    Verdict.OVER_LIMIT,
-)
 SHORTEST_SLEEP_SECONDS = 0.05
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
+FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0
+"""Cooldown of a layer all of whose frames were lost twice in a row: rows that somebody keeps locked must not hold a
+shard's hosts."""
+_TRIES = 4
+"""How often a plan goes on with other frames in place of those that other planners have the permits of, less one."""
+_MOST_READS = 40
+"""Reads of portions of one plan: a farm of layers with one frame each is no reason to hold the claims for ever."""
+CONTENDED_SLEEP_SECONDS = 0.1
+"""Another planner has the frames, mostly for as long as it commits a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +75,28 @@ class PassRunner:
     settings: Settings
     ledger: Ledger
     hosts: HostFeed
-    permits: LayerPermits
+    backlog: BacklogFeed
+    permits: FramePermits
     channels: RqdChannels
     facts: Callable[[], SchemaFacts]
     """What the database has, as the process read it last."""
-    layers: LayerCooldowns
-    verdicts: VerdictLog | None = None
+    verdicts: VerdictNotes | VerdictLog | None = None
+    """Where verdicts go: notes that a thread writes, or the log itself."""
     imported: ImportedShows | None = None
     refusals: Refusals = field(default_factory=Refusals)
     locked: Cooldowns[str] = field(
         default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, free=1)
     )
+    """Hosts (ids) whose rows are locked."""
+    lost: Cooldowns[str] = field(default_factory=lambda: Cooldowns(FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS, free=1))
+    """Layers (ids) all of whose frames were lost."""
+    watched: WatchedVertices = field(default_factory=WatchedVertices)
     queue: CommitQueue = field(default_factory=CommitQueue)
     plan_sizes: PlanSizes = field(default_factory=PlanSizes)
     at_caps: set[str] = field(default_factory=set)
     """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
-    gpu_waits: GpuWaits | None = None
     freed: Callable[[Collection[str]], None] = lambda _: None
     """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
-    committing: set[str] = field(default_factory=set)
-    """Layers in a commit during which the next pass may begin."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -99,26 +105,25 @@ class PassRunner:
         *,
         alive: Callable[[], bool],
         progress: Callable[[], None] = lambda: None,
-        wakes: Mapping[str, int] = MappingProxyType({}),
         end: Callable[[Sequence[PassReport]], None] = lambda _: None,
     ) -> list[PassReport]:
         """One pass over clusters of one shard; a report for each, in their order. The first says what the pass took as
         a whole.
 
-        ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken or
-        prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
-        commit may. ``wakes``: how often each cluster, by its key, has been woken so far. ``end`` is called once, with
-        the reports, when other passes over the clusters may begin: during the launch, which can take as long as RQDs
-        do, or during the commit of a plan behind which there is more. Not when an error leaves before that.
+        ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken and
+        before the commit. ``progress`` is called after each step, none of which takes longer than a commit may.
+        ``end`` is called once, with the reports, when other passes over the clusters may begin: during the launch,
+        which can take as long as RQDs do, or during the commit of a plan behind which there is more. Not when an error
+        leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
         """
-        return _Pass(self, [PassReport(it) for it in clusters], alive, progress, wakes, end, began=self.clock()).run()
+        return _Pass(self, [PassReport(it) for it in clusters], alive, progress, end, began=self.clock()).run()
 
 
 class _ClaimLostError(Exception):
-    """Other passes may have the clusters by now, and their permits."""
+    """Other passes may have the clusters by now."""
 
 
 @dataclass(slots=True)
@@ -129,27 +134,24 @@ class _Pass:
     reports: list[PassReport]
     alive: Callable[[], bool]
     progress: Callable[[], None]
-    wakes: Mapping[str, int]
     end: Callable[[Sequence[PassReport]], None]
     began: float
-    gathered: list[GatheredCluster] = field(default_factory=list)
-    """Of each report's cluster; nothing of any before step 2 is over."""
+    works: list[BacklogWork] = field(default_factory=list)
+    """What waits, of each show that may be planned."""
+    work_of: dict[Cluster, BacklogWork] = field(default_factory=dict)
+    """By cluster, also where nothing may start yet."""
     planned_for: dict[str, PassReport] = field(default_factory=dict)
     """By proc id."""
-    gathered_at: float = 0.0
-    most_frames: int = MAX_FRAMES
-    """Of the plan. Set in step 2."""
-    asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
-    booked_layers: frozenset[str] = frozenset()
-    refused_layers: frozenset[str] = frozenset()
-    lost_layers: frozenset[str] = frozenset()
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Of the permits of this pass."""
+    permitted: dict[str, PlannedFrame] = field(default_factory=dict)
+    """Frames whose permits this pass has, by the ids of their procs."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Why no frame of a planned layer can be launched, by layer id."""
+    contended: bool = False
+    """Whether other planners had frames that this pass would have planned."""
     gave_back: bool = False
     ended: bool = False
-    left_alone: bool = False
-    host_changes: int = 0
-    bookings_read: str = ""
 
     @property
     def report(self) -> PassReport:
@@ -192,16 +194,7 @@ class _Pass:
                 for it in self.reports:
                     it.ended = PassEnd.CLAIM_LOST
             finally:
-                # Whether or not Redis answers now: what the pass did is done. Before the claims end, because the next
-                # pass asks for the same permits.
-                try:
-                    runner.permits.tell_booked(self.booked_layers)
-                    runner.permits.drop(self.asked_permits)
-                except RedisError as error:
-                    log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
-                if self.ended:
-                    runner.committing.difference_update(proc.layer.id for proc in self.procs)
-                if self.gathered and runner.verdicts is not None:
+                if runner.verdicts is not None:
                     commits = {
                         it.cluster.key: it.commit_error for it in self.reports if it.frames_booked or it.commit_error
                     }
@@ -220,131 +213,166 @@ class _Pass:
         # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
         #    that only their holder may take.
 
-        # 2. Gather: hosts first, so that what is freed while layers are read counts as a change for the next pass.
+        # 2. Follow: hosts and waiting work that changed are read again. Nothing else is read of them.
         with self._step("gather"):
-            snapshot = self._gather()
-        planned = [it for it, found in zip(self.reports, self.gathered, strict=True) if self._may_be_planned(it, found)]
-        if planned:
-            # 3. Permits: a layer with tags of several clusters is planned by one pass at a time. Not before the layers
-            #    are known, and not after the plan, which would be made for nothing. What others booked since this pass
-            #    read what waits is not granted: its frames are still WAITING in the snapshot.
-            self._check_claims()
-            granted = self._take_permits({report.cluster for report in planned})
-            self.progress()
-
-            # 4. Plan, in memory, and little when a show has just become ours. The plan holds its hosts in the process'
-            #    cache until step 6 gives them back.
-            shows = {report.cluster.show_id for report in planned}
-            self.most_frames = self.runner.plan_sizes.most(self.report.cluster.shard, shows)
+            self._follow()
+            self.works = self._what_waits()
+        if self.works:
+            # 3. Plan, in memory. The plan holds its hosts in the process' cache until step 5 gives them back. Frames
+            #    that other planners have permits of give their place to the next ones.
             with self._step("plan"):
-                self._plan(snapshot, planned, granted)
+                self._plan()
 
-        # 5. and 6. Book in Redis, commit in PostgreSQL. What the frames are launched with is read before anything is
+        # 4. and 5. Book in Redis, commit in PostgreSQL. What the frames are launched with is read before anything is
         #    booked, so that a failure, or a layer that nobody can launch, costs nothing.
         committed = self._book_and_commit(self.procs) if self.planned_for else None
 
-        for report in planned:
+        for report in self.reports:
+            if report.plan is None or (report.ended is PassEnd.NO_JOBS and not report.frames_booked):
+                continue
             report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
-            if not report.frames_booked and any(it.verdict in _AT_CAP for it in report.verdicts):
+            if not report.frames_booked and report.plan.at_cap:
                 self.runner.at_caps.add(report.cluster.key)
         return committed
 
-    def _gather(self) -> Snapshot:
-        runner, clusters = self.runner, [report.cluster for report in self.reports]
-        runner.layers.hosts_changed(runner.hosts.follow())
+    def _follow(self) -> None:
+        runner = self.runner
+        runner.hosts.follow()
         self.progress()
-        for cluster in clusters:
-            runner.layers.hosts_changed(runner.hosts.refresh(cluster))
+        for report in self.reports:
+            runner.hosts.refresh(report.cluster)
             self.progress()
-        self.most_frames = runner.plan_sizes.most(self.report.cluster.shard)
-        # Both are read before what waits: changes and bookings of others in the meantime are then seen as such.
-        self.host_changes = runner.layers.host_changes
-        self.bookings_read = runner.permits.log_end()
+        runner.backlog.follow()
+        self.progress()
 
-        def skip(cluster: Cluster, headroom: Mapping[str, float]) -> SkippedLayers:
-            self.progress()
-            return runner.layers.skipped(cluster.key, headroom)
+    def _what_waits(self) -> list[BacklogWork]:
+        """The waiting work of each show whose clusters the pass has and that this fleet may book. The reports of all
+        others say at once what the pass is for them."""
+        runner = self.runner
+        by_show: defaultdict[tuple[str, str], list[PassReport]] = defaultdict(list)
+        for report in self.reports:
+            by_show[report.cluster.facility_id, report.cluster.show_id].append(report)
+        now, left_alone = runner.backlog.now(), frozenset(runner.lost.active())
+        own = buckets(runner.settings.instance, runner.hosts.division())
+        works = []
+        for (_, show_id), reports in by_show.items():
+            clusters = [report.cluster for report in reports]
+            work = runner.backlog.backlog.work(clusters, own=own, now=now, left_alone=left_alone)
+            if not runner.backlog.may_book(show_id):
+                continue
+            # Also where nothing else waits: nobody else says why these layers do.
+            reports[0].verdicts = tuple(runner.backlog.backlog.bad(show_id))
+            self.work_of |= dict.fromkeys(clusters, work)
+            waiting = [report for report in reports if work.waits(report.cluster)]
+            if not waiting:
+                continue
+            for report in waiting:
+                report.ended = PassEnd.SATURATED
+            if runner.imported is not None and not runner.imported.admits(show_id):
+                runner.plan_sizes.forget(show_id)
+                log.info("show_not_imported_yet", cluster=clusters[0].key, show=show_id)
+                continue
+            works.append(work)
+        return works
 
-        snapshot, self.gathered = ask(
-            runner.engine,
-            gather,
-            clusters,
-            runner.settings,
-            facts=runner.facts(),
-            in_use=runner.ledger.cores_in_use,
-            skip=skip,
-            most_frames=min(self.most_frames, runner.hosts.cache.idle_cores(clusters) + 1),
+    def _plan(self) -> None:
+        runner = self.runner
+        snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched)
+        self.progress()
+        clusters = [cluster for work in self.works for cluster in work.clusters]
+        idle_cores = runner.hosts.cache.idle_cores(clusters)
+        # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.
+        shows = {cluster.show_id for cluster in clusters}
+        policy = self._policy(snapshot, runner.plan_sizes.most(self.report.cluster.shard, shows))
+        planner = Planner(
+            snapshot,
+            runner.hosts.cache,
+            policy,
+            # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
+            # get it back from the other threads.
+            lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
+            idle_cores=idle_cores,
         )
-        self.gathered_at = runner.clock()
-        for report, found in zip(self.reports, self.gathered, strict=True):
-            report.jobs = len(found.jobs)
-            report.verdicts = found.bad_layers
-            bad = {it.layer_id: found.versions[it.layer_id] for it in found.bad_layers}
-            runner.layers.skip_rows(report.cluster.key, bad)
-        return snapshot
+        try:
+            self._place(planner, idle_cores)
+        except BaseException:
+            self._give_back(planner.procs())
+            raise
+        for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
+            report = next(report for report in self.reports if report.cluster == cluster)
+            report.plan = plan
+            report.show_name = runner.backlog.show_name(cluster.show_id)
+            report.jobs = len({verdict.job_id for verdict in plan.verdicts})
+            report.verdicts = (*report.verdicts, *plan.verdicts)
+            self.planned_for |= dict.fromkeys((proc.proc_id for proc in plan.procs), report)
+            # What flows now is looked at again with the next plan: it may wait for something then.
+            waits = (verdict for verdict in plan.verdicts if verdict.verdict is not Verdict.FLOWING)
+            runner.backlog.backlog.judged(verdict.layer_id for verdict in waits)
 
-    def _may_be_planned(self, report: PassReport, found: GatheredCluster) -> bool:
-        """Whether there are jobs that this fleet may book; what the pass is for the cluster otherwise."""
-        if not found.jobs:
-            report.ended = PassEnd.SATURATED if found.held_back or found.bad_layers else PassEnd.NO_JOBS
-            return False
-        report.show_name = found.jobs[0].show_name
-        imported = self.runner.imported
-        if imported is None or imported.admits(report.cluster.show_id):
-            return True
-        report.ended = PassEnd.SATURATED
-        self.runner.plan_sizes.forget(report.cluster.show_id)
-        log.info("show_not_imported_yet", cluster=report.cluster.key, show=report.cluster.show_id)
-        return False
-
-    def _take_permits(self, planned: Collection[Cluster]) -> frozenset[str]:
-        """The layers of these clusters that this pass may plan. One that several reach is asked for by the first."""
-        wanted: dict[str, dict[str, int]] = {}
-        seen: set[str] = set()
-        token = uuid.uuid4().hex
-        for cluster, jobs in ((it.cluster, it.jobs) for it in self.gathered if it.cluster in planned):
-            found = {layer.id: len(layer.frames) for job in jobs for layer in job.layers}
-            # One by one, because the passes that commit change the set meanwhile.
-            layers = {it: frames for it, frames in found.items() if it not in self.runner.committing}
-            self.left_alone |= len(layers) < len(found)
-            # One pass at a time has a cluster's claim: what a worker that died in this cluster had permits for is free.
-            owner = f"{cluster.key}|{token}"
-            wanted[owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
-            seen |= layers.keys()
-        self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
-        permits = self.runner.permits
-        return permits.take(wanted) - permits.booked_since(self.bookings_read)
-
-    def _plan(self, snapshot: Snapshot, planned: Sequence[PassReport], granted: Collection[str]) -> None:
+    def _policy(self, snapshot: Snapshot, most_frames: int) -> Policy:
         runner, queue = self.runner, self.runner.settings.queue
-        demands: Collection[Demand] = ()
-        # What waits for GPUs, on a farm that has some.
-        if runner.gpu_waits is not None and queue.gpu_guard and runner.hosts.cache.has_gpus():
-            demands = runner.gpu_waits.demands()
-        policy = policy_for(queue, gpu_demands=demands)
+        guards = queue.gpu_guard and runner.hosts.cache.has_gpus()
+        policy = policy_for(queue, gpu_demands=gpu_demands(runner.backlog, snapshot) if guards else ())
         # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
         admissions = [*policy.admissions, reservations(snapshot.now)]
         if apart := runner.refusals.apart.active():
             admissions.append(kept_apart(apart))
-        clusters = {report.cluster for report in planned}
-        plans = plan_pass(
-            replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster in clusters)),
-            runner.hosts.cache,
-            replace(policy, admissions=tuple(admissions), max_frames=min(policy.max_frames, self.most_frames)),
-            granted_layers=granted,
-            # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
-            # get it back from the other threads.
-            new_id=lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
-        )
-        for report, plan in zip(planned, plans, strict=True):
-            report.plan = plan
-            self.planned_for |= dict.fromkeys((proc.proc_id for proc in plan.procs), report)
-            report.verdicts = (*report.verdicts, *plan.verdicts)
-            runner.layers.found_no_host(report.cluster.key, plan.unschedulable, host_changes=self.host_changes)
+        return replace(policy, admissions=tuple(admissions), max_frames=min(policy.max_frames, most_frames))
+
+    def _place(self, planner: Planner, idle_cores: int) -> None:
+        """Plan, with the portions of frames that the plan comes to, and the permits of what it takes."""
+        runner, permits = self.runner, self.runner.permits
+        for _ in range(_TRIES):
+            self._fill(planner, idle_cores)
+            while (unknown := planner.unknown_caps()) and (over := planner.learn(read_caps(runner.ledger, unknown))):
+                # What is full gives its hosts to others.
+                runner.backlog.backlog.settle(over)
+                planner.take_back(over, again=True)
+                self._fill(planner, idle_cores)
+            asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
+            if not asked:
+                return
+            self._check_claims()
+            frames = [(proc.frame.id, proc.frame.version) for proc in asked]
+            seconds = runner.settings.accounting.commit_deadline
+            granted = permits.take(frames, self.owner, seconds=seconds)
+            had = [proc for proc in asked if proc.frame.id in granted]
+            refused = [proc for proc in asked if proc.frame.id not in granted]
+            self.permitted |= {proc.proc_id: (proc.frame.id, proc.frame.version) for proc in had}
+            runner.backlog.backlog.take(had)
+            if not refused:
+                return
+            self.contended = True
+            runner.backlog.backlog.settle(refused, taken={proc.proc_id for proc in refused})
+            planner.take_back(refused)
+
+    def _give_back(self, procs: Sequence[PlannedProc]) -> None:
+        """Nothing of a plan is to be booked: its hosts are idle and its frames wait, as before."""
+        runner = self.runner
+        for proc in procs:
+            runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=False)
+        runner.backlog.backlog.settle(procs)
+        self._drop_permits(())
+
+    def _drop_permits(self, booked: Collection[str]) -> None:
+        """Give back the permits of frames that are not booked. What is booked has another version from now on."""
+        left = [frame for proc_id, frame in self.permitted.items() if proc_id not in booked]
+        try:
+            self.runner.permits.drop(left, self.owner)
+        except RedisError as error:
+            log.warning("permits_left_to_expire", frames=len(left), error=str(error))
+
+    def _fill(self, planner: Planner, idle_cores: int) -> None:
+        """Plan, with the portions of frames that the plan comes to."""
+        reads = 0
+        while (wanted := planner.run()) and reads < _MOST_READS:
+            self.runner.backlog.read_portions(wanted, max(2 * idle_cores, 20))
+            self.progress()
+            reads += 1
 
     def _read_details(self, planned: Sequence[PlannedProc]) -> LaunchDetails | None:
         """What the planned frames are launched with; None in a dry run. Layers that cannot be launched are said so, and
-        skipped by the next passes."""
+        set aside."""
         runner = self.runner
         if runner.settings.rqd.dry_run_mode:
             return None
@@ -353,10 +381,9 @@ class _Pass:
         self.unfit = details.unfit
         for layer_id, why in details.unfit.items():
             log_bad_row("layer", layer_id, layers[layer_id].name, why)
-        for report, found in zip(self.reports, self.gathered, strict=True):
+            runner.backlog.backlog.fail(layer_id, why)
+        for report in self.reports:
             report.verdicts = not_launchable(report.verdicts, details.unfit)
-            versions = {layer: found.versions[layer] for layer in details.unfit.keys() & found.versions.keys()}
-            runner.layers.skip_rows(report.cluster.key, versions)
         return details
 
     def _book_and_commit(self, planned: Sequence[PlannedProc]) -> tuple[LaunchDetails | None, CommitResult] | None:
@@ -369,15 +396,8 @@ class _Pass:
             if not procs:
                 return None
             self._check_claims()
-            # A commit may have to wait for as long as its deadline: no other pass may plan frames of these layers until
-            # it is over. Kept from before the booking to the end of the pass. After a death the next pass of the
-            # cluster has the permits at once, and others when they expire.
-            booking = {proc.layer.id for proc in procs}
-            keep = {owner: dict.fromkeys(booking.intersection(it), 1) for owner, it in self.asked_permits.items()}
-            runner.permits.take(keep, seconds=runner.settings.accounting.commit_deadline)
-            self.progress()
 
-            # 5. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
+            # 4. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
             #    here, because recompute takes a booking that is too old for that of a dead process.
             booked_at = runner.clock()
             with self._step("book"):
@@ -388,17 +408,14 @@ class _Pass:
                 raise _ClaimLostError
 
             # Let the next pass over these clusters begin during the commit when there is more to place right away: what
-            # is booked counts in the ledger, its hosts are taken in the cache, this process leaves its layers alone.
-            # Should another process claim a cluster that soon, each loses what the other has.
-            more = self.left_alone or any(report.plan and report.plan.full for report in self.reports)
-            if accepted and more:
-                runner.committing.update(proc.layer.id for proc in accepted)
+            # is booked counts in the ledger, its hosts are taken in the cache, its frames in the backlog.
+            if accepted and any(report.plan and report.plan.full for report in self.reports):
                 self.ended = True
                 for report in self.reports:
                     report.go_on = True
                 self.end(self.reports)
 
-            # 6. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
+            # 5. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
             if accepted:
                 with self._step("commit"):
@@ -416,17 +433,15 @@ class _Pass:
                     runner.plan_sizes.cancelled(self.report.cluster.shard, len(accepted))
                 elif result.committed:
                     runner.plan_sizes.committed(self.report.cluster.shard)
-                since_gathered = runner.clock() - self.gathered_at
-                self._after_commit(result, since_gathered)
+                self._after_commit(result)
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
             for report in self.reports:
                 if report.plan:
                     report.verdicts = after_booking(report.verdicts, report.plan.procs, answers.refusals, losses)
-            self.refused_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in answers.refusals)
-            self.lost_layers = frozenset(proc.layer.id for proc in procs if proc.proc_id in losses)
             return (details, result) if result.committed else None
         finally:
             self._settle_hosts(planned, result)
+            self._settle_frames(planned, result)
 
     def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
         """What was not committed is idle again, and layers may wait for want of just that. What is unknown stays taken
@@ -443,6 +458,20 @@ class _Pass:
         if self.ended and idle_again:
             runner.freed(idle_again)
 
+    def _settle_frames(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
+        """What was booked waits no more; what was lost for its own rows' sake is read again before it is planned; the
+        rest waits as before. The permits of all that is not booked are given back."""
+        runner = self.runner
+        booked = {proc.proc_id for proc in (*result.committed, *(proc for proc, _ in result.unknown))}
+        lost = {proc.proc_id for proc, error in result.lost if isinstance(error, FrameLost | LayerChanged)}
+        runner.backlog.backlog.settle(procs, booked=booked, lost=lost)
+        layers = {proc.layer.id for proc in procs}
+        for layer_id in layers - {proc.layer.id for proc in procs if proc.proc_id not in lost}:
+            runner.lost.failed(layer_id)
+        for proc in result.committed:
+            runner.lost.worked(proc.layer.id)
+        self._drop_permits(booked)
+
     def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
         ledger = self.runner.ledger
         limits = {limit for proc in procs for limit in proc.layer.limit_ids}
@@ -452,19 +481,18 @@ class _Pass:
         answers = ledger.book([booking_of(proc) for proc in procs])
         for proc_id, refused in answers.refusals.items():
             self.planned_for[proc_id].refusals[refused.table] += 1
+        self.runner.watched.refused([proc.vertices for proc in procs if proc.proc_id in answers.refusals])
         return answers
 
-    def _after_commit(self, result: CommitResult, since_gathered: float) -> None:
-        """Count what the commit did, so many seconds after what waits was read; undo in Redis what PostgreSQL did not
-        take, and stop believing in the hosts that were wrong."""
-        runner = self.runner
-        booked = [*result.committed, *(proc for proc, _ in result.unknown)]
-        self.booked_layers = frozenset(proc.layer.id for proc in booked)
+    def _after_commit(self, result: CommitResult) -> None:
+        """Count what the commit did, undo in Redis what PostgreSQL did not take, and stop believing in the hosts that
+        were wrong."""
+        runner, now = self.runner, self.runner.backlog.now()
         for proc in result.committed:
             report = self.planned_for[proc.proc_id]
             report.frames_booked += 1
-            if proc.frame.waited_seconds is not None:
-                report.seconds_to_book.append(proc.frame.waited_seconds + since_gathered)
+            if proc.frame.waiting_since is not None:
+                report.seconds_to_book.append(max(0.0, now - proc.frame.waiting_since))
             runner.locked.worked(proc.host.id)
         self._count_losses((*result.lost, *result.unknown))
         for proc, error in result.lost:
@@ -493,21 +521,22 @@ class _Pass:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch_and_settle(self, details: LaunchDetails | None, result: CommitResult) -> None:
-        """Steps 7 and 8, beside step 9, and maybe beside the next pass over these clusters."""
+        """Steps 6 and 7, beside step 8, and maybe beside the next pass over these clusters."""
         began, runner = self.runner.clock(), self.runner
-        # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
+        # 6. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
         requests, impossible = launch_requests(result.committed, details, runner.settings)
         send_within = runner.settings.rqd.timeout - (runner.clock() - result.sent_at)
         launched = launch_all(runner.channels, requests, send_within=send_within)
 
-        # 8. Settle: see dispatch.settle for its order.
+        # 7. Settle: see dispatch.settle for its order.
         outcomes = [*impossible, *launched]
         settled = settle(runner.engine, runner.ledger, runner.channels, result.committed, outcomes)
         for proc in settled.launched:
             self.planned_for[proc.proc_id].frames_launched += 1
         not_launched = (*settled.compensated, *settled.left_unknown)
         self._count_losses(not_launched)
+        runner.backlog.backlog.look_again({proc.layer.id for proc, _ in not_launched})
         blame = runner.refusals.blame(launched)
         for proc, error in not_launched:
             seconds = FAILED_HOST_SECONDS if proc.host.name in blame.hosts else 0.0
@@ -519,40 +548,22 @@ class _Pass:
         self.report.seconds["launch"] = runner.clock() - began
 
     def _choose_next(self) -> None:
-        """Step 9: choose which clusters are dispatched again at once, which layers their next passes skip, and when
-        they have to be looked at again at the latest. A launch that fails changes nothing of that."""
+        """Step 8: choose which clusters are dispatched again at once, and when they have to be looked at again at the
+        latest. A launch that fails changes nothing of that."""
         runner = self.runner
         back_in = runner.hosts.cache.back_in()
-        for report, found in zip(self.reports, self.gathered, strict=True):
-            no_host = {it.verdict.layer_id for it in report.plan.unschedulable} if report.plan else set()
-            # What was looked at and got nothing: not what a full plan had no place for.
-            tried = self.refused_layers | self.lost_layers
-            got_nothing = {
-                it.layer_id: found.versions[it.layer_id]
-                for it in report.verdicts
-                if not it.frames
-                and it.layer_id not in no_host
-                and it.layer_id not in self.unfit
-                and (it.layer_id in tried or it.verdict is not Verdict.FLOWING)
-            }
-            report.go_on = runner.layers.end_pass(
-                report.cluster.key,
-                wakes=self.wakes.get(report.cluster.key, 0),
-                # A layer without a host may have wanted one that the plan had for frames which were refused or lost:
-                # the next pass reads these hosts again.
-                more=found.more or (bool(no_host) and self.gave_back),
-                booked=report.frames_booked > 0,
-                hostless=bool(no_host),
-                got_nothing=got_nothing,
-                lost=self.lost_layers,
-            )
-            # Another commit booked all that was found before its layers were read: nothing is known of what is behind.
-            report.go_on |= found.more and not found.jobs
-            # What the plan had for layers that cannot be launched is there for those behind them.
-            report.go_on |= not self.unfit.keys().isdisjoint(found.versions)
+        without_host = any(report.plan.cache_misses for report in self.reports if report.plan)
+        for report in self.reports:
+            # A layer without a host may have wanted one that the plan had for frames which were refused or lost: the
+            # next pass reads these hosts again.
+            report.go_on = report.plan is not None and (report.plan.full or (self.gave_back and without_host))
             # No event tells when a host may be tried again, or a layer or frame start. The database counts the seconds:
             # its clock, by which these start, is not that of the board.
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
-            if found.starts_in is not None:
-                soon.append(found.starts_in - (runner.clock() - self.gathered_at))
+            if self.contended:
+                soon.append(CONTENDED_SLEEP_SECONDS)
+            work = self.work_of.get(report.cluster)
+            starts_in = None if work is None else work.starts_in(report.cluster)
+            if starts_in is not None:
+                soon.append(starts_in)
             report.look_again = max(SHORTEST_SLEEP_SECONDS, min(soon)) if soon else None

@@ -41,8 +41,8 @@ from opencue_sched.errors import (
     HostLocked,
     LayerChanged,
 )
-from opencue_sched.placement.planner import MAX_FRAMES
 from opencue_sched.placement.policies.reservations import against_hold
+from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.quarantine import quarantine_jobs

@@ -1,7 +1,7 @@
 """From a message to a pass over its cluster, and to what happens to the cluster next.
 
 In this order: `Dispatcher` claims the posting and with it all that is ready of the same shard, `_Pass` goes through the
-steps of one pass over all these clusters (gather, permits, plan, book, commit, launch, settle, next), and `next_state`
+steps of one pass over all these clusters (follow, plan, book, commit, launch, settle, next), and `next_state`
 says in which state each claim ends. docs/architecture.md says where the process may die, and what holds then.
 """
 
@@ -20,17 +20,14 @@ from opencue_sched.clients.store_errors import describe, failure_reason, is_trou
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
-from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS, PassRunner
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS, cooldown_seconds
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
-from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import HostLocked
 from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-CONTENDED_SLEEP_SECONDS = 0.1
-"""Another pass has a layer, mostly for as long as it plans and commits a few frames."""
 STORE_TROUBLE_SLEEP_SECONDS = 1.0
 """All clusters of a shard wait so long after a store was in trouble, each worker then asks with one pass."""
 
@@ -86,7 +83,6 @@ class Dispatcher:
                 [claim.cluster for claim in claims],
                 alive=lambda: self.renewer.alive(*claims),
                 progress=lambda: self.renewer.progress(*claims),
-                wakes={claim.cluster.key: claim.wake for claim in claims},
                 end=end,
             )
         except Exception as error:
@@ -160,7 +156,6 @@ def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float
     if report.ended is PassEnd.NO_JOBS:
         return ("sleep", soon[0]) if soon and soon[0] < EMPTY_SLEEP_SECONDS else ("idle", EMPTY_SLEEP_SECONDS)
     state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
-    permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
-    if permit_held or report.losses.keys() - {HostLocked.reason}:
+    if report.losses.keys() - {HostLocked.reason}:
         soon.append(CONTENDED_SLEEP_SECONDS)
     return state, min([saturated_seconds, *soon])

@@ -13,7 +13,6 @@ from sqlalchemy import Engine
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.change_log import HostChanges
-from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.shards import Division, buckets, shards
@@ -48,23 +47,23 @@ class HostFeed:
     ) -> None:
         self._engine = engine
         self._changes = changes
+        self._instance = instance
         self._settings = settings
-        self._division = division
+        self.division = division
         self._divided: Division = ()
         self._clock = clock
         self._lock = threading.Lock()
         self._cursor: str | None = None
         self._noted: set[str] = set()
-        self._reread: list[Host] = []
         self._evict_at = clock() + _CLEAN_UP_SECONDS
         self.rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
         )
         self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
 
-    def refresh(self, cluster: Cluster) -> HostNews:
-        """Read those hosts of the cluster that are not here yet. They are news, also to clusters of other tags."""
-        division = self._division()
+    def refresh(self, cluster: Cluster) -> None:
+        """Read those hosts of the cluster that are not here yet."""
+        division = self.division()
         if division != self._divided:
             self._divided = division
             self.cache.keep_shards(shards(division))
@@ -72,14 +71,10 @@ class HostFeed:
         hosts = self.cache.refresh(cluster.facility_id, cluster.tags, cluster.shard, of_shard)
         if hosts:
             self.rereading.wake()
-        return HostNews(tuple(hosts))
 
     def reread(self) -> float:
         """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
-        changed, pause = self.cache.reread()
-        if changed:
-            with self._lock:
-                self._reread += changed
+        _, pause = self.cache.reread()
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
@@ -98,32 +93,28 @@ class HostFeed:
     def changed(self, host_ids: Collection[str]) -> None:
         """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
         try:
-            self._changes.publish(host_ids)
+            self._changes.publish(host_ids, by=self._instance)
         except RedisError as error:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
     def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
         return ask(self._engine, fetch_groups, facility_id, tags, self._settings.host_staleness_threshold, of_buckets)
 
-    def follow(self) -> HostNews:
-        """Read again what changed since this process looked last, in any of its shards; each change is returned once,
-        also what was found in the background."""
+    def follow(self) -> None:
+        """Read again what changed since this process looked last, in any of its shards."""
         with self._lock:
             try:
-                self._cursor, ids = self._changes.since(self._cursor)
+                self._cursor, ids = self._changes.since(self._cursor, but_of=self._instance)
             except RedisError as error:
                 log.warning("host_changes_not_read", error=str(error))
-                return HostNews()
+                return
             if ids is None:
                 self.cache.expire()
                 self.rereading.wake()
             self._noted |= self.cache.reaches(ids or ())
             wanted = self._noted | self.cache.invalidated_ids()
-            found, self._reread = self._reread, []
             if wanted:
                 read_at = self.cache.instant()
                 hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), self._settings.host_staleness_threshold)
                 self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
                 self._noted.clear()
-                found += hosts
-            return HostNews(tuple(found), everything=ids is None)

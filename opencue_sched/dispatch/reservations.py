@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.gather import CoresInUse, search_of, subscriptions
+from opencue_sched.dispatch.headroom import CoresInUse, search_of, subscriptions
 from opencue_sched.domain.caps import cores_left
 from opencue_sched.domain.clusters import normalise_tag
 from opencue_sched.domain.frame_needs import Demand

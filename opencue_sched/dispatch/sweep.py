@@ -91,7 +91,9 @@ class Sweeper:
 
     Each cluster has a posting for each shard that ``division`` says there is. Every worker hears of new work and of
     freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
-    ``on_reading`` is called before the clusters are read, for what else must be read anew now and then.
+    ``on_reading`` is called before the clusters are read, for what else must be read anew now and then. ``waiting``
+    says where work waits as far as this process knows (Backlog.waiting_tags): sweeps for notices ask it, and only the
+    periodic ones scan PostgreSQL.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class Sweeper:
         *,
         division: Callable[[], Division] = tuple,
         on_reading: Callable[[], None] = lambda: None,
+        waiting: Callable[[], frozenset[WaitingTag]] | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._postings = postings
         self._division = division
         self._on_reading = on_reading
+        self._waiting = waiting
         self._divided: Division = ()
         self.at_caps: set[str] = set()
         """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
@@ -187,7 +191,9 @@ class Sweeper:
                 began = time.monotonic()
                 believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
                 awake = with_work(self._awake, self.clusters) if believed else ()
-                if all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
+                if notified and self._waiting is not None:
+                    self._awake = self._waiting()
+                elif all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
                     self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
                     self._scanned_at = began
                     scanned = time.monotonic() - began

@@ -2,7 +2,8 @@
 
 The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one
 for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
-job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames wait
+job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. A pass notes its
+verdicts in memory, and a thread writes them (`VerdictNotes`). How many frames wait
 by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
 counted them last. ``{namespace}:failed-commits:{cluster}`` says since when, how often and why the commits of a cluster
 have failed; it is gone with the first that does not.
@@ -11,10 +12,12 @@ have failed; it is gone with the first that does not.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -22,6 +25,7 @@ import redis
 import structlog
 
 from opencue_sched.accounting.ledger import BookingRefused
+from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.domain.plans import PlannedProc
@@ -35,6 +39,14 @@ FAILED_COMMITS_SECONDS = 600
 """Life of what is kept of failed commits: a cluster with waiting frames has another pass long before."""
 SAME_PASS_SECONDS = 120.0
 """Verdicts of several clusters on one layer are compared when they are no further apart than this."""
+BELIEVED_SECONDS = 90.0
+"""For so long is a verdict believed: a layer that waits is looked at within a minute, and its verdict is written half a
+minute later at most."""
+_WRITE_SECONDS = 1.0
+_WRITE_AGAIN_SECONDS = 30.0
+"""A verdict that has not changed is written once in so long, with the time of the last look."""
+MOST_WRITTEN = 2_000
+"""Verdicts of one write, so of a second."""
 _SEPARATOR = "|"
 _SCOPE = "facility:"
 
@@ -77,35 +89,52 @@ class VerdictLog:
     def record(
         self, clusters: Mapping[str, Sequence[LayerVerdict]], *, commits: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
-        failure is logged.
+        """Keep the verdicts of one pass over clusters, by their keys, and why ``commits`` of these failed. They are for
+        people only: a failure is logged."""
+        at = self._clock()
+        said = [RecordedVerdict(verdict, key, at) for key, verdicts in clusters.items() for verdict in verdicts]
+        try:
+            self.write(said)
+        except redis.RedisError as error:
+            log.warning("verdicts_not_recorded", clusters=len(clusters), verdicts=len(said), error=str(error))
+        self.record_commits(commits)
 
-        ``commits``: why the commit of a cluster failed; an empty text for one that did not.
-        """
-        at = round(self._clock(), 3)
+    def write(self, said: Iterable[RecordedVerdict]) -> None:
+        """Keep verdicts, in one round trip. Raises RedisError."""
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
-        for cluster_key, verdicts in clusters.items():
-            for it in verdicts:
-                said = [it.verdict.value, it.frames, it.waiting, it.detail[:LONGEST_ERROR], at]
-                by_job[it.job_id][f"{it.layer_id}{_SEPARATOR}{cluster_key}"] = json.dumps(said)
+        for recorded in said:
+            verdict = recorded.verdict
+            value = [verdict.verdict.value, verdict.frames, verdict.waiting, verdict.detail[:LONGEST_ERROR]]
+            field = f"{verdict.layer_id}{_SEPARATOR}{recorded.cluster}"
+            by_job[verdict.job_id][field] = json.dumps([*value, round(recorded.at, 3)])
+        if not by_job:
+            return
+        with self._client.pipeline(transaction=False) as pipeline:
+            for job_id, fields in by_job.items():
+                key = keys.verdicts(self._namespace, job_id)
+                pipeline.hset(key, mapping=fields)
+                pipeline.expire(key, KEPT_SECONDS)
+            pipeline.execute()
+
+    def record_commits(self, commits: Mapping[str, str]) -> None:
+        """Keep why the commit of each of these clusters (keys) failed; an empty text for one that did not. A failure is
+        logged."""
+        if not commits:
+            return
         try:
             with self._client.pipeline(transaction=False) as pipeline:
-                for job_id, fields in by_job.items():
-                    key = keys.verdicts(self._namespace, job_id)
-                    pipeline.hset(key, mapping=fields)
-                    pipeline.expire(key, KEPT_SECONDS)
                 for cluster_key, error in commits.items():
                     key = keys.failed_commits(self._namespace, cluster_key)
                     if error:
                         pipeline.hincrby(key, "failures", 1)
-                        pipeline.hsetnx(key, "since", at)
+                        pipeline.hsetnx(key, "since", round(self._clock(), 3))
                         pipeline.hset(key, "error", error[:LONGEST_ERROR])
                         pipeline.expire(key, FAILED_COMMITS_SECONDS)
                     else:
                         pipeline.delete(key)
                 pipeline.execute()
-        except redis.RedisError as error:
-            log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
+        except redis.RedisError as problem:
+            log.warning("commits_not_recorded", clusters=len(commits), error=str(problem))
 
     def of_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, tuple[RecordedVerdict, ...]]]:
         """The verdicts of jobs, by their ids, on each of their layers, the newest first; in one round trip. Raises
@@ -146,6 +175,95 @@ class VerdictLog:
             else:
                 found.update(frames)
         return found
+
+
+class VerdictNotes:
+    """The verdicts of this process's passes, in memory, and the thread that writes them: what changed once a second,
+    what passes only looked at again every half minute. Thread-safe.
+
+    ``known`` says which of some layers (ids) still wait; verdicts on others are forgotten. A verdict has the time of
+    the last look, so those of several processes on one layer differ by what each has seen, not by when it wrote.
+    """
+
+    def __init__(
+        self,
+        verdicts: VerdictLog,
+        known: Callable[[Collection[str]], Collection[str]],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._log = verdicts
+        self._known = known
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Of all that follows, which passes add to."""
+        self._notes: dict[tuple[str, str], RecordedVerdict] = {}
+        """By layer and cluster."""
+        self._changed: dict[tuple[str, str], None] = {}
+        """To be written, the first noted first."""
+        self._seen_again: set[tuple[str, str]] = set()
+        """Looked at since they were written, and said the same of."""
+        self._again_at = clock() + _WRITE_AGAIN_SECONDS
+        self.writing = PeriodicThread(
+            "verdicts", self._round, failed="verdicts_not_recorded", retry_seconds=1.0, longest_retry_seconds=10.0
+        )
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def record(
+        self, clusters: Mapping[str, Sequence[LayerVerdict]], *, commits: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Note the verdicts of one pass over clusters, by their keys. Why ``commits`` of these failed is written
+        at once."""
+        at = self._clock()
+        with self._lock:
+            for cluster_key, verdicts in clusters.items():
+                for verdict in verdicts:
+                    key = verdict.layer_id, cluster_key
+                    before = self._notes.get(key)
+                    self._notes[key] = RecordedVerdict(verdict, cluster_key, at)
+                    if before is None or before.verdict != verdict:
+                        self._changed[key] = None
+                    else:
+                        self._seen_again.add(key)
+        self._log.record_commits(commits)
+
+    def write(self) -> None:
+        """Write what changed, as much as a second may have, and what is due to be written again. Raises RedisError, and
+        leaves it to the next call then."""
+        now = self._clock()
+        with self._lock:
+            if now >= self._again_at:
+                self._again_at = now + _WRITE_AGAIN_SECONDS
+                self._changed |= dict.fromkeys(self._seen_again)
+                self._seen_again.clear()
+                self._forget(now - BELIEVED_SECONDS)
+            chosen = list(islice(self._changed, MOST_WRITTEN))
+            for key in chosen:
+                del self._changed[key]
+        try:
+            known = self._known({layer_id for layer_id, _ in chosen})
+            with self._lock:
+                for key in chosen:
+                    if key[0] not in known:
+                        self._notes.pop(key, None)
+                said = [recorded for key in chosen if (recorded := self._notes.get(key)) is not None]
+            self._log.write(said)
+        except BaseException:
+            with self._lock:
+                self._changed |= dict.fromkeys(chosen)
+            raise
+
+    def _forget(self, oldest: float) -> None:
+        """Forget what no pass has looked at since ``oldest``; what waits to be written is written all the same."""
+        gone = [key for key, recorded in self._notes.items() if recorded.at < oldest and key not in self._changed]
+        for key in gone:
+            del self._notes[key]
+
+    def _round(self) -> float:
+        self.write()
+        return _WRITE_SECONDS
 
 
 def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:

@@ -80,3 +80,17 @@ class Job:
     priority: int = 1
     started_at: float = 0.0
     quarantined_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadLayer:
+    """A layer with waiting frames whose row, or whose job's, makes no sense."""
+
+    job_id: str
+    layer_id: str
+    show_id: str
+    waiting: int
+    """Frames that wait."""
+    why: str
+    version: str
+    """Another text once the rows may have been mended."""

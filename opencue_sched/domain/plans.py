@@ -1,22 +1,94 @@
-"""What a pass plans from, and what it plans: a snapshot, and procs that are to be booked."""
+"""What a pass plans from, and what it plans: waiting layers of shows, a snapshot, and procs that are to be booked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from opencue_sched.domain.caps import Caps, Headroom, Vertices
 from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.frame_needs import smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The jobs of one cluster, in the order in which they should be served."""
+class Place(NamedTuple):
+    """Where a layer may run at all, amounts apart: what waiting layers are compared within."""
 
-    cluster: Cluster
-    jobs: tuple[Job, ...]
+    tags: frozenset[str]
+    os_name: str | None
+    threadable: bool
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A layer with waiting frames, and what a plan asks of it again and again."""
+
+    job: Job
+    layer: Layer
+    frames: int
+    """How many of its frames wait, as far as is known."""
+    need: Reservation
+    """The least that any frame of it takes."""
+    place: Place
+
+    @classmethod
+    def of(cls, job: Job, layer: Layer) -> Waiting:
+        place = Place(layer.tags, job.os_name, layer.threadable)
+        return cls(job, layer, max(layer.waiting_frames, len(layer.frames)), smallest_need(layer), place)
+
+
+class Draw(Protocol):
+    """Whose turn it is in the drawn part of a show (placement/policies/order.py)."""
+
+    def is_due(self, part: float) -> bool:
+        """Whether the next core is to be drawn, so that ``part`` of all are."""
+
+    def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
+        """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids."""
+
+    def served(self, job_id: str, cores: int, priority: int) -> float:
+        """The job starts so many cores because it was drawn; its virtual time from now on."""
+
+    def count(self, cores: int, *, drawn: bool) -> None:
+        """Count cores that the show starts."""
+
+
+class Work(Protocol):
+    """The waiting layers of one show in one facility, over all its clusters that a pass has claimed."""
+
+    @property
+    def clusters(self) -> Sequence[Cluster]:
+        """The clusters, all of one show, facility and shard."""
+
+    @property
+    def draw(self) -> Draw | None:
+        """Whose turn it is in the drawn part; None where all goes by rank."""
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Its layers in the order in which they should be served."""
+
+    def of_job(self, job_id: str) -> Sequence[Waiting]:
+        """The layers of one of its jobs, in their order."""
+
+    def priorities(self) -> Mapping[str, int]:
+        """The priorities of its jobs, by their ids."""
+
+    def tags(self) -> Iterable[frozenset[str]]:
+        """The sets of tags that its layers have."""
+
+    def least_need(self, tags: Iterable[str]) -> Reservation:
+        """No layer with one of these tags needs less, in anything."""
+
+    def portion(self, layer: Layer) -> Sequence[Frame] | None:
+        """The layer's first waiting frames, without those that are being booked; None where they were not read yet."""
+
+    def has_portion(self, layer: Layer) -> bool:
+        """Whether ``portion`` has it."""
+
+    def to_judge(self) -> Iterable[Waiting]:
+        """Layers that nobody has looked at for long: the plan says of each why it waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ class Verdict(StrEnum):
     NO_FIT = "no_fit"
     NO_HOST = "no_host"
     BACKING_OFF = "backing_off"
-    PERMIT_HELD = "permit_held"
     BEHIND = "behind"
     COOLED_DOWN = "cooled_down"
 

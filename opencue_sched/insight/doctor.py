@@ -25,9 +25,11 @@ from opencue_sched.clients.postgres import OURS, ask
 from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, sessions_of
 from opencue_sched.coordination.keys import QueueType
 from opencue_sched.coordination.postings import cluster_postings
-from opencue_sched.coordination.presence import list_members
+from opencue_sched.coordination.presence import Members, list_members
+from opencue_sched.dispatch.backlog_feed import DEAF_RESYNC_SECONDS, RESYNC_SECONDS
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.states import HardwareState
+from opencue_sched.domain.units import duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError, TakesNoWrites
 from opencue_sched.insight.audit import (
@@ -286,6 +288,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         more = {worker.instance: worker.more_unreached for worker in members.alive if worker.more_unreached}
         text += "".join(f"; worker {instance} does not reach {others} others" for instance, others in more.items())
         yield _warn("RQD", text, _REACH)
+    yield from _backlogs(members)
     for commits in failed_commits:
         since = datetime.fromtimestamp(commits.since).astimezone().strftime("%H:%M:%S")
         of = f"the last {commits.failures} commits of cluster {commits.cluster}"
@@ -298,6 +301,24 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         yield _fail("workers", text, remedy)
     else:
         yield _warn("workers", "none is alive", remedy)
+
+
+OLD_BACKLOG_SECONDS = 60.0
+
+
+def _backlogs(members: Members) -> Iterator[Finding]:
+    """Whether workers hear what changes of waiting work, and find what they did not hear."""
+    # A worker has a record for each type of its queues.
+    workers = {worker.instance: worker for worker in members.alive}
+    for name, worker in workers.items():
+        if worker.backlog_age_seconds > OLD_BACKLOG_SECONDS:
+            age = duration_text(worker.backlog_age_seconds)
+            text = f"worker {name} compared the waiting work that it keeps with the database {age} ago"
+            remedy = "`backlog_not_compared` in its log says why it does not"
+            yield _warn("backlog", f"{text}, and should every {RESYNC_SECONDS:g} s", remedy)
+    for name in (name for name, worker in workers.items() if worker.deaf):
+        text = f"worker {name} hears none of PostgreSQL, and looks for waiting work every {DEAF_RESYNC_SECONDS:g} s"
+        yield _warn("notifications", text, OWN_SESSIONS)
 
 
 RECOMPUTES_MISSED = 2

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
 from opencue_sched.coordination.presence import Members, list_members
-from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
+from opencue_sched.dispatch.verdicts import BELIEVED_SECONDS, RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import normalise_tag, normalise_tags, spelled_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import Search, least_cores
@@ -43,8 +43,6 @@ from opencue_sched.store.shows import list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
-RECENT_VERDICT_SECONDS = 60.0
-"""A job that passes have not looked at for so long has others before it."""
 _DEATHS = 3
 """So many ways in which frames died are told of each layer, unless every reason is."""
 _STATES = ("waiting", "running", "depend", "dead", "done")
@@ -127,7 +125,6 @@ def explain_job(
     now = time.time()
     found = figures.rank(connection, job_id)
     rank = None if found is None else {**found._asdict(), "drawn": settings.queue.priority_draw}
-    behind = _behind(rank, settings.queue.max_jobs_per_cluster_pass)
     explained = []
     for layer in layers:
         reasons: list[WaitReason] = []
@@ -138,8 +135,11 @@ def explain_job(
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
-            reasons += behind if newest is None or now - newest.at > RECENT_VERDICT_SECONDS else []
-            reasons = _in_order(reasons, newest, now)
+            if newest is None or now - newest.at > BELIEVED_SECONDS:
+                behind = [*_as_another(layer, layers, verdicts, now), *_behind(layer, layers, rank)]
+            else:
+                behind = []
+            reasons = _in_order(reasons, behind, newest, now)
         reasons += _of_states(layer, depends, job.name)
         died = [death for death in deaths if death.layer_id == layer.id]
         counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
@@ -167,17 +167,19 @@ def passes_over(client: redis.Redis, settings: Settings, job_id: str) -> PassesS
     return verdicts, cluster_postings(client, settings).skipped(), unreached
 
 
-def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
-    """What decides; where nothing does, what the last pass said."""
+def _in_order(
+    found: list[WaitReason], behind: list[WaitReason], verdict: RecordedVerdict | None, now: float
+) -> list[WaitReason]:
+    """What decides; where nothing does, what comes first, and what the last pass said."""
     deciding = [it for it in found if it.decides]
     deciding.sort(key=lambda it: it.code in _USED_UP)  # a frame that no host takes waits beyond a cap's next release
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
             not_seen = f"no pass has looked at it yet, or in the last day; {ask}"
-            deciding = [WaitReason("not_seen", not_seen, decides=False)]
+            deciding = [*behind, WaitReason("not_seen", not_seen, decides=False)]
         else:
-            deciding = [WaitReason(verdict.verdict.verdict, verdict_words(verdict, now), decides=False)]
+            deciding = [*behind, WaitReason(verdict.verdict.verdict, verdict_words(verdict, now), decides=False)]
             if now - verdict.at > OLD_VERDICT_SECONDS:
                 deciding.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}", decides=False))
     return [*deciding, *(it for it in found if it not in deciding)]
@@ -418,12 +420,61 @@ def unavailable(host: Row[Any], staleness: float) -> str:
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
 
 
-def _behind(rank: Mapping[str, Any] | None, window: int) -> list[WaitReason]:
-    """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
-    if rank is None or rank["place"] <= window:
-        return []
-    text = f"{rank['place'] - 1} jobs of its show with waiting frames come before it (priority, then age)"
-    return [WaitReason(Verdict.BEHIND, f"{text}; a pass looks at {window}", decides=False)]
+def _behind(
+    layer: jobs.LayerView, layers: Sequence[jobs.LayerView], rank: Mapping[str, Any] | None
+) -> Iterator[WaitReason]:
+    """The place in its show's order of a layer that no pass has come to lately, where others come first."""
+    if rank is None:
+        return
+    own = [other for other in layers if other.waiting]
+    before = own[: own.index(layer)]
+    ahead = []
+    if rank["place"] > 1:
+        ahead.append(f"{counted(rank['place'] - 1, 'job')} ({counted(rank['layers_ahead'], 'layer')}) of its show")
+    if before:
+        ahead.append(f"{counted(len(before), 'layer')} of its own job")
+    if ahead:
+        text = f"no pass has come to it in the last {duration_text(BELIEVED_SECONDS)}: frames of {' and '.join(ahead)}"
+        yield WaitReason(Verdict.BEHIND, f"{text} come first (priority, then age)", decides=False)
+
+
+_NEEDS = attrgetter("cores_min", "cores_max", "threadable", "memory_kb", "gpus", "gpu_memory_kb", "tags", "limits")
+_HOLDS_FOR_ALL = frozenset(
+    {
+        Verdict.OVER_SUBSCRIPTION,
+        Verdict.OVER_JOB,
+        Verdict.OVER_JOB_GPUS,
+        Verdict.OVER_FOLDER,
+        Verdict.OVER_FOLDER_GPUS,
+        Verdict.OVER_LIMIT,
+        Verdict.OVER_SHARE,
+        Verdict.KEPT_FOR_GPUS,
+        Verdict.CAPACITY,
+        Verdict.NO_FIT,
+        Verdict.NO_HOST,
+    }
+)
+"""Verdicts that hold for each layer of a job that needs the same."""
+
+
+def _as_another(
+    layer: jobs.LayerView,
+    layers: Sequence[jobs.LayerView],
+    verdicts: Mapping[str, Sequence[RecordedVerdict]],
+    now: float,
+) -> Iterator[WaitReason]:
+    """What a layer waits for that no pass has come to lately: what one of its job does that needs the same."""
+    for other in layers:
+        said = most_telling(verdicts.get(other.id, ()))
+        if (
+            said is not None
+            and now - said.at <= BELIEVED_SECONDS
+            and said.verdict.verdict in _HOLDS_FOR_ALL
+            and _NEEDS(other) == _NEEDS(layer)
+        ):
+            words = f"as layer {other.name}, which needs the same: {verdict_words(said, now)}"
+            yield WaitReason(said.verdict.verdict, words, decides=False)
+            return
 
 
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:

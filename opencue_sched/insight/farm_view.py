@@ -16,14 +16,13 @@ import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
-from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog, most_telling
+from opencue_sched.dispatch.verdicts import BELIEVED_SECONDS, RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import spelled_tags
 from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
-    RECENT_VERDICT_SECONDS,
     WaitReason,
     listed,
     switch_reasons,
@@ -100,7 +99,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
 def believed_seconds(settings: Settings) -> float:
     """How long to believe a verdict: each cluster with work has a pass at least once in the longest sleep of a
     cluster."""
-    return max(60.0, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
+    return max(BELIEVED_SECONDS, 3 * max(EMPTY_SLEEP_SECONDS, settings.queue.cluster_saturated_sleep))
 
 
 def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]:
@@ -180,7 +179,7 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
         newest = filter(None, map(most_telling, verdicts.values()))
         said = max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None)
         # One that left no frame waiting tells of other layers, or of frames that came after it.
-        if said and now - said.at <= (OLD_VERDICT_SECONDS if said.verdict.waiting else RECENT_VERDICT_SECONDS):
+        if said and now - said.at <= (OLD_VERDICT_SECONDS if said.verdict.waiting else BELIEVED_SECONDS):
             return WaitReason(said.verdict.verdict, verdict_text(said.verdict))
         return WaitReason("not_seen", "no pass has looked at it lately")
     if row.running:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import redis
 
 _TRIED = """
-blpop K 1, brpop K 1, copy K K, del K, eval return 0, evalsha 0 0, exec, exists K, expire K 1, get K, hdel K f,
-hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K, incrby K 1,
+blpop K 1, brpop K 1, del K, eval return 0, evalsha 0 0, exec, exists K, expire K 1, get K, hdel K f,
+hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K,
 info server, lindex K 0, llen K, lpush K v, lrange K 0 0, lrem K 0 v, ltrim K 0 0, mget K, multi, pexpire K 1, ping,
 psubscribe C, pttl K, publish C v, punsubscribe C, rpop K, rpush K v, sadd K v, scan 0, select 0, set K v,
 sismember K v, smembers K, srem K v, time, type K, unlink K, unwatch, watch K, xadd K * f v, xrange K - +,

@@ -12,143 +12,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heapify, heappop, heapreplace
-from itertools import groupby
+from heapq import heapify, heappop, heapreplace, nsmallest
+from itertools import chain, islice
 from operator import attrgetter
 
-from opencue_sched.domain.caps import Vertices, cores_left
+from opencue_sched.domain.caps import Caps, Vertices
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.domain.frame_needs import Demand, Dimension, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.frame_needs import Dimension, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
-from opencue_sched.domain.names import counted
-from opencue_sched.domain.plans import PlannedProc, Snapshot
-from opencue_sched.domain.units import memory_text
+from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting, Work
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.policies import Admission, Refusal, Score
-from opencue_sched.placement.policies.admissions import gpu_guard, layer_share
-from opencue_sched.placement.policies.order import Shares, Use, convex
+from opencue_sched.placement.headroom import PlanHeadroom
+from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.placement.policies import Refusal, Score
+from opencue_sched.placement.policies.order import Shares, Use
 from opencue_sched.placement.policies.reservations import draining
-from opencue_sched.settings import Queue
+from opencue_sched.placement.policy import MAX_FRAMES, Policy
+from opencue_sched.placement.shortages import shortage
 
 ATTEMPTS_PER_LAYER = 10
 """Hosts that others took from meanwhile before a layer is given up for the pass (the reference's default)."""
-MAX_FRAMES = 1000
-"""Of a plan, and so of a commit: what a pass costs whatever it books is shared by so many frames."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How one pass places frames: as the settings say; which hosts a frame may use, by the admissions; and a score that
-    chooses among the first candidates. ``max_frames`` bounds the plan, and so the size of its commit."""
-
-    queue: Queue
-    rules: Rules
-    admissions: tuple[Admission, ...] = ()
-    soft_admissions: tuple[Admission, ...] = ()
-    score: Score | None = None
-    max_frames: int = MAX_FRAMES
-
-
-def policy_for(queue: Queue, *, gpu_demands: Collection[Demand] = ()) -> Policy:
-    """The policy the settings ask for, while this waits for GPUs."""
-    return Policy(
-        queue,
-        Rules(queue.memory_stranded_threshold // 1024, frozenset(queue.selfish_services)),
-        admissions=(gpu_guard(gpu_demands),) if queue.gpu_guard and gpu_demands else (),
-        soft_admissions=(layer_share,) if queue.layer_host_share else (),
-        score=convex if queue.host_score == "convex" else None,
-    )
-
-
-class PlanHeadroom:
-    """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
-
-    Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
-    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation without a subscription may not
-    be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
-    """
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._allocs = cores_left(snapshot.subscriptions)
-        self._cores = defaultdict(lambda: math.inf, {key: caps.cores.left for key, caps in snapshot.caps.items()})
-        self._gpus = defaultdict(lambda: math.inf, {key: caps.gpus.left for key, caps in snapshot.caps.items()})
-        self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
-
-    def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
-        """The allocations of which the show's subscription still has this many cores."""
-        return frozenset(alloc_id for alloc_id, left in self._allocs[show_id].items() if left >= cores)
-
-    def cores_left(self, job: Job, alloc_id: str) -> float:
-        """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
-        return min(self._allocs[job.show_id].get(alloc_id, 0.0), self._cores[job.folder_id], self._cores[job.id])
-
-    def over_cap(self, job: Job, layer: Layer, need: Reservation, alloc_id: str | None = None) -> Refusal | None:
-        """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
-        whatever host; None if each has headroom for it.
-
-        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past.
-        """
-        allocs = [left for key, left in self._allocs[job.show_id].items() if alloc_id in (None, key)]
-        if not allocs:
-            return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
-        if max(allocs) < need.cores:
-            has = f"its show has at most {max(allocs):g} left under its burst"
-            return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(need.cores, 'core')}, {has}")
-        for verdict, whose, left, needed, what in (
-            (Verdict.OVER_FOLDER, "the job's folder", self._cores[job.folder_id], need.cores, "core"),
-            (Verdict.OVER_JOB, "its job", self._cores[job.id], need.cores, "core"),
-            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._gpus[job.folder_id], need.gpus, "GPU"),
-            (Verdict.OVER_JOB_GPUS, "its job", self._gpus[job.id], need.gpus, "GPU"),
-        ):
-            if needed > left:
-                return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
-        for limit_id in layer.limit_ids:
-            if self._limits[limit_id] < 1:
-                limit = self._snapshot.limits[limit_id]
-                detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
-                return Refusal(Verdict.OVER_LIMIT, detail)
-        return None
-
-    def frames_left(self, job: Job, layer: Layer, need: Reservation) -> float:
-        """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
-        reserved."""
-        left = [self._limits[limit_id] for limit_id in layer.limit_ids]
-        if need.gpus:
-            left += [self._gpus[key] / need.gpus for key in (job.folder_id, job.id)]
-        return min(left, default=math.inf)
-
-    def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
-        """Count a planned frame under every cap."""
-        self._allocs[job.show_id][alloc_id] -= taken.cores
-        for key in (job.folder_id, job.id):
-            self._cores[key] -= taken.cores
-            self._gpus[key] -= taken.gpus
-        for limit_id in layer.limit_ids:
-            self._limits[limit_id] -= 1
-
-
+_PlaceOfShow = tuple[object, ...]
 _FLOWING = Refusal(Verdict.FLOWING, "")
-_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.DRAINING)
 _TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_GPUS)
 """What keeps a layer waiting until some host is free for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnschedulableLayer:
-    """A layer that cannot be placed for want of a host that satisfies its ``search``, and with it all of its ``kind``
-    (of ``Layer``). Hosts of other allocations than ``open_allocs`` were not looked at, because the show has no cores
-    left there."""
-
-    verdict: LayerVerdict
-    search: Search
-    kind: str
-    open_allocs: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -156,9 +47,8 @@ class Plan:
     """What one pass wants to book for one of its clusters.
 
     ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
-    others took from meanwhile, ``cache_misses`` the searches that found none. ``full``: ``max_frames`` was reached, so
-    there is more to place right away. ``unschedulable`` are the layers of which nothing was placed, because no host
-    would do.
+    others took from meanwhile, ``cache_misses`` the searches that found none. ``full``: a bound on the plan was
+    reached, so there is more to place right away.
     """
 
     procs: list[PlannedProc] = field(default_factory=list)
@@ -167,135 +57,479 @@ class Plan:
     wasted_attempts: int = 0
     cache_misses: int = 0
     full: bool = False
-    unschedulable: list[UnschedulableLayer] = field(default_factory=list)
+    at_cap: bool = False
+    """Whether a cap of a folder, job or limit, or a burst, kept a layer waiting."""
 
 
-def plan_pass(
-    snapshot: Snapshot,
-    pool: HostCache,
-    policy: Policy,
-    *,
-    granted_layers: Container[str],
-    new_id: Callable[[], str],
-) -> list[Plan]:
-    """Place the snapshot's waiting frames on hosts of their cluster's tags: a plan for each cluster, in their order.
+def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Callable[[], str]) -> list[Plan]:
+    """Place the snapshot's waiting frames on hosts of their clusters' tags: a plan for each cluster, in their order.
 
-    ``granted_layers`` are the layers whose permit this pass holds, the others are PERMIT_HELD. ``new_id`` makes proc
-    ids.
-
-    Every layer of a cluster gets exactly one verdict: what keeps its remaining frames waiting, with how many were
-    placed; FLOWING when nothing does and the rest simply come with the next pass.
+    ``new_id`` makes proc ids. Every layer that was looked at gets exactly one verdict: what keeps its remaining frames
+    waiting, with how many were placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
-    shares = Shares(snapshot.subscriptions, snapshot.sizes)
-    return _Planner(snapshot, pool, policy, granted_layers, new_id, PlanHeadroom(snapshot), shares).run()
+    planner = Planner(snapshot, pool, policy, new_id)
+    planner.run()
+    return planner.judge()
 
 
 @dataclass(slots=True)
 class _LayerState:
-    """One layer in one cluster: what it asks for, how far it is, and why hosts said no."""
+    """Frames of one layer that ask for the same memory: what they ask for, how far they are, why hosts said no."""
 
+    show: _Show
     cluster: Cluster
     plan: Plan
     job: Job
     layer: Layer
     search: Search
+    waiting: int
+    frames: deque[Frame]
+    """Not planned yet, in their order."""
+    every: int
     most: int
+    """Frames that it may have in this round."""
     open_allocs: frozenset[str] = frozenset()
     placed: int = 0
     wasted: int = 0
     asked: bool = False
     refused: Refusal | None = None
     softly_refused: bool = False
-    hostless: bool = False
-    reason: Refusal = _FLOWING
-    """Why the round ended for it."""
-
-    @property
-    def part(self) -> tuple[str, int]:
-        """The layer's frames that ask for the same memory."""
-        return self.layer.id, self.layer.memory_min_kb
+    second: bool = False
+    """Whether it had its part of the round, and goes on after all others of the show had theirs."""
+    reason: Refusal | None = None
+    """Why the round ended for it; None before that."""
 
 
 @dataclass(slots=True)
-class _Planner:
-    """The state of the plans of one pass. ``placed`` counts frames by part of a layer: one that several clusters reach
-    goes on where the cluster before it ended. ``used``: hosts it takes from."""
+class _Reach:
+    """What a plan has found out about the hosts of some tags of a show's clusters: hosts only get fuller for all, but
+    which allocations are open is a show's own."""
 
-    snapshot: Snapshot
-    pool: HostCache
-    policy: Policy
-    granted: Container[str]
-    new_id: Callable[[], str]
-    headroom: PlanHeadroom
-    shares: Shares
-    planned: int = 0
-    soft: bool = True
-    placed: Counter[tuple[str, int]] = field(default_factory=Counter)
-    booking_shows: set[str] = field(default_factory=set)
-    used: set[str] = field(default_factory=set)
-    # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
-    nothing_idle: defaultdict[tuple[str, str, tuple[str, ...]], list[Reservation]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    all_refused: set[tuple[str, str, Search]] = field(default_factory=set)
-    none_apart: set[tuple[str, str, Search]] = field(default_factory=set)
-    shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = field(default_factory=dict)
+    tags: tuple[str, ...]
+    closed: bool = False
+    """Whether no host has what the most modest layer needs."""
+    nothing_idle: list[Reservation] = field(default_factory=list)
+    """Needs that no host has idle: every larger one finds none either."""
 
-    def run(self) -> list[Plan]:
-        plans = [Plan() for _ in self.snapshot.work]
-        states = self._states(plans)
+
+@dataclass(slots=True)
+class _Show:
+    """One show in one facility, over all clusters that the pass has of it: who of it goes on next."""
+
+    work: Work
+    plans: Mapping[Cluster, Plan]
+    tags: frozenset[str]
+    reaches: dict[frozenset[str], _Reach] = field(default_factory=dict)
+    """By the tags of a layer; those of which the clusters have the same tags share one."""
+    states: dict[str, list[_LayerState]] = field(default_factory=dict)
+    """By layer id."""
+    rest: Iterator[Waiting] | None = None
+    """What was not looked at yet, in the order of rank."""
+    by_rank: deque[_LayerState] = field(default_factory=deque)
+    later: deque[_LayerState] = field(default_factory=deque)
+    drawn: list[tuple[float, str]] | None = None
+    """A heap of the jobs that may be drawn, by virtual time; None before the first draw of a round."""
+    front: _LayerState | None = None
+    """Frames that go on now."""
+    drawing: bool = False
+    """Whether they were drawn."""
+    booking_jobs: set[str] = field(default_factory=set)
+    bounded: bool = False
+    """Whether as many jobs have frames in the plan as may."""
+    wanted: list[Waiting] = field(default_factory=list)
+    """The show stops at the first of these: their frames were not read yet."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        cluster = self.work.clusters[0]
+        return cluster.facility_id, cluster.show_id
+
+
+_PORTIONS_AHEAD = 100
+"""Portions that are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
+_LAYERS_AHEAD = 400
+"""Layers looked at for that, in the order of rank."""
+_CAPS_AHEAD = 400
+"""Layers whose caps are read at once, at most, when a plan has come to one of which nobody knows what is in use."""
+_DRAWN_AHEAD = 8
+"""Jobs looked at for that, in the order of the draw."""
+
+
+class Planner:
+    """The plan of one pass. ``run`` may be called again, after portions were read or procs taken back."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        pool: HostCache,
+        policy: Policy,
+        new_id: Callable[[], str],
+        *,
+        idle_cores: int = MAX_FRAMES,
+    ) -> None:
+        """``idle_cores`` of the clusters' hosts bound how many portions are asked for ahead."""
+        self.snapshot = snapshot
+        self.pool = pool
+        self.policy = policy
+        self.new_id = new_id
+        self._idle_cores = idle_cores
+        self.headroom = PlanHeadroom(snapshot)
+        self.shares = Shares(snapshot.subscriptions, snapshot.sizes)
+        self.planned = 0
+        self.booking_shows: set[str] = set()
+        self.plans = {cluster: Plan() for work in snapshot.work for cluster in work.clusters}
+        self._soft = True
+        self._used: set[str] = set()
+        """Hosts that the plan takes from."""
+        self._shows = [
+            _Show(work, self.plans, frozenset(tag for cluster in work.clusters for tag in cluster.tags))
+            for work in snapshot.work
+        ]
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
+        for show in self._shows:
+            show.reaches = {}
+        # A search that failed answers for every one of the same place that needs at least as much.
+        self._all_refused: defaultdict[_PlaceOfShow, list[Reservation]] = defaultdict(list)
+        self._none_apart: defaultdict[_PlaceOfShow, list[Reservation]] = defaultdict(list)
+        self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
+        self._census: dict[tuple[str, tuple[str, ...]], Census] = {}
+
+    def run(self) -> list[Waiting]:
+        """Place what can be placed. Returns layers at which the plan stopped, because their frames were not read: read
+        their portions and call it again."""
+        self._soft = True
+        for show in self._shows:
+            show.rest, show.drawn, show.wanted = iter(show.work), None, []
+            show.by_rank, show.later = deque(), deque()
+            for states in show.states.values():
+                for state in states:
+                    state.second = False
         # First round: others want the hosts too.
-        self._round(states)
-        # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it off.
-        self.soft = False
-        self._round([it for it in states if it.softly_refused and self.planned < self.policy.max_frames])
-        for _, parts in groupby(states, lambda state: (id(state.plan), state.layer.id)):
-            self._judge(list(parts))
-        return plans
+        self._round(self._shows)
+        wanted = [waiting for show in self._shows for waiting in show.wanted]
+        if not wanted:
+            # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it
+            # off.
+            self._soft = False
+            for show in self._shows:
+                softly = [it for states in show.states.values() for it in states if it.softly_refused and it.frames]
+                show.rest, show.drawn, show.by_rank = None, None, deque(softly)
+                for state in softly:
+                    state.reason = None
+            self._round(self._shows)
+        return wanted
 
-    def _states(self, plans: Iterable[Plan]) -> list[_LayerState]:
-        """Every layer that may be placed; those of which another pass has the permit are judged at once."""
-        states = []
-        for work, plan in zip(self.snapshot.work, plans, strict=True):
-            for job in work.jobs:
-                for layer in job.layers:
-                    if layer.id not in self.granted:
-                        held = Refusal(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
-                        plan.verdicts.append(_verdict(job, layer, 0, held))
-                        continue
-                    tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
-                    for part in _parts(layer):
-                        search = Search.of(job, part, smallest_need(part), tags)
-                        most = min(len(part.frames), self.policy.queue.dispatch_frames_per_layer_limit)
-                        states.append(_LayerState(work.cluster, plan, job, part, search, most))
-        return states
+    def procs(self) -> list[PlannedProc]:
+        """All that is planned."""
+        return [proc for plan in self.plans.values() for proc in plan.procs]
 
-    def _round(self, states: Sequence[_LayerState]) -> None:
+    def unknown_caps(self) -> set[tuple[str, str]]:
+        """Folders and jobs (pairs of ids) of which nobody has read what is in use: those that the plan has come to,
+        and, if there are such, those that come next. None where all that the plan has come to are known."""
+
+        def is_known(job: Job) -> bool:
+            return self.headroom.knows(job.folder_id) and self.headroom.knows(job.id)
+
+        unknown = {(proc.job.folder_id, proc.job.id) for proc in self.procs() if not is_known(proc.job)}
+        if unknown:
+            waiting = (waiting.job for show in self._shows for waiting in show.work if not is_known(waiting.job))
+            unknown.update((job.folder_id, job.id) for job in islice(waiting, _CAPS_AHEAD))
+        return unknown
+
+    def learn(self, caps: Mapping[str, Caps]) -> list[PlannedProc]:
+        """Take over the caps and use of folders and jobs (ids) that the plan has reached; the procs, last of the plan
+        first, that do not fit them."""
+        for vertex_id, of_vertex in caps.items():
+            self.headroom.learn(vertex_id, of_vertex)
+        left = {vertex_id: self.headroom.left_under(vertex_id) for vertex_id in caps}
+        over = []
+        for proc in reversed(self.procs()):
+            mine = [vertex_id for vertex_id in (proc.job.folder_id, proc.job.id) if vertex_id in left]
+            if any(left[it][0] < 0 or (left[it][1] < 0 and proc.reservation.gpus) for it in mine):
+                over.append(proc)
+                for vertex_id in mine:
+                    cores, gpus = left[vertex_id]
+                    left[vertex_id] = cores + proc.reservation.cores, gpus + proc.reservation.gpus
+        return over
+
+    def take_back(self, procs: Collection[PlannedProc], *, again: bool = False) -> None:
+        """These are not to be booked: their hosts and caps are free for others again. Their frames stay out of the
+        plan, unless they may be planned ``again``."""
+        gone = {proc.proc_id for proc in procs}
+        for proc in procs:
+            self.pool.settle(proc.host.id, proc.proc_id, committed=False)
+            self.headroom.take(proc.vertices, proc.reservation, frames=-1)
+            self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.reservation.cores)
+        for show in self._shows:
+            for states in show.states.values():
+                for state in states:
+                    state.reason, state.second, state.most = None, False, self._first_part(state)
+        for plan in self.plans.values():
+            plan.procs = [proc for proc in plan.procs if proc.proc_id not in gone]
+        for show in self._shows:
+            for proc in procs:
+                for state in show.states.get(proc.layer.id, ()):
+                    if state.layer.memory_min_kb == proc.layer.memory_min_kb:
+                        state.placed -= 1
+                        if again:
+                            state.frames.appendleft(proc.frame)
+                        else:
+                            state.every -= 1
+            if show.work.draw is not None:
+                cores = sum(proc.reservation.cores for proc in procs if proc.layer.id in show.states)
+                show.work.draw.count(-cores, drawn=False)
+        self.planned -= len(procs)
+        booking = {proc.job.id for proc in self.procs()}
+        for show in self._shows:
+            show.booking_jobs &= booking
+            show.bounded = len(show.booking_jobs) >= self._most_jobs(show)
+            for cluster in show.work.clusters:
+                self.plans[cluster].full = False
+        self._forget_failures()
+
+    def judge(self) -> list[Plan]:
+        """The plans, with a verdict on each layer that was looked at, and on those that nobody looked at for long."""
+        for show in self._shows:
+            for waiting in show.work.to_judge():
+                if waiting.layer.id not in show.states:
+                    for state in self._states_of(show, waiting, frames=()):
+                        state.reason = self._why(state)
+            for states in show.states.values():
+                self._verdict(states)
+        return list(self.plans.values())
+
+    def _why(self, state: _LayerState) -> Refusal:
+        """Why a layer waits of which the plan has placed nothing."""
+        if not state.search.tags:
+            tags = " and ".join(sorted(state.layer.tags)) or "none"
+            return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
+        if self.planned >= self.policy.max_frames:
+            return self._plan_is_full()
+        over = self.headroom.over_cap(state.job, state.layer, state.search.need)
+        if over is not None:
+            return over
+        state.open_allocs = self.headroom.open_allocs(state.job.show_id, state.search.need.cores)
+        return self._shortage(state) if self._next_host(state) is None else _FLOWING
+
+    # Who goes on next
+
+    def _round(self, shows: Iterable[_Show]) -> None:
         """Go from show to show until no layer has anything more to get."""
-        shows: dict[str, deque[_LayerState]] = {}
-        for state in states:
-            # Without shares, clusters follow each other.
-            key = state.job.show_id if self.policy.queue.shares else state.cluster.key
-            shows.setdefault(key, deque()).append(state)
-        heap = [(*self._use(layers[0]), number, layers) for number, layers in enumerate(shows.values())]
+        heap = []
+        for number, show in enumerate(shows):
+            show.front = self._front(show)
+            if show.front is not None:
+                heap.append((*self._use(show.front), number, show))
         heapify(heap)
         while heap:
-            *_, number, layers = heap[0]
-            state = layers[0]
+            *_, number, show = heap[0]
+            state = show.front
+            assert state is not None  # noqa: S101 - a show without a layer leaves the heap
+            before = state.placed
             reason = self._step(state)
+            self._count_turn(show, state, state.placed - before)
             if reason is not None:
-                layers.popleft()
-                state.reason = reason
-                every, goes_on = len(state.layer.frames), self.policy.queue.whole_rounds and not state.plan.full
-                if goes_on and reason.verdict is Verdict.FLOWING and state.most < every:
-                    # It has its part of the round; it goes on after every other layer of the show had its own. The rest
-                    # is still the show's, before one that uses more of its size has anything.
-                    state.most = every
-                    layers.append(state)
-            if layers:
-                heapreplace(heap, (*self._use(layers[0]), number, layers))
+                self._end_turn(show, state, reason)
+            show.front = self._front(show)
+            if show.front is not None:
+                heapreplace(heap, (*self._use(show.front), number, show))
             else:
                 heappop(heap)
+
+    def _front(self, show: _Show) -> _LayerState | None:
+        """The layer of the show that goes on now; None when nothing more can be had."""
+        draw = show.work.draw
+        if draw is not None and draw.is_due(self.policy.queue.priority_draw):
+            drawn = self._drawn(show, draw)
+            if drawn is not None:
+                show.drawing = True
+                return drawn
+        show.drawing = False
+        while not show.wanted:
+            while show.by_rank and show.by_rank[0].reason is not None:
+                show.by_rank.popleft()
+            if show.by_rank:
+                return show.by_rank[0]
+            states = self._following(show)
+            if states:
+                show.by_rank.extend(states)
+            elif show.later:
+                show.by_rank, show.later, show.drawn = show.later, deque(), None
+            else:
+                return None
+        return None
+
+    def _following(self, show: _Show) -> list[_LayerState]:
+        """What goes on of the next layer in the order of rank that may find a host; nothing after the last."""
+        if show.rest is None:
+            return []
+        if self.planned >= self.policy.max_frames:
+            if any(self._may_find_host(show, waiting) for waiting in show.rest):
+                self._leave_for_the_next_plan(show)
+            return []
+        for waiting in show.rest:
+            states = self._open_states(show, waiting)
+            if show.wanted:
+                self._look_ahead(show)
+                return []
+            if states and not states[0].second:
+                return states
+        show.rest = None
+        return []
+
+    def _drawn(self, show: _Show, draw: Draw) -> _LayerState | None:
+        """What goes on of the job with the least virtual time among those that may find a host."""
+        if show.wanted or self.planned >= self.policy.max_frames:
+            return None
+        if show.drawn is None:
+            show.drawn = draw.times(show.work.priorities())
+            heapify(show.drawn)
+        while show.drawn:
+            job_id = show.drawn[0][1]
+            if show.bounded and job_id not in show.booking_jobs:
+                heappop(show.drawn)
+                continue
+            for waiting in show.work.of_job(job_id):
+                states = self._open_states(show, waiting)
+                if show.wanted:
+                    self._look_ahead(show)
+                    return None
+                for state in states:
+                    if show.rest is None or not state.second:
+                        return state
+            heappop(show.drawn)
+        return None
+
+    def _open_states(self, show: _Show, waiting: Waiting) -> list[_LayerState]:
+        """The states of a layer that may find a host, as far as is known, and may have more frames in this round."""
+        if not self._may_find_host(show, waiting):
+            return []
+        states = show.states.get(waiting.layer.id)
+        if states is None:
+            if self.headroom.is_full(waiting):
+                for cluster in show.work.clusters:
+                    self.plans[cluster].at_cap = True
+                return []
+            if show.bounded and waiting.job.id not in show.booking_jobs:
+                self._leave_for_the_next_plan(show)
+                return []
+            frames = show.work.portion(waiting.layer)
+            if frames is None:
+                show.wanted.append(waiting)
+                return []
+            states = self._states_of(show, waiting, frames)
+        return [state for state in states if state.reason is None]
+
+    def _leave_for_the_next_plan(self, show: _Show) -> None:
+        """A bound on the plan is reached: what else of the show may find a host comes at once with the next."""
+        show.rest = None
+        for cluster in show.work.clusters:
+            self.plans[cluster].full = True
+
+    def _look_ahead(self, show: _Show) -> None:
+        """More layers whose portions will be wanted, so that they are read in one statement."""
+        drawn = nsmallest(_DRAWN_AHEAD, show.drawn or ())
+        coming = chain(
+            (next(iter(show.work.of_job(job_id)), None) for _, job_id in drawn), islice(show.rest or (), _LAYERS_AHEAD)
+        )
+        most = self.policy.queue.dispatch_frames_per_layer_limit
+        frames = min(self.policy.max_frames, self._idle_cores) - self.planned
+        frames -= sum(min(waiting.frames, most) for waiting in show.wanted)
+        for waiting in coming:
+            if frames <= 0 or len(show.wanted) >= _PORTIONS_AHEAD:
+                return
+            if (
+                waiting is not None
+                and waiting.layer.id not in show.states
+                and self._may_find_host(show, waiting)
+                and not self.headroom.is_full(waiting)
+                and not show.work.has_portion(waiting.layer)
+            ):
+                show.wanted.append(waiting)
+                frames -= min(waiting.frames, most)
+
+    def _may_find_host(self, show: _Show, waiting: Waiting) -> bool:
+        """Whether no search of this plan has shown that there is no host for the layer. Asked for each layer."""
+        reach = show.reaches.get(waiting.place.tags) or self._reach(show, waiting.place.tags)
+        if reach.closed:
+            return False
+        need = waiting.need
+        return not any(need.covers(idle) for idle in reach.nothing_idle)
+
+    def _reach(self, show: _Show, tags: frozenset[str]) -> _Reach:
+        """What is known of the hosts of those of the tags that the show's clusters have."""
+        reach = show.reaches.get(tags)
+        if reach is None:
+            reached = tuple(sorted(show.tags & tags))
+            known = next((other for other in show.reaches.values() if other.tags == reached), None)
+            reach = show.reaches[tags] = known or _Reach(reached)
+            if known is None and reached:
+                self._close_if_full(show, reach)
+                self.plans[show.work.clusters[0]].cache_misses += reach.closed
+        return reach
+
+    def _states_of(self, show: _Show, waiting: Waiting, frames: Sequence[Frame]) -> list[_LayerState]:
+        job, layer = waiting.job, waiting.layer
+        tags = self._reach(show, layer.tags).tags
+        # A layer that several clusters reach counts for the first of them.
+        clusters = show.work.clusters
+        cluster = next((it for it in clusters if not layer.tags.isdisjoint(it.tags)), clusters[0])
+        states = []
+        for part, part_frames, part_waiting in _parts(layer, frames, waiting.frames):
+            search = Search.of(job, part, smallest_need(part), tags)
+            state = _LayerState(
+                show,
+                cluster,
+                self.plans[cluster],
+                job,
+                part,
+                search,
+                part_waiting,
+                deque(part_frames),
+                every=len(part_frames),
+                most=0,
+            )
+            state.most = self._first_part(state)
+            states.append(state)
+        show.states[layer.id] = states
+        return states
+
+    def _first_part(self, state: _LayerState) -> int:
+        return min(state.every, self.policy.queue.dispatch_frames_per_layer_limit)
+
+    def _count_turn(self, show: _Show, state: _LayerState, frames: int) -> None:
+        """What the layer started counts in the draw of its show."""
+        if not frames:
+            return
+        show.booking_jobs.add(state.job.id)
+        show.bounded = len(show.booking_jobs) >= self._most_jobs(show)
+        draw = show.work.draw
+        if draw is not None:
+            cores = sum(proc.reservation.cores for proc in state.plan.procs[-frames:])
+            draw.count(cores, drawn=show.drawing)
+            if show.drawing and show.drawn:
+                heapreplace(show.drawn, (draw.served(state.job.id, cores, state.job.priority), state.job.id))
+
+    def _most_jobs(self, show: _Show) -> int:
+        """Jobs of the show of which the plan may take frames."""
+        return self.policy.queue.max_jobs_per_cluster_pass * len(show.work.clusters)
+
+    def _end_turn(self, show: _Show, state: _LayerState, reason: Refusal) -> None:
+        """The layer has its part of the round, or can have no more."""
+        goes_on = self.policy.queue.whole_rounds and self.planned < self.policy.max_frames
+        if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.every:
+            # It has its part of the round; it goes on after every other layer of the show had its own. The rest is
+            # still the show's, before one that uses more of its size has anything.
+            state.most, state.second = state.every, True
+            if show.by_rank and show.by_rank[0] is state:
+                show.by_rank.popleft()
+            elif state in show.by_rank:
+                show.by_rank.remove(state)
+            show.later.append(state)
+        else:
+            state.reason = reason
 
     def _use(self, state: _LayerState) -> Use:
         """How the layer's show stands where the layer runs; without shares all stand alike."""
@@ -303,35 +537,33 @@ class _Planner:
             return Use(False, 0.0)
         return self.shares.use(state.job.show_id, state.cluster.alloc_id)
 
-    def _judge(self, parts: Sequence[_LayerState]) -> None:
+    def _verdict(self, parts: Sequence[_LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
-        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason) for it in parts]
+        full = self._plan_is_full() if self.planned >= self.policy.max_frames else _FLOWING
+        verdicts = [_verdict(state, state.reason or full) for state in parts]
         verdict = replace(
             max(verdicts, key=attrgetter("waiting")),
-            frames=sum(it.frames for it in verdicts),
-            waiting=sum(it.waiting for it in verdicts),
+            frames=sum(verdict.frames for verdict in verdicts),
+            waiting=sum(verdict.waiting for verdict in verdicts),
         )
-        # The last part asks for least: where it has no host, no other has.
-        least = parts[-1]
-        least.plan.verdicts.append(verdict)
-        if least.hostless and not verdict.frames and verdicts[-1].verdict in _HOSTLESS:
-            unschedulable = UnschedulableLayer(verdict, least.search, least.layer.kind, least.open_allocs)
-            least.plan.unschedulable.append(unschedulable)
+        parts[0].plan.verdicts.append(verdict)
+
+    def _plan_is_full(self) -> Refusal:
+        return Refusal(Verdict.FLOWING, f"this plan is full with {self.planned} frames; the next goes on")
 
     def _step(self, state: _LayerState) -> Refusal | None:
         """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
         job, layer, plan = state.job, state.layer, state.plan
-        if not state.search.tags:
-            state.hostless = True
-            tags = " and ".join(sorted(layer.tags)) or "none"
-            return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
-        if self.placed[state.part] >= state.most:
+        if not state.every or not state.search.tags:
+            return self._why(state)
+        if state.placed >= state.most:
             return _FLOWING
         if self.planned >= self.policy.max_frames:
             plan.full = True
-            return Refusal(Verdict.FLOWING, f"this plan is full with {self.planned} frames; the next goes on")
+            return self._plan_is_full()
         over = self.headroom.over_cap(job, layer, state.search.need)
         if over is not None:
+            plan.at_cap = True
             return over
         state.open_allocs = self.headroom.open_allocs(job.show_id, state.search.need.cores)
         host = self._next_host(state)
@@ -351,23 +583,57 @@ class _Planner:
         state.asked, state.refused = False, None
         # Within a plan hosts only get fuller and allocations only close (sooner for more cores), so what failed keeps
         # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
-        # hosts all said no for what is in the search (another OS, not wholly idle, ...) answers for itself.
-        place = state.cluster.facility_id, state.job.show_id
-        nothing_idle, search = self.nothing_idle[*place, state.search.tags], (*place, state.search)
-        if search in self.all_refused or any(map(state.search.need.covers, nothing_idle)):
+        # hosts all said no for what is in the search (another OS, not wholly idle, ...) for those of its place.
+        search, need = state.search, state.search.need
+        reach = self._reach(state.show, state.layer.tags)
+        whole = search.cores_min_centicores if search.cores_min_centicores <= 0 else 1
+        place_of_show = (
+            *state.show.place,
+            search.tags,
+            search.os_name,
+            search.threadable,
+            whole,
+            search.cores_max_centicores,
+        )
+        all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
+        if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
-        host = self._find(state, apart=True) if search not in self.none_apart else None
+        host = None if any(map(need.covers, none_apart)) else self._find(state, apart=True)
         if host is None:
-            self.none_apart.add(search)
+            if state.refused is None:
+                none_apart.append(need)
             host = self._find(state, apart=False)
         if host is not None:
             return host
         state.plan.cache_misses += 1
         if not state.asked:
-            nothing_idle.append(state.search.need)
+            reach.nothing_idle.append(need)
+            self._close_if_full(state.show, reach)
         elif state.refused is None:
-            self.all_refused.add(search)
+            all_refused.append(need)
         return None
+
+    def _close_if_full(self, show: _Show, reach: _Reach) -> None:
+        """Look at no more layers with these tags where no host has what the most modest of them needs."""
+        least, cluster = show.work.least_need(reach.tags), show.work.clusters[0]
+        allocs = self.headroom.open_allocs(cluster.show_id, least.cores)
+        host = self.pool.find(
+            cluster.facility_id,
+            reach.tags,
+            least,
+            self.policy.queue.host_booking_strategy,
+            lambda _host: True,
+            shard=cluster.shard,
+            allocs=allocs,
+        )
+        if host is None:
+            reach.closed = True
+            if not allocs:
+                for cluster_at_cap in show.work.clusters:
+                    self.plans[cluster_at_cap].at_cap = True
+            reaches = [show.reaches.get(tags) for tags in show.work.tags()]
+            if all(other is not None and other.closed for other in reaches):
+                show.rest = None
 
     def _find(self, state: _LayerState, *, apart: bool) -> Host | None:
         """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
@@ -393,7 +659,7 @@ class _Planner:
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
                     return refusal
-            for admission in policy.soft_admissions if self.soft else ():
+            for admission in policy.soft_admissions if self._soft else ():
                 if refusal := admission(job, layer, host, answer):
                     state.softly_refused = True
                     return refusal
@@ -406,7 +672,7 @@ class _Planner:
 
     def _accepts(self, state: _LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
-        if apart and host.id not in self.used and self.pool.being_booked(host.id):
+        if apart and host.id not in self._used and self.pool.being_booked(host.id):
             return False
         state.asked = True
         answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))
@@ -424,9 +690,9 @@ class _Planner:
         procs: list[PlannedProc] = []
         left = headroom.cores_left(job, host.alloc_id)
         current = host
-        before = self.placed[state.part]
         most = min(
-            state.most - before,
+            state.most - state.placed,
+            len(state.frames),
             self.policy.max_frames - self.planned,
             headroom.frames_left(job, layer, state.search.need),
         )
@@ -434,7 +700,7 @@ class _Planner:
             answer = self._reserve(state, current, left)
             if not isinstance(answer, Reservation):
                 break
-            frame = layer.frames[before + len(procs)]
+            frame = state.frames[len(procs)]
             procs.append(PlannedProc(self.new_id(), job, layer, frame, current, answer, vertices))
             left -= answer.cores
             current = current.less(answer, layer.id)
@@ -442,13 +708,13 @@ class _Planner:
         if not (procs and self.pool.take(host, taken, layer_id=layer.id)):
             return False
         for proc in procs:
-            headroom.take(job, layer, host.alloc_id, proc.reservation)
+            state.frames.popleft()
+            headroom.take(vertices, proc.reservation)
             self.shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
         state.plan.procs += procs
-        self.used.add(host.id)
+        self._used.add(host.id)
         self.booking_shows.add(job.show_id)
         self.planned += len(procs)
-        self.placed[state.part] += len(procs)
         state.placed += len(procs)
         return True
 
@@ -456,45 +722,27 @@ class _Planner:
         """Why no host was found; that one drains for the layer says more than that the others are taken."""
         reason = state.refused
         if reason is None:
-            state.hostless = True
-            key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
-            if key not in self.shortages:
-                self.shortages[key] = self._among_hosts(state)
-            reason = self._over_share(state, self.shortages[key])
+            key = (*state.show.place, state.search, state.open_allocs)
+            if key not in self._shortages:
+                self._shortages[key] = shortage(
+                    state.job,
+                    state.layer,
+                    state.search,
+                    self._census_of(state),
+                    self.policy.rules,
+                    self.headroom,
+                    state.open_allocs,
+                )
+            reason = self._over_share(state, self._shortages[key])
         if reason.verdict in _TAKEN:
             return draining(self.pool.draining_for(state.layer.id), self.snapshot.now) or reason
         return reason
 
-    def _among_hosts(self, state: _LayerState) -> Refusal:
-        """What stands between the layer and the hosts of its tags.
-
-        NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
-        OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
-        """
-        census = self.pool.census(state.cluster.facility_id, state.search.tags, state.cluster.shard)
-        refused = counted(len(census.refused), "host")
-        why = next((why for why in reversed(census.refused) if why), "no reason given")
-        left_alone = f"left alone for a moment after a refusal: {why}"
-        if not census.kinds:
-            none = f"no open host that is up has the tag {' or '.join(sorted(state.search.tags))}"
-            return Refusal(Verdict.NO_HOST, f"all with its tags, {refused}, {left_alone}" if census.refused else none)
-        more = f"; {refused} more {left_alone}" if census.refused else ""
-        hosts = f"no host of the {sum(count for _, count in census.kinds)} with its tags"
-        needs = f"a frame needs {_need_text(state.search)}; {hosts} has that"
-        lacks: Counter[Dimension] = Counter()
-        for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in state.open_allocs):
-            rules, os_name = self.policy.rules, state.job.os_name
-            answer = reserve(state.layer, host, rules, os_name=os_name, job_cores_left=math.inf)
-            if not isinstance(answer, Reservation):
-                lacks[answer] += count
-            elif host.alloc_id in state.open_allocs:
-                return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
-            elif over := self.headroom.over_cap(state.job, state.layer, state.search.need, host.alloc_id):
-                return over
-        reasons = ", ".join(
-            f"{lacks[it]} {words.format(os=state.job.os_name)}" for it, words in _LACKS.items() if lacks[it]
-        )
-        return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
+    def _census_of(self, state: _LayerState) -> Census:
+        asked = state.cluster.facility_id, state.search.tags
+        if asked not in self._census:
+            self._census[asked] = self.pool.census(*asked, state.cluster.shard)
+        return self._census[asked]
 
     def _over_share(self, state: _LayerState, reason: Refusal) -> Refusal:
         """Of hosts that are busy: whether because the show uses more than its size, and one that uses less was served
@@ -510,45 +758,23 @@ class _Planner:
         return Refusal(Verdict.OVER_SHARE, detail)
 
 
-def _parts(layer: Layer) -> Iterable[Layer]:
-    """The layer as one for each amount of memory that frames of it ask for, the most first. Nearly always itself."""
-    if not any(frame.memory_kb for frame in layer.frames):
-        return (layer,)
-    frames: defaultdict[int, list[Frame]] = defaultdict(list)
-    for frame in layer.frames:
-        frames[max(layer.memory_min_kb, frame.memory_kb or 0)].append(frame)
+def _parts(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:
+    """The layer as one for each amount of memory that frames of it ask for, the most first, with these frames and how
+    many of them wait. Nearly always itself."""
+    waiting = max(waiting, len(frames))
+    if not any(frame.memory_kb for frame in frames):
+        return ((layer, frames, waiting),)
+    by_memory: defaultdict[int, list[Frame]] = defaultdict(list)
+    for frame in frames:
+        by_memory[max(layer.memory_min_kb, frame.memory_kb or 0)].append(frame)
     parts = []
-    waiting = max(layer.waiting_frames, len(layer.frames))
-    for memory_kb in sorted(frames, reverse=True):
-        own = len(frames[memory_kb]) if memory_kb > min(frames) else waiting
+    for memory_kb in sorted(by_memory, reverse=True):
+        own = len(by_memory[memory_kb]) if memory_kb > min(by_memory) else waiting
         waiting -= own
-        # A kind of its own: what finds no host for it says nothing of layers that ask for less.
-        kind = layer.kind if memory_kb == layer.memory_min_kb else f"{layer.kind} {memory_kb} KB"
-        part = replace(layer, memory_min_kb=memory_kb, kind=kind, waiting_frames=own)
-        parts.append(replace(part, frames=tuple(frames[memory_kb])))
+        parts.append((replace(layer, memory_min_kb=memory_kb), by_memory[memory_kb], own))
     return parts
 
 
-def _verdict(job: Job, layer: Layer, placed: int, reason: Refusal) -> LayerVerdict:
-    waiting = max(layer.waiting_frames, len(layer.frames)) - placed
-    return LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
-
-
-_LACKS = {
-    Dimension.OS: "without {os}",
-    Dimension.THREAD_MODE: "for frames that thread",
-    Dimension.CORES: "with too few cores",
-    Dimension.MEMORY: "with too little memory",
-    Dimension.GPUS: "with too few GPUs",
-    Dimension.GPU_MEMORY: "with too little GPU memory",
-}
-
-
-def _need_text(search: Search) -> str:
-    """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
-    need, least = search.need, search.cores_min_centicores
-    all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
-    cores = counted(need.cores, "core") if least > 0 or not search.threadable else all_cores
-    gpus = [counted(need.gpus, "GPU")] if need.gpus else []
-    gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []
-    return ", ".join([cores, memory_text(need.memory_kb), *gpus, *gpu_memory])
+def _verdict(state: _LayerState, reason: Refusal) -> LayerVerdict:
+    waiting = state.waiting - state.placed
+    return LayerVerdict(state.job.id, state.layer.id, reason.verdict, state.placed, waiting, reason.detail)

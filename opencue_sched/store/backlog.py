@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.domain.caps import check_ids
 from opencue_sched.domain.clusters import normalise_tags
-from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
 from opencue_sched.domain.shards import BUCKETS
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import InvalidInput
@@ -45,20 +45,6 @@ class WaitingLayer:
     version: str
     """Another text whenever something else of the two may have changed than the count of waiting frames and the mean
     run time."""
-
-
-@dataclass(frozen=True, slots=True)
-class BadLayer:
-    """A layer with waiting frames whose row, or whose job's, makes no sense."""
-
-    job_id: str
-    layer_id: str
-    show_id: str
-    waiting: int
-    """Frames that wait."""
-    why: str
-    version: str
-    """As WaitingLayer's: the row may have been mended when it is another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,17 @@ _RANK = text(
     SELECT show.str_name AS show, my.int_priority AS priority, count(*) AS jobs,
            count(*) FILTER (WHERE (-resource.int_priority, job.ts_started, job.pk_job)
                                   <= (-my.int_priority, mine.ts_started, mine.pk_job)) AS place,
+           CAST(coalesce(sum(waiting.layers)
+                         FILTER (WHERE (-resource.int_priority, job.ts_started, job.pk_job)
+                                       < (-my.int_priority, mine.ts_started, mine.pk_job)), 0) AS int) AS layers_ahead,
            greatest(my.int_priority, 1) / CAST(sum(greatest(resource.int_priority, 1)) AS float8) AS chance
       FROM job mine JOIN job_resource my USING (pk_job) JOIN show USING (pk_show)
       JOIN job ON job.pk_show = mine.pk_show AND job.pk_facility = mine.pk_facility
       JOIN job_resource resource ON resource.pk_job = job.pk_job
+     CROSS JOIN LATERAL (SELECT count(*) AS layers FROM layer_stat stat
+                          WHERE stat.pk_job = job.pk_job AND stat.int_waiting_count > 0) waiting
      WHERE mine.pk_job = :job AND job.str_state = 'PENDING' AND NOT job.b_paused AND job.b_auto_book
-       AND EXISTS (SELECT 1 FROM layer_stat stat WHERE stat.pk_job = job.pk_job AND stat.int_waiting_count > 0)
+       AND waiting.layers > 0
      GROUP BY mine.pk_job, my.pk_job_resource, show.pk_show
     HAVING bool_or(job.pk_job = mine.pk_job)
     """
@@ -34,8 +39,9 @@ _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_s
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
     """The job's ``show`` and ``priority``, its ``place`` by rank among the ``jobs`` of its show and facility that have
-    frames waiting and are looked for (priority, then age; 1 goes first), and its ``chance`` of coming first in a draw:
-    its priority by the sum of all. None of other jobs."""
+    frames waiting and are looked for (priority, then age; 1 goes first), how many waiting layers the jobs before it
+    have (``layers_ahead``), and its ``chance`` of coming first in a draw: its priority by the sum of all. None of other
+    jobs."""
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
 
 

@@ -54,7 +54,7 @@ class NotificationListener(PeriodicThread):
     ``on_reconnect()`` is called once it hears again after it could not: notifications may have been missed.
 
     A connection proves that it hears before anything is set for its session, and once a minute from then on. Where it
-    is deaf, that is said once a minute.
+    is deaf, that is said once a minute, in the log and by ``on_deaf(True)``; ``on_deaf(False)`` says that it hears.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class NotificationListener(PeriodicThread):
         handlers: Mapping[str, Callable[..., object]],
         *,
         on_reconnect: Callable[[], object] = bool,
+        on_deaf: Callable[[bool], object] = bool,
     ) -> None:
         super().__init__(
             "notifications",
@@ -74,6 +75,7 @@ class NotificationListener(PeriodicThread):
         self._engine = engine
         self._handlers = handlers
         self._on_reconnect = on_reconnect
+        self._on_deaf = on_deaf
         # Touched by this thread alone.
         self._missed = False
 
@@ -87,8 +89,10 @@ class NotificationListener(PeriodicThread):
         except _Deaf:
             metrics.record_event("listener_deaf")
             log.error("listener_is_deaf", reason=SHARED, cure=OWN_SESSIONS)
+            self._on_deaf(True)
             return PROOF_SECONDS
         try:
+            self._on_deaf(False)
             if missed:
                 self._call("reconnect", self._on_reconnect)
             self._hear(connection, proof)

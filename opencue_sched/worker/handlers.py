@@ -11,6 +11,7 @@ from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.clients.postgres import ask
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
@@ -22,13 +23,23 @@ class Handlers:
     """The handlers of one process, called by the thread that listens."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, ledger: Ledger, waker: Waker, *, hosts: Callable[[], HostFeed]
+        self,
+        engine: Engine,
+        settings: Settings,
+        ledger: Ledger,
+        waker: Waker,
+        *,
+        hosts: Callable[[], HostFeed],
+        backlog: Callable[[], BacklogFeed],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._ledger = ledger
         self._waker = waker
         self._hosts = hosts
+        self._backlog = backlog
+        self._shows_with_work: frozenset[str] = frozenset()
+        """Shows whose new work was told of and not named yet. Touched by the listener's thread alone."""
 
     def released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
         """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
@@ -49,13 +60,35 @@ class Handlers:
             kind, _, id_ = vertex.partition(":")
             ids[kind].append(id_)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
+        # A job's cap comes with its priority, in one row.
+        self._backlog().caps_changed(ids["job"])
         load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
         if ids["folder"] or ids["job"] or ids["limit"]:
             shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         self._waker.note(shows=shows)
 
-    def handed_back(self, shows: Sequence[str]) -> None:  # noqa: ARG002 - all there are
+    def work_waits(self, shows: Sequence[str]) -> None:
+        """These shows have new work, which the backlog's channel names in the same moment."""
+        self._shows_with_work = frozenset(shows)
+        self._waker.note(shows=shows)
+
+    def backlog_changed(self, shows: Sequence[str] = (), jobs: Sequence[str] = (), layers: Sequence[str] = ()) -> None:
+        """Waiting work, or what decides on it, is another now."""
+        self._backlog().note(layers, jobs=jobs, shows=shows)
+        # A sweep for the show may have begun between the two notices of one commit.
+        self._waker.note(shows={*shows, *self._shows_with_work})
+        self._shows_with_work = frozenset()
+
+    def deaf(self, is_deaf: bool) -> None:
+        """While nothing is heard, what waits is compared with the database more often, and at once to begin with."""
+        backlog = self._backlog()
+        was_deaf, backlog.deaf = backlog.deaf, is_deaf
+        if is_deaf and not was_deaf:
+            backlog.missed()
+
+    def handed_back(self, shows: Sequence[str]) -> None:
         """By whomever; our own command leaves little to do."""
+        self._backlog().note(shows=shows)
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 
     def wake_all(self) -> None:

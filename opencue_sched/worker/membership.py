@@ -30,7 +30,8 @@ MOST_UNREACHED = 20
 class Membership:
     """One per process. ``work()`` names the clusters that it dispatches now, for the presence record, ``unreached()``
     the hosts whose RQDs do not answer it. ``in_flight()`` counts its messages; a consumer that reserves messages puts
-    its own count there."""
+    its own count there. ``backlog()`` says how many seconds ago it compared its backlog with the database, and whether
+    it hears no notification; a process puts its own there once it listens."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Membership:
         self.presence: Presence | None = None
         self._queues: Callable[[], Collection[str]] = tuple
         self.in_flight: Callable[[], int] = lambda: self.workload.in_hand
+        self.backlog: Callable[[], tuple[float, bool]] = lambda: (0.0, False)
 
     def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
         """Take this instance's name, for the types of the ``queues`` that this worker consumes (all of its own, unless
@@ -98,12 +100,15 @@ class Membership:
     def _refresh(self) -> float:
         if self.presence is not None:
             unreached = tuple(self.unreached())
+            backlog_age_seconds, deaf = self.backlog()
             self.presence.refresh(
                 in_flight=self.in_flight(),
                 state=self.workload.state.value,
                 work=sorted(self.work()),
                 unreached=unreached[:MOST_UNREACHED],
                 more_unreached=len(unreached[MOST_UNREACHED:]),
+                backlog_age_seconds=round(backlog_age_seconds, 1),
+                deaf=deaf,
                 capabilities=sorted(self._queues()),
             )
         return REFRESH_SECONDS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+from functools import partial
 from typing import cast
 from wsgiref.simple_server import WSGIServer
 from wsgiref.types import WSGIApplication
@@ -25,11 +26,14 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.recompute import RecomputeReport
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
+from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
+from opencue_sched.placement.backlog import SET_ASIDE
 from opencue_sched.worker.probes import with_probes
 
 log = structlog.get_logger(__name__)
@@ -37,7 +41,7 @@ log = structlog.get_logger(__name__)
 PORTS_TRIED = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
+jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs that cluster passes looked at.")
 jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a whole pass.", ["show_name"])
 frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
 no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
@@ -54,7 +58,9 @@ time_to_book = Histogram(
 sql_statements = Counter("scheduler_sql_statements_total", "Statements that this worker sent to PostgreSQL.")
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
-job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
+job_query_duration = Histogram(
+    "scheduler_job_query_duration_seconds", "Reading what changed of hosts and waiting work.", buckets=_SECONDS
+)
 plan_duration = Histogram("scheduler_plan_duration_seconds", "Planning one pass.", buckets=_SECONDS)
 book_duration = Histogram("scheduler_book_duration_seconds", "Booking one plan in Redis.", buckets=_SECONDS)
 commit_duration = Histogram("scheduler_commit_duration_seconds", "Committing one plan.", buckets=_SECONDS)
@@ -73,6 +79,17 @@ clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_
 clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.")
 clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.")
 active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
+backlog_layers = Gauge("scheduler_backlog_layers", "Waiting layers that this worker knows.")
+backlog_stale_layers = Gauge(
+    "scheduler_backlog_stale_layers", "Waiting layers that are read again before they are planned."
+)
+backlog_resync_age = Gauge(
+    "scheduler_backlog_resync_age_seconds",
+    "Seconds since this worker compared the waiting layers that it knows with the database.",
+)
+backlog_set_aside = Gauge(
+    "scheduler_backlog_set_aside", "Waiting layers that a time or a fault keeps from being planned.", ["reason"]
+)
 host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.")
 host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
 host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
@@ -153,6 +170,25 @@ def record_pass(report: PassReport) -> None:
             histogram.observe(report.seconds[step])
     frames_per_pass.labels(kind).observe(report.frames_booked)
     pass_terminated.labels(report.ended.value).inc()
+
+
+SET_ASIDE_REASONS = (*SET_ASIDE, "lost")
+"""Of scheduler_backlog_set_aside; lost: all frames of the layer were lost in commits, again and again."""
+
+
+def watch_backlog(feed: BacklogFeed, lost: Cooldowns[str]) -> None:
+    """Show a backlog, and the layers in cooldown for their ``lost`` frames, whenever /metrics is read."""
+    backlog_layers.set_function(lambda: len(feed.backlog))
+    backlog_stale_layers.set_function(lambda: len(feed.backlog.stale()))
+    backlog_resync_age.set_function(feed.age_seconds)
+    for reason in SET_ASIDE:
+        count = partial(_set_aside, feed, reason)
+        backlog_set_aside.labels(reason).set_function(count)
+    backlog_set_aside.labels("lost").set_function(lambda: len(lost.active()))
+
+
+def _set_aside(feed: BacklogFeed, reason: str) -> float:
+    return feed.backlog.set_aside(feed.now())[reason]
 
 
 def record_sweep(report: SweepReport) -> None:

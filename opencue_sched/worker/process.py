@@ -28,9 +28,9 @@ from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.clients.postgres import STATEMENT_SECONDS, ask, make_engine
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.change_log import HostChanges
+from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.coordination.keys import beat_keys, cluster_board
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
     ClaimRenewer,
@@ -39,14 +39,14 @@ from opencue_sched.coordination.postings import (
     with_messages,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, scoped_facilities
-from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
-from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.dispatch.verdicts import VerdictLog, VerdictNotes
+from opencue_sched.domain.shards import buckets
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_stores
 from opencue_sched.reports.announcements import AnnouncementSender
@@ -54,9 +54,11 @@ from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.hosts import full_names
 from opencue_sched.store.lost_runs import UpkeepScope
+from opencue_sched.store.pending import WaitingTag
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import (
+    BACKLOG_CHANNEL,
     CAPS_CHANNEL,
     HANDED_BACK_CHANNEL,
     RELEASE_CHANNEL,
@@ -72,8 +74,6 @@ log = structlog.get_logger(__name__)
 
 COMMIT_MARGIN_SECONDS = 2.0
 """A checked-out host is taken back this long after the last moment at which its booking may be committed."""
-SLEEPS_A_LAYER_IS_SKIPPED = 2
-"""A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
 
 class Process:
@@ -109,7 +109,12 @@ class Process:
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, send=self.messenger.send)
         self.sweeper = Sweeper(
-            self.engine, settings, self.postings, division=self.division, on_reading=self._read_facts
+            self.engine,
+            settings,
+            self.postings,
+            division=self.division,
+            on_reading=self._read_facts,
+            waiting=self._waiting_tags,
         )
         self.leader_keys = beat_keys(namespace, facility)
         self._counters = PeriodicThread(
@@ -126,17 +131,10 @@ class Process:
         # and read by that of the counters.
         self._unpublished_at: float | None = None
         self.waker = Waker(self.wake)
-        self.handlers = Handlers(self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts)
-        self.listener = NotificationListener(
-            self.engine,
-            {
-                RELEASE_CHANNEL: self.handlers.released,
-                CAPS_CHANNEL: self.handlers.caps_changed,
-                WORK_CHANNEL: self.waker.note,
-                HANDED_BACK_CHANNEL: self.handlers.handed_back,
-            },
-            on_reconnect=self._reconnected,
+        self.handlers = Handlers(
+            self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts, backlog=lambda: self.backlog
         )
+        self.listener = self._make_listener()
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
         for give_back in (
@@ -151,6 +149,20 @@ class Process:
             self.listener.stop,
         ):
             self._closing.callback(give_back)
+
+    def _make_listener(self) -> NotificationListener:
+        return NotificationListener(
+            self.engine,
+            {
+                RELEASE_CHANNEL: self.handlers.released,
+                CAPS_CHANNEL: self.handlers.caps_changed,
+                WORK_CHANNEL: self.handlers.work_waits,
+                BACKLOG_CHANNEL: self.handlers.backlog_changed,
+                HANDED_BACK_CHANNEL: self.handlers.handed_back,
+            },
+            on_reconnect=self._reconnected,
+            on_deaf=self.handlers.deaf,
+        )
 
     @cached_property
     def facts(self) -> SchemaFacts:
@@ -180,6 +192,27 @@ class Process:
         return made
 
     @cached_property
+    def backlog(self) -> BacklogFeed:
+        made = BacklogFeed(
+            self.engine,
+            self.settings,
+            lambda: self.facts,
+            BacklogChanges(self.client, self.settings.coordination.namespace),
+            own=lambda: buckets(self.settings.instance, tuple(sorted(self.membership.router.instances()))),
+        )
+        self._closing.callback(made.resyncing.stop)
+        made.resyncing.start()
+        return made
+
+    @cached_property
+    def verdicts(self) -> VerdictNotes:
+        log = VerdictLog(self.client, self.settings.coordination.namespace)
+        made = VerdictNotes(log, self.backlog.backlog.known)
+        self._closing.callback(made.writing.stop)
+        made.writing.start()
+        return made
+
+    @cached_property
     def imported(self) -> ImportedShows:
         return ImportedShows(
             self.engine,
@@ -195,14 +228,13 @@ class Process:
             settings=self.settings,
             ledger=self.ledger,
             hosts=self.hosts,
-            permits=LayerPermits(self.client, self.settings.coordination.namespace, claim_ttl=CLAIM_SECONDS),
+            backlog=self.backlog,
+            permits=FramePermits(self.client, self.settings.coordination.namespace),
             channels=self.channels,
             facts=lambda: self.facts,
-            layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
-            verdicts=VerdictLog(self.client, self.settings.coordination.namespace),
+            verdicts=self.verdicts,
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
-            gpu_waits=GpuWaits(self.engine, lambda: self.facts, self.ledger.cores_in_use),
             freed=self.waker.note,
         )
         return Dispatcher(
@@ -220,6 +252,11 @@ class Process:
         """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
         return UpkeepScope(self.settings.scheduler.facility, beside_cuebot=self.facts.origin == "cuebot")
 
+    def _waiting_tags(self) -> frozenset[WaitingTag]:
+        """Where work waits, with what was named until now."""
+        self.backlog.follow()
+        return self.backlog.backlog.waiting_tags()
+
     def stopping(self) -> bool:
         """Whether this process takes no more work and is about to end."""
         return self.membership.workload.state is WorkerState.DRAINING
@@ -231,10 +268,17 @@ class Process:
 
     def listen(self) -> None:
         """Hear notifications from now on, and read again what was missed of them."""
-        _ = self.hosts  # made before several threads ask for it
+        _ = self.hosts, self.verdicts, self.dispatcher  # made before several threads ask for them
+        self.watch_backlog()
         self._counters.start()
         self.waker.start()
         self.listener.start()
+
+    def watch_backlog(self) -> None:
+        """Show in metrics and presence what becomes of the backlog."""
+        backlog = self.backlog
+        metrics.watch_backlog(backlog, self.dispatcher.runner.lost)
+        self.membership.backlog = lambda: (backlog.age_seconds(), backlog.deaf)
 
     def _reconnected(self) -> None:
         """The thread of the counters does it, so that this one goes on hearing, and that it is tried until it works."""
@@ -249,6 +293,7 @@ class Process:
             return
         # Work and hosts first: a host that came free needs no recount where no cap is reached.
         self.hosts.missed()
+        self.backlog.missed()
         self.sweeper.reload()
         self.handlers.wake_all()
         self.bootstrap(fleet_start=True, sleep=sleep)

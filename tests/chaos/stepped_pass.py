@@ -33,7 +33,7 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.placement.planner import MAX_FRAMES
+from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import get_settings
 from tests.chaos.wire import commands_of
 from tests.kit.in_turn import InTurn
@@ -41,7 +41,7 @@ from tests.kit.passes import passes
 
 COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
 CLAIM_SECONDS = 30
-"""With this a permit lives for 2 s a frame: longer than any machine stands still."""
+"""Longer than any machine stands still."""
 READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
 _CARRIED_OUT_SECONDS = 10.0
 _PEEKED_BYTES = 1_000_000
@@ -130,7 +130,7 @@ def live(
 ) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
-    with passes(engine, settings, "died", claim_ttl=CLAIM_SECONDS) as here:
+    with passes(engine, settings, "died") as here:
         postings = ClusterPostings(here.client, BoardKeys("cue", "clusters"))
         renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
         renewer._thread = Mock()  # claims live long enough, and nothing is to happen between the steps

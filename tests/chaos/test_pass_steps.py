@@ -1,8 +1,9 @@
 """A pass killed after each single thing it does that others can see, and what follows at once and later.
 
 Two clusters share a layer of FRAMES frames. The host of the first has room for FEWER of them, the show's burst is just
-enough for all. The pass that dies is one over the first cluster, in a process of its own (see stepped_pass.py); then
-the second cluster has its turn, or the first again, in the hands of another worker. Hosts are real gRPC servers.
+enough for all. Who dies leaves the permits of the frames that it planned until the commit's deadline. The pass that
+dies is one over the first cluster, in a process of its own (see stepped_pass.py); then the second cluster has its turn,
+or the first again, in the hands of another worker. Hosts are real gRPC servers.
 
 In the second test a message comes for one of three clusters, and what dies has claimed them all; what is due after a
 while is all that another worker hears of.
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,8 +28,7 @@ from sqlalchemy import text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script
-from opencue_sched.coordination.jobboard import JobBoard
-from opencue_sched.coordination.keys import BoardKeys, layers_booked, permit_board
+from opencue_sched.coordination.keys import BoardKeys, frame_permit
 from opencue_sched.coordination.postings import (
     ClaimRefused,
     ClaimRenewer,
@@ -39,11 +40,11 @@ from opencue_sched.coordination.postings import (
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
+from opencue_sched.placement.backlog import PORTION_SECONDS
 from opencue_sched.settings import Rqd
 from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH, SEND
 from tests.chaos.wire import SCRIPTS
@@ -51,13 +52,13 @@ from tests.kit.passes import Passes, passes
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3
+FIRST_VERSION = 0
+"""Of a frame that was never started."""
 SCENES_AT_MOST = 100
 PATIENT = {"commit_deadline": 100.0}
 PLACES = ("first", "second", "third")
 CLUSTERS = BoardKeys("cue", "clusters")
-BOARD, LOG = permit_board("cue"), layers_booked("cue")
-TAKE, GIVE_BACK, BOOK = "board_take_many", "board_consume_many", "book"
-TELL = "XADD+EXPIRE"
+TAKE, BOOK = "permits_take", "book"
 CLAIM, CLAIM_WITH, END = "board_claim", "board_claim_with", "board_end"
 
 
@@ -71,25 +72,8 @@ class Scene:
     done: list[str] = field(default_factory=list)
 
     @property
-    def took(self) -> bool:
-        return TAKE in self.done
-
-    @property
-    def kept(self) -> bool:
-        """Whether it had prolonged its permit, or taken it for the second time."""
-        return self.done.count(TAKE) == 2
-
-    @property
-    def holds(self) -> bool:
-        return self.took and GIVE_BACK not in self.done
-
-    @property
     def committed(self) -> int:
         return FEWER if COMMIT in self.done else 0
-
-    @property
-    def told(self) -> bool:
-        return TELL in self.done
 
 
 @dataclass
@@ -112,6 +96,8 @@ class Stage:
     rqds: SimulatedFarm
     forker: subprocess.Popen[str]
     launch_last: bool
+    passed: float = 0.0
+    """Seconds by which the backlog's clock of the other worker is ahead."""
     scenes: list[Scene] = field(default_factory=list)
     joint_scenes: list[JointScene] = field(default_factory=list)
 
@@ -130,7 +116,6 @@ class Stage:
         first = Cluster(facility, show.id, ClusterKind.MANUAL, (tag,))
         second = Cluster(facility, show.id, ClusterKind.ALLOC, (alloc.tag,), alloc.id)
         self.scenes.append(Scene(first, second, job.layers[0].id))
-        self.worker.client.delete(LOG)
         return self.scenes[-1]
 
     def joint_scene(self) -> JointScene:
@@ -217,20 +202,24 @@ class Stage:
         subscription = keys.subscription(scene.second.show_id, str(scene.second.alloc_id))
         return int(self.worker.client.hget(subscription, "int_cores") or 0)
 
-    def permit_left(self, scene: Scene) -> float | None:
-        with JobBoard(self.worker.client, BOARD.ns, name=BOARD.board) as board:
-            permit = board.find(scene.layer)
-            return None if permit is None else permit.expires_in()
+    def permits(self, scene: Scene) -> list[str]:
+        """The permits that somebody has of frames of the scene, as they were before they were started."""
+        with self.worker.engine.connect() as connection:
+            query = text("SELECT pk_frame FROM frame WHERE pk_layer = :layer")
+            frames = connection.execute(query, {"layer": scene.layer}).scalars().all()
+        keys_of_frames = [frame_permit("cue", frame, FIRST_VERSION) for frame in frames]
+        return [key for key in keys_of_frames if self.worker.client.exists(key)]
 
-    def permit_runs_out(self, scene: Scene) -> None:
-        """As if it had had it for as long as it lives."""
-        if self.worker.client.exists(BOARD.job(scene.layer)):
-            self.worker.client.hset(BOARD.job(scene.layer), "expires", 1)
-        self.worker.client.zadd(BOARD.of("claimed"), {scene.layer: 1}, xx=True)
+    def permits_run_out(self, scene: Scene) -> None:
+        """As if it had had them for as long as they live, and the others had left them to it."""
+        self.passed += PORTION_SECONDS + 1
+        for key in self.permits(scene):
+            self.worker.client.delete(key)
 
 
 @pytest.fixture(params=[False, True], ids=["launches-first", "launches-last"])
 def stage(request, engine, settings, database_url, redis_server, redis_client) -> Iterator[Stage]:
+    stages: list[Stage] = []
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
@@ -251,12 +240,13 @@ def stage(request, engine, settings, database_url, redis_server, redis_client) -
         ours = settings.model_copy(update={"rqd": Rqd(addresses=addresses), "accounting": patient})
         with (
             subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
-            passes(engine, ours, claim_ttl=CLAIM_SECONDS) as worker,
+            passes(engine, ours, clock=lambda: time.monotonic() + sum(stage.passed for stage in stages)) as worker,
         ):
             postings = ClusterPostings(worker.client, CLUSTERS)
             renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
             dispatcher = Dispatcher(ours, postings, renewer, worker.runner, "another", lambda _: None, lambda _: None)
-            yield Stage(worker, dispatcher, rqds, forker, request.param)
+            stages.append(Stage(worker, dispatcher, rqds, forker, request.param))
+            yield stages[0]
             renewer.stop()
 
 
@@ -264,9 +254,9 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     whole = stage.scene()
     stage.dies(whole, 0)
     assert_in_order(whole.done, launch_last=stage.launch_last)
-    assert (stage.permit_left(whole), stage.booked(whole), len(stage.procs(whole))) == (None, FEWER, FEWER)
+    assert (stage.booked(whole), len(stage.procs(whole))) == (FEWER, FEWER)
 
-    last = max(whole.done.index(what) for what in (GIVE_BACK, LAUNCH)) + 1
+    last = whole.done.index(LAUNCH) + 1
     deaths = [(after, another_cluster_follows) for after in stage.deaths(whole.done, last)]
     deaths += [(after, the_same_cluster_follows) for after, _ in deaths if whole.done[after - 1] != whole.done[after]]
     for after, follows in deaths:
@@ -286,8 +276,9 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     assert_each_frame_ran_once(stage)
     report = run_audit(stage.worker.engine, stage.worker.client, stage.worker.settings)
     assert not report.failed, "\n".join(report.lines())
-    left = {*stage.worker.client.scan_iter(f"{BOARD.prefix}*")}
-    assert left == {BOARD.of("seq"), BOARD.of("events")}, "no permit is there any more"
+    deadline = stage.worker.settings.accounting.commit_deadline
+    left = [stage.worker.client.ttl(key) for key in stage.worker.client.scan_iter("cue:permit:*")]
+    assert all(0 < seconds <= deadline for seconds in left), "no permit is there for long"
 
 
 @pytest.mark.long
@@ -328,49 +319,40 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
 
 
 def assert_in_order(done: list[str], *, launch_last: bool) -> None:
-    """What a pass does by which others go: prolong the permit, book, commit, tell, and give it back; launch as soon as
-    it has committed."""
-    assert done[:2] == [TAKE, TAKE]
-    assert [done.count(what) for what in (TAKE, COMMIT, LAUNCH, TELL, GIVE_BACK)] == [2, 1, 1, 1, 1]
-    launch, ended = [LAUNCH, "reconcile"], [TELL, GIVE_BACK]
-    order = [BOOK, COMMIT, *ended, *launch] if launch_last else [BOOK, COMMIT, *launch, *ended]
-    after = [done.index(what) for what in order]
+    """What a pass does by which others go: have the permits, book, commit, and launch as soon as it has committed."""
+    assert [done.count(what) for what in (TAKE, COMMIT, LAUNCH)] == [1, 1, 1]
+    after = [done.index(what) for what in (TAKE, BOOK, COMMIT, LAUNCH, "reconcile")]
     assert after == sorted(after)
     assert done.count(BOOK) >= FEWER
+    assert launch_last or done.index(LAUNCH) == done.index(COMMIT) + 1
 
 
 def assert_left_behind(stage: Stage, scene: Scene) -> None:
-    """By who died: a permit for a while, what it committed, what it told, what it launched."""
-    left = stage.permit_left(scene)
-    assert (left is not None) == scene.holds
-    if left is not None:
-        deadline = stage.worker.settings.accounting.commit_deadline
-        least, most = (CLAIM_SECONDS, deadline) if scene.kept else (0, CLAIM_SECONDS)
-        assert least < left <= most, "no longer than it was to have it"
+    """By who died: permits for a while, what it committed, what it launched."""
+    left, deadline = stage.permits(scene), stage.worker.settings.accounting.commit_deadline
+    assert len(left) == FEWER
+    assert all(0 < stage.worker.client.ttl(key) <= deadline for key in left)
     assert len(stage.procs(scene)) == scene.committed
-    told = stage.worker.runner.permits.booked_since("0-0")
-    assert told == ({scene.layer} if scene.told else set())
-    assert stage.worker.client.ttl(LOG) in (range(1, 61) if scene.told else [-2])
     assert len(ran(stage, scene)) == (FEWER if LAUNCH in scene.done else 0)
 
 
 def another_cluster_follows(stage: Stage, scene: Scene) -> None:
-    """It has the layer when the permit is over, and not before; of what may still be committed it takes nothing."""
+    """It has the other frames at once, and those of the dead when their permits are over; of what may still be
+    committed it takes nothing."""
     room = FRAMES - stage.booked(scene)
-    if scene.holds:
-        report = stage.passes_over(scene.second)
-        assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.PERMIT_HELD])
-    stage.permit_runs_out(scene)
-    assert stage.passes_over(scene.second).frames_booked == room
+    at_once = min(room, FRAMES - FEWER)
+    assert stage.passes_over(scene.second).frames_booked == at_once
+    stage.permits_run_out(scene)
+    assert stage.passes_over(scene.second).frames_booked == room - at_once
 
 
 def the_same_cluster_follows(stage: Stage, scene: Scene) -> None:
-    """It has the layer at once, and when it has given it back so has the other."""
-    waiting, room = FRAMES - scene.committed, FRAMES - stage.booked(scene)
-    on_its_host = min(FEWER - scene.committed, room)
+    """It has what fits its host of the other frames, and the other cluster has the rest."""
+    room = FRAMES - stage.booked(scene)
+    on_its_host = min(FEWER - scene.committed, room, FRAMES - FEWER)
     assert stage.passes_over(scene.first).frames_booked == on_its_host
-    assert stage.permit_left(scene) is None
-    assert stage.passes_over(scene.second).frames_booked == min(waiting, room) - on_its_host
+    stage.permits_run_out(scene)
+    assert stage.passes_over(scene.second).frames_booked == room - on_its_host
 
 
 def forget_bookings_of_the_dead(stage: Stage) -> None:

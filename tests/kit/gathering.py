@@ -1,22 +1,23 @@
-"""What the gather tests share: a farm of one test, and gathering its default cluster."""
+"""What tests of passes share: clusters of a farm, what waits there, and what is in use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, text
 
-from opencue_sched.dispatch.gather import GatheredCluster, gather
-from opencue_sched.domain.caps import Caps
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.plans import Snapshot
-from opencue_sched.domain.verdicts import LayerVerdict
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.units import cap_cores, enforced
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.settings import Settings
-from opencue_sched.store.pending import SkippedLayers
+from opencue_sched.store.backlog import fetch_layers, fetch_portions
+from opencue_sched.store.pending import fetch_shares
 from opencue_sched.store.schema import SchemaFacts, check_schema
 
 
@@ -28,62 +29,94 @@ def cluster_of(farm: Farm, *tags: str, show_id: str | None = None) -> Cluster:
     return Cluster(farm.facility(), show, ClusterKind.MANUAL, tuple(sorted(tags)))
 
 
-@dataclass(frozen=True)
-class OneGathered:
-    """What was gathered of one cluster."""
-
-    snapshot: Snapshot
-    cluster: GatheredCluster
-
-    @property
-    def bad_layers(self) -> tuple[LayerVerdict, ...]:
-        return self.cluster.bad_layers
-
-    @property
-    def held_back(self) -> bool:
-        return self.cluster.held_back
-
-    @property
-    def more(self) -> bool:
-        return self.cluster.more
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        return self.cluster.versions
+def waiting_jobs(connection: Connection, facts: SchemaFacts | None = None, *, most: int = 1000) -> list[Job]:
+    """All that waits in the order of rank, each layer with its first frames."""
+    facts = facts or check_schema(connection)
+    rows = fetch_layers(connection, facts, facilities=None).layers
+    portions = fetch_portions(connection, facts, {row.layer.id: most for row in rows})
+    frames = {portion.layer_id: portion.frames for portion in portions}
+    layers: defaultdict[str, list[Layer]] = defaultdict(list)
+    jobs = {row.job.id: row.job for row in rows}
+    for row in sorted(rows, key=lambda row: (row.layer.dispatch_order, row.layer.id)):
+        layers[row.job.id].append(replace(row.layer, frames=frames[row.layer.id]))
+    in_order = sorted(jobs.values(), key=lambda job: (-job.priority, job.started_at, job.id))
+    return [replace(job, layers=tuple(layers[job.id])) for job in in_order]
 
 
-def gathered(
-    connection: Connection,
-    cluster: Cluster,
-    settings: Settings,
-    *,
-    skipped: SkippedLayers | None = None,
-    **queue: Any,
-) -> OneGathered:
-    """Gather with some queue settings changed, without some layers."""
-    changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
-    facts = check_schema(connection)
-    return gather_one(connection, cluster, changed, facts, skipped=skipped)
+def with_bookable_work(
+    connection: Connection, clusters: Iterable[Cluster], facts: SchemaFacts | None = None
+) -> set[Cluster]:
+    """Those of the clusters of which a plan would take frames, if there were hosts and no caps."""
+    facts = facts or check_schema(connection)
+    shows = {row.show_id for row in fetch_shares(connection) if row.may_book and row.burst_centicores > 0}
+    rows = [
+        row
+        for row in fetch_layers(connection, facts, facilities=None).layers
+        if row.job.show_id in shows and row.job.quarantined_until is None and row.layer.starts_at is None
+    ]
+    return {
+        cluster
+        for cluster in clusters
+        for row in rows
+        if (row.job.facility_id, row.job.show_id) == (cluster.facility_id, cluster.show_id)
+        and not row.layer.tags.isdisjoint(cluster.tags)
+    }
 
 
-def gather_one(
-    connection: Connection,
-    cluster: Cluster,
-    settings: Settings,
-    facts: SchemaFacts,
-    *,
-    skipped: SkippedLayers | None = None,
-) -> OneGathered:
-    snapshot, (of_cluster,) = gather(
-        connection,
-        [cluster],
-        settings,
-        facts=facts,
-        in_use=lambda _: live_use(connection),
-        most_frames=settings.queue.dispatch_frames_per_layer_limit,
-        skip=lambda *_: skipped or SkippedLayers(),
-    )
-    return OneGathered(snapshot, of_cluster)
+def live_caps(engine: Engine, vertices: Sequence[str]) -> dict[str, VertexCaps]:
+    """What the ledger would say of a farm that was built without it."""
+    with engine.connect() as connection:
+        runs = connection.exec_driver_sql(
+            "SELECT p.pk_show, h.pk_alloc, j.pk_folder, p.pk_job, p.b_local,"
+            " (LEAST(GREATEST(p.int_cores_reserved, 0), 2147483647) + 99) / 100 AS cores, p.int_gpus_reserved AS gpus,"
+            " ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit l WHERE l.pk_layer = p.pk_layer) AS limits"
+            " FROM proc p JOIN host h USING (pk_host) JOIN job j USING (pk_job)"
+        ).all()
+        caps: dict[str, tuple[int, int]] = {}
+        for statement, key in (
+            ("SELECT pk_show, pk_alloc, int_burst, 0 FROM subscription", keys.subscription),
+            ("SELECT pk_folder, int_max_cores, int_max_gpus FROM folder_resource", keys.folder),
+            ("SELECT pk_job, int_max_cores, int_max_gpus FROM job_resource", keys.job),
+            ("SELECT pk_limit_record, COALESCE(int_max_value, 0), 0 FROM limit_record", keys.limit),
+        ):
+            caps |= {key(*row[:-2]): tuple(row[-2:]) for row in connection.exec_driver_sql(statement)}
+    cores, gpus, frames = Counter[str](), Counter[str](), Counter[str]()
+    for run in runs:
+        for key in (keys.folder(run.pk_folder), keys.job(run.pk_job)):
+            cores[key] += run.cores
+            gpus[key] += run.gpus
+        if not run.b_local:
+            cores[keys.subscription(run.pk_show, run.pk_alloc)] += run.cores
+        frames.update(map(keys.limit, run.limits))
+    found = {}
+    for key in vertices:
+        parsed = keys.parse(key)
+        if parsed is None or key not in caps:
+            continue
+        most_cores, most_gpus = caps[key]
+        if parsed[0] is VertexKind.LIMIT:
+            found[key] = VertexCaps(parsed[0], 0, 0, frames=frames[key], max_frames=max(0, most_cores))
+        elif parsed[0] is VertexKind.SUBSCRIPTION:
+            found[key] = VertexCaps(parsed[0], cores[key], 0, max_cores=max(0, cap_cores(most_cores)))
+        else:
+            most = enforced(cap_cores(most_cores or 0)), enforced(most_gpus)
+            found[key] = VertexCaps(parsed[0], cores[key], gpus[key], *most)
+    return found
+
+
+def largest_use(told: Mapping[str, VertexCaps], live: Mapping[str, VertexCaps]) -> dict[str, VertexCaps]:
+    """The caps that are live, with the larger of the two uses."""
+    return {
+        key: replace(
+            caps,
+            cores=max(caps.cores, told[key].cores),
+            gpus=max(caps.gpus, told[key].gpus),
+            frames=max(caps.frames, told[key].frames),
+        )
+        if key in told
+        else caps
+        for key, caps in live.items()
+    }
 
 
 def live_use(database: Connection | Engine) -> dict[tuple[str, str], int]:
@@ -103,15 +136,6 @@ def with_start_times(engine: Engine) -> None:
     """The column that a Cuebot before V47 has not."""
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE layer ADD COLUMN IF NOT EXISTS ts_start_after timestamptz"))
-
-
-def by_alloc(result: OneGathered) -> dict[str, Caps]:
-    """The caps of the show's subscriptions, by allocation."""
-    return {alloc_id: caps for (_, alloc_id), caps in result.snapshot.subscriptions.items()}
-
-
-def job_ids(result: OneGathered) -> list[str]:
-    return [job.id for job in result.snapshot.work[0].jobs]
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,14 +12,13 @@ from sqlalchemy import Engine, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch
-from opencue_sched.coordination.change_log import HostChanges
+from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.coordination.keys import BoardKeys
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.dispatch.gather import GpuWaits
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import Sweeper
@@ -27,7 +27,16 @@ from opencue_sched.domain.clusters import Cluster
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import live_use
+from tests.kit.gathering import largest_use, live_caps
+
+
+class ReadingAnew(BacklogFeed):
+    """A backlog that reads all that a test changed before each pass, as if it had been named."""
+
+    def follow(self) -> None:
+        self.missed()
+        self.resync()
+        super().follow()
 
 
 class CountingConnection(redis.Connection):
@@ -61,11 +70,15 @@ class Passes:
         reports: list[PassReport] = []
         clusters = self.clusters = [cluster for cluster, _ in self.sweeper.sweep().send] or self.clusters
         for _ in range(rounds):
-            latest = [self.runner.run([cluster], alive=lambda: True)[0] for cluster in clusters]
+            latest = [self.run([cluster])[0] for cluster in clusters]
             reports += latest
             if not any(report.frames_booked or report.go_on for report in latest):
                 return reports
         raise AssertionError(f"still booking after {rounds} rounds")
+
+    def run(self, clusters: Sequence[Cluster]) -> list[PassReport]:
+        """One pass."""
+        return self.runner.run(clusters, alive=lambda: True)
 
     @contextmanager
     def counted(self) -> Iterator[Counted]:
@@ -91,8 +104,16 @@ def dispatch(dispatcher: Dispatcher, posting: str, ticket: int | None = None) ->
 
 
 @contextmanager
-def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_ttl: float = 3) -> Iterator[Passes]:
-    """Collaborators of one process, in dry run, on an open (empty) store."""
+def passes(
+    engine: Engine,
+    settings: Settings,
+    instance: str = "one",
+    *,
+    named: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Passes]:
+    """Collaborators of one process, in dry run, on an open (empty) store. ``named``: only what the test notes is read
+    again before a pass. ``clock`` is that of the backlog."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
     )
@@ -102,11 +123,15 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
     ledger = make_ledger(engine, client, owner=instance)
     # The farms of these tests are built and changed by SQL, past the ledger: it says what it would if it had been told.
     beside = create_engine(engine.url, pool_size=1)
-    ledger.cores_in_use = lambda _: live_use(beside)  # type: ignore[method-assign]
+    told = ledger.caps
+    ledger.caps = lambda vertices: largest_use(told(vertices), live_caps(beside, vertices))  # type: ignore[method-assign]
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)
     sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
+    backlog = (BacklogFeed if named else ReadingAnew)(
+        engine, settings, lambda: facts, BacklogChanges(client, "cue"), clock=clock
+    )
     runner = PassRunner(
         engine,
         settings,
@@ -118,13 +143,12 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
             instance=instance,
             hold_seconds=settings.accounting.commit_deadline + 2,
         ),
-        LayerPermits(client, "cue", claim_ttl=claim_ttl),
+        backlog,
+        FramePermits(client, "cue"),
         channels,
         lambda: facts,
-        LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),
         at_caps=sweeper.at_caps,
-        gpu_waits=GpuWaits(engine, lambda: facts, ledger.cores_in_use),
     )
     try:
         yield Passes(engine, client, settings, runner, sweeper)

@@ -18,7 +18,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import cluster_of, gathered
+from tests.kit.gathering import waiting_jobs
 
 KB_PER_GB = 1024 * 1024
 
@@ -32,19 +32,12 @@ def hosts_of(connection: Connection, *, staleness: float = 3600) -> list[Host]:
 def plan(
     farm: Farm, settings: Settings, *, cores: int = 1, memory_kb: int = KB_PER_GB, gpus: int = 0, gpu_memory_kb: int = 0
 ) -> list[PlannedProc]:
-    """One proc for each gathered frame, on all hosts in turn."""
-    found = gathered(
-        farm.connection,
-        cluster_of(farm),
-        settings,
-        max_jobs_per_cluster_pass=1000,
-        dispatch_frames_per_layer_limit=1000,
-    )
+    """One proc for each frame that waits, on all hosts in turn."""
     hosts = cycle(hosts_of(farm.connection))
     taken = Reservation(cores, memory_kb, gpus, gpu_memory_kb)
     return [
         proc_of(job, layer, index, next(hosts), taken)
-        for job in found.snapshot.work[0].jobs
+        for job in waiting_jobs(farm.connection)
         for layer in job.layers
         for index in range(len(layer.frames))
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opencue_sched.domain.caps import Caps, Headroom
@@ -12,10 +12,11 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.frame_needs import Rules
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
-from opencue_sched.domain.plans import Snapshot, Work
+from opencue_sched.domain.plans import Draw, Snapshot, Waiting
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.planner import Plan, Policy, plan_pass
+from opencue_sched.placement.planner import Plan, plan_pass
+from opencue_sched.placement.policy import Policy
 from opencue_sched.settings import Queue
 
 GIB = 1024 * 1024
@@ -24,11 +25,41 @@ NO_MEMORY_RULE = Rules(memory_stranded_threshold_kb=-1)
 """Frames never take all idle cores because of memory."""
 
 
-class Every:
-    """A set of everything."""
+@dataclass(frozen=True)
+class GivenWork:
+    """Work whose jobs, layers and frames a test gives, in their order."""
 
-    def __contains__(self, item: object) -> bool:
+    clusters: tuple[Cluster, ...]
+    given: tuple[Job, ...]
+    draw: Draw | None = None
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return (Waiting.of(job, layer) for job in self.given for layer in job.layers)
+
+    def of_job(self, job_id: str) -> list[Waiting]:
+        return [waiting for waiting in self if waiting.job.id == job_id]
+
+    def priorities(self) -> dict[str, int]:
+        return {job.id: job.priority for job in self.given}
+
+    def tags(self) -> set[frozenset[str]]:
+        return {waiting.layer.tags for waiting in self}
+
+    def least_need(self, tags: Iterable[str]) -> Reservation:
+        needs = [waiting.need for waiting in self if not waiting.layer.tags.isdisjoint(tags)]
+        return Reservation(*(min(getattr(need, name) for need in needs) for name in _AMOUNTS))
+
+    def portion(self, layer: Layer) -> Sequence[Frame] | None:
+        return layer.frames
+
+    def has_portion(self, layer: Layer) -> bool:
         return True
+
+    def to_judge(self) -> Iterator[Waiting]:
+        return iter(self)
+
+
+_AMOUNTS = ("cores", "memory_kb", "gpus", "gpu_memory_kb")
 
 
 def make_host(host_id: str = "h1", *, cores: int = 8, memory_gib: float = 32, **changes: Any) -> Host:
@@ -94,7 +125,7 @@ def make_snapshot(*jobs: Job, subscriptions: Mapping[str, Caps] | None = None, *
     """Work of one cluster, of the show ``show``; ``subscriptions`` are its own, by allocation."""
     own = {"alloc": make_caps(10_000)} if subscriptions is None else subscriptions
     values: dict[str, Any] = {
-        "work": (Work(make_cluster(), jobs),),
+        "work": (GivenWork((make_cluster(),), jobs),),
         "subscriptions": {("show", alloc_id): caps for alloc_id, caps in own.items()},
         "caps": {**changes.pop("folders", {}), **changes.pop("job_caps", {})},
     }
@@ -122,15 +153,13 @@ def make_policy(rules: Rules = NO_MEMORY_RULE, *, max_frames: int = 1000, **chan
 
 
 def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None, **changes: Any) -> Plan:
-    """``plan_pass`` with every layer granted and frames that take exactly their minimum."""
-    values: dict[str, Any] = {
-        "policy": make_policy(),
-        "granted_layers": Every(),
-        "new_id": counting_ids(),
-    }
+    """``plan_pass`` with frames that take exactly their minimum."""
+    values: dict[str, Any] = {"policy": make_policy(), "new_id": counting_ids()}
     values |= changes
     if cluster is not None:
-        snapshot = replace(snapshot, work=(Work(cluster, snapshot.work[0].jobs),))
+        (work,) = snapshot.work
+        assert isinstance(work, GivenWork)
+        snapshot = replace(snapshot, work=(replace(work, clusters=(cluster,)),))
     (planned,) = plan_pass(snapshot, pool, values.pop("policy"), **values)
     return planned
 

@@ -5,10 +5,10 @@ weighted max-min fairness by subscription size; what a share is follows from wha
 known. Each pass reads the use from the ledger, so planners of several shards order shows by the same figures, and those
 that are late by what the others book meanwhile put it right at their next step.
 
-The jobs of a show go by rank, and in drawn epochs by a key u^(1/priority), the largest first (Efraimidis and Spirakis),
-where u is a hash of the job's id and of the epoch's seed. A hash is the same for every pass of the epoch, so a job that
-was drawn keeps its turn long enough to get something done, and two passes never disagree. The query computes it
-(store.pending): it is the order before the limit on jobs, not a shuffle of the first few.
+The jobs of a show go by rank: priority, then the shard's hash of the job, age, id. Of the cores that a show starts, a
+part (``queue.priority_draw``) goes instead to the job with the least virtual time among those that have a host
+(`VirtualTimes`). So jobs of low priority have their turn while others take all that comes free, each in the measure of
+its priority.
 
 ``convex`` is a potential of what is used on a host, the sum over cores, memory and GPUs of weight x e^(used / total); a
 frame costs what it adds to that. The exponential makes the last part of a resource dearer than the first, so hosts come
@@ -59,21 +59,59 @@ class Shares:
         self._used[show_id, alloc_id] += cores
 
 
-EPOCH_SECONDS = 2.0
-"""Long enough for several passes over a full farm, short enough that a job with one core's worth of luck a minute does
-not wait for many."""
+class VirtualTimes:
+    """Whose turn it is in the drawn part of one show, for the passes of one process over one shard. Start-time fair
+    queueing: the job with the least virtual time is served, and then its time grows by cores / priority.
 
-
-def seed_of_draw(show_id: str, shard: str, now: float, part: float) -> str:
-    """The seed of the epoch at ``now`` (epoch seconds of the database); '' for an epoch that goes by rank.
-
-    ``part`` of the epochs of each show and shard, spread evenly, is drawn; different shows begin at different epochs.
+    Not thread-safe. Nothing of it is stored: a process that starts anew costs each job one turn.
     """
-    epoch = math.floor(now / EPOCH_SECONDS)
-    place = f"{show_id}|{shard}"
-    offset = int.from_bytes(blake2b(place.encode(), digest_size=4).digest()) / 2**32
-    drawn = math.floor((epoch + 1) * part + offset) > math.floor(epoch * part + offset)
-    return f"{place}|{epoch}|" if drawn else ""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self._times: dict[str, float] = {}
+        self._now = 0.0
+        """The virtual time of the show: the largest at which a job was served."""
+        self._cores = self._drawn_cores = 0
+
+    def is_due(self, part: float) -> bool:
+        """Whether the next core is to be drawn, so that ``part`` of all that the show starts here are."""
+        return part > 0 and self._drawn_cores + 1 <= part * (self._cores + 1)
+
+    def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
+        """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids. One that
+        comes, or comes back, begins up to one turn after the show's time, by a hash: planners of several shards
+        interleave, and nobody saves credit."""
+        for job_id in priorities.keys() - self._times.keys():
+            self._times[job_id] = self._first_time(job_id, priorities[job_id])
+        return [(self._times[job_id], job_id) for job_id in priorities]
+
+    def left(self, job_id: str) -> None:
+        """Nothing of the job waits any more."""
+        self._times.pop(job_id, None)
+
+    def served(self, job_id: str, cores: int, priority: int) -> float:
+        """The job starts so many cores because it was drawn; its virtual time from now on."""
+        at = self._times.get(job_id, self._now)
+        self._now = max(self._now, at)
+        self._times[job_id] = at + cores / max(priority, 1)
+        return self._times[job_id]
+
+    def count(self, cores: int, *, drawn: bool) -> None:
+        """Count cores that the show starts here (negative: that came to nothing)."""
+        self._cores += cores
+        if drawn:
+            self._drawn_cores += cores
+        if self._cores > _CORES_REMEMBERED:
+            self._cores //= 2
+            self._drawn_cores //= 2
+
+    def _first_time(self, job_id: str, priority: int) -> float:
+        digest = blake2b(f"{job_id}|{self._shard}".encode(), digest_size=4).digest()
+        return self._now + int.from_bytes(digest) / 2**32 / max(priority, 1)
+
+
+_CORES_REMEMBERED = 10_000
+"""The drawn part is kept over so many cores of a show: what a process did long ago is not made up for."""
 
 
 GPU_WEIGHT = 4.0

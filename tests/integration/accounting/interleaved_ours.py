@@ -24,11 +24,10 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
-from opencue_sched.coordination.change_log import HostChanges
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
+from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
@@ -60,6 +59,7 @@ from tests.integration.accounting.interleaved import (
 from tests.integration.accounting.stepped_store import grow_older
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
 from tests.kit.import_notes import pass_quarantines
+from tests.kit.passes import ReadingAnew
 
 
 class Ours(Side):
@@ -97,10 +97,10 @@ class Ours(Side):
             settings,
             ledger,
             HostFeed(self.engine, HostChanges(self.client, "cue"), settings.host_cache, instance=name),
-            LayerPermits(self.client, "cue", claim_ttl=3),
+            ReadingAnew(self.engine, settings, lambda: self.facts, BacklogChanges(self.client, "cue")),
+            FramePermits(self.client, "cue"),
             channels,
             lambda: self.facts,
-            LayerCooldowns(5.0),
             imported=ImportedShows(self.engine, ledger, quarantine_seconds=0, age_seconds=AGE),
             clock=lambda: time.monotonic() + self.clock.now,
         )
@@ -238,7 +238,7 @@ class SharedLicence:
 def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
     monkeypatch.setattr(bootstrap, "time", clock)
-    monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
+    monkeypatch.setattr(cluster_pass.Planner, "judge", _marked(cluster_pass.Planner.judge, after=PLANNED))
     monkeypatch.setattr(recompute_module, "read_snapshot", _marked(recompute_module.read_snapshot, after=SNAPSHOT))
     monkeypatch.setattr(recompute_module, "fresh_additions", _marked(recompute_module.fresh_additions, before=JUDGED))
     monkeypatch.setattr(consistency, "correct", _marked(consistency.correct, before=CORRECTION))

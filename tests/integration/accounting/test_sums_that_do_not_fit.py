@@ -30,7 +30,7 @@ def one(engine: Engine, settings: Settings) -> Iterator[Passes]:
     """A process in dry run."""
     dry_run = settings.rqd.model_copy(update={"dry_run_mode": True})
     with passes(engine, settings.model_copy(update={"rqd": dry_run})) as found:
-        del found.runner.ledger.cores_in_use  # the ledger's own answer: here it knows the procs
+        del found.runner.ledger.caps  # the ledger's own answer: here it knows the procs
         yield found
 
 

@@ -554,6 +554,29 @@ def test_hosts_that_a_worker_does_not_name_are_counted(cli: Cli, healthy: None, 
     assert text.endswith(" and 2 more; worker one does not reach 30 others")
 
 
+def test_a_worker_whose_backlog_is_old_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
+    # given two workers, one of which has not compared what it keeps of waiting work for two minutes
+    for instance, age in (("one", 3.0), ("two", 125.0)):
+        worker = Presence(redis_client, "cue", types=["dispatch", "sweep"], group="default", instance=instance)
+        worker.announce()
+        worker.refresh(backlog_age_seconds=age)
+    # then it is named, once
+    told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "backlog"]
+    assert [(one["level"], one["text"]) for one in told] == [
+        ("warn", "worker two compared the waiting work that it keeps with the database 2m ago, and should every 10 s")
+    ]
+
+
+def test_a_worker_that_hears_no_notification_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
+    worker = Presence(redis_client, "cue", types=["dispatch", "sweep"], group="default", instance="one")
+    worker.announce()
+    worker.refresh(deaf=True)
+    told = finding(cli("doctor", "--json"), "warn")
+    assert told["what"] == "notifications"
+    assert told["text"] == "worker one hears none of PostgreSQL, and looks for waiting work every 5 s"
+    assert "pool_mode = session" in told["remedy"]
+
+
 def test_a_host_whose_name_leads_to_another_machine_is_told_with_both_names(
     cli: Cli, build: Build, healthy: None, environment: pytest.MonkeyPatch
 ) -> None:

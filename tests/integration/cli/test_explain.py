@@ -337,18 +337,64 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
     assert int(said[1]) >= 30, "its own age, be it a little more on a slow machine"
 
 
-def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
+def test_a_layer_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     cli: Cli, work: Work, engine: Engine, redis_client: redis.Redis
 ) -> None:
+    # given three jobs of its show before it, one of them with two layers, and one that is paused
     with engine.begin() as connection:
         farm = Farm(connection)
-        ahead = farm.jobs([JobSpec(layers=[LayerSpec(frames=1)], show=work.show, priority=200) for _ in range(21)])
-        connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": ahead[0].id})
-    assert reasons(cli) == ["not_seen", "behind"]
-    assert "20 jobs of its show with waiting frames come before it" in cli("explain", NAME, "--json").out
+        ahead = [JobSpec(layers=[LayerSpec(frames=1)], show=work.show, priority=200) for _ in range(3)]
+        ahead.append(JobSpec(layers=[LayerSpec(frames=1), LayerSpec(frames=1)], show=work.show, priority=200))
+        behind = JobSpec(layers=[LayerSpec(frames=1)], show=work.show, priority=1)
+        paused, *_ = farm.jobs([*ahead, behind])
+        connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": paused.id})
+    # then it is told its place in the order
+    assert reasons(cli) == ["behind", "not_seen"]
+    assert cli("explain", NAME).out.startswith(
+        "render (4 waiting): no pass has come to it in the last 90s: frames of 3 jobs (4 layers) of its show come "
+        "first (priority, then age)\n"
+    )
+    assert cli("explain", NAME, "--json").json["rank"]["layers_ahead"] == 4
+    # and once a pass has looked at it, what that said
     log = VerdictLog(redis_client, "cue")
     log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")]})
     assert reasons(cli) == ["capacity"]
+
+
+def test_a_layer_behind_others_says_what_was_last_said_of_it_too(
+    cli: Cli, work: Work, engine: Engine, redis_client: redis.Redis
+) -> None:
+    # given a layer that no pass has looked at for two minutes, and a job before it
+    with engine.begin() as connection:
+        Farm(connection).job([LayerSpec(frames=1)], show=work.show, priority=200)
+    log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
+    log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")]})
+    assert reasons(cli) == ["behind", "capacity"]
+    assert "frames of 1 job (1 layer) of its show come first" in cli("explain", NAME).out
+
+
+def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_needs_the_same(
+    cli: Cli, build: Build, work: Work, redis_client: redis.Redis
+) -> None:
+    # given a job of four layers of which passes came to the first; the second needs the same, the others do not
+    def make(farm: Farm) -> JobIds:
+        same = {"frames": 2, "cores": 4}
+        layers = [LayerSpec(name="first", **same), LayerSpec(name="second", **same)]
+        layers += [LayerSpec(name="larger", frames=2, cores=8), LayerSpec(name="elsewhere", tags="gpu", **same)]
+        return farm.job(layers, show=work.show, name="large")
+
+    job: JobIds = build(make)
+    log = VerdictLog(redis_client, "cue")
+    log.record({"alloc-1": [LayerVerdict(job.id, job.layers[0].id, Verdict.CAPACITY, 0, 2, "busy")]})
+    # then the second says so
+    found = {layer["layer"]: layer["reasons"] for layer in cli("explain", "large", "--json").json["layers"]}
+    assert [reason["code"] for reason in found["second"]] == ["capacity", "behind", "not_seen"]
+    assert found["second"][0]["text"].startswith("as layer first, which needs the same: capacity: busy (")
+    assert found["second"][1]["text"].endswith(
+        ": frames of 1 job (1 layer) of its show and 1 layer of its own job come first (priority, then age)"
+    )
+    assert [reason["code"] for reason in found["larger"]] == ["behind", "not_seen"]
+    assert found["elsewhere"][0]["code"] == "no_host"
 
 
 # How the job stands

@@ -125,7 +125,8 @@ def test_where_sessions_are_shared_each_transaction_has_all_we_set_and_leaves_no
 def test_a_listener_that_is_deaf_says_so_once_a_minute_and_sets_nothing(
     shared: Engine, by_transaction: PgBouncer
 ) -> None:
-    listener = NotificationListener(shared, {WORK_CHANNEL: lambda **_: None})
+    deaf: list[bool] = []
+    listener = NotificationListener(shared, {WORK_CHANNEL: lambda **_: None}, on_deaf=deaf.append)
     with capture_logs() as logs:
         listener.start()
         eventually(lambda: logs, 30)
@@ -133,6 +134,7 @@ def test_a_listener_that_is_deaf_says_so_once_a_minute_and_sets_nothing(
         eventually(lambda: len(logs) == 2, 30)
         listener.stop()
     assert [entry["event"] for entry in logs] == ["listener_is_deaf"] * 2
+    assert deaf == [True, True]
     assert "pool_mode = session" in logs[0]["cure"]
     assert as_cuebot(by_transaction.settings) == THEIRS
 

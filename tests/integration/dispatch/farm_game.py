@@ -18,17 +18,21 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.coordination.change_log import HostChanges
-from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
-from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
+from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
+from opencue_sched.dispatch.cluster_pass import (
+    CONTENDED_SLEEP_SECONDS,
+    FIRST_LOST_SECONDS,
+    LONGEST_LOST_SECONDS,
+    PassRunner,
+)
+from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.reports.run_ends import CompletedFrame
-from tests.kit.passes import Passes
+from tests.kit.passes import Passes, ReadingAnew
 from tests.kit.runs import complete_frame
 
 WINDOW = 3
@@ -101,7 +105,6 @@ class Game:
     clock: Clock
     runners: list[PassRunner]
     chance: Random
-    wakes: int = 0
     hosts: list[str] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
     locked: set[str] = field(default_factory=set)
@@ -272,7 +275,6 @@ class Game:
     def drain(self) -> None:
         """Passes of either process, until one says that there is nothing to do for now. Hosts that somebody has locked
         are given back as soon as one of them was found so."""
-        self.wakes += 1
         with self.engine.connect() as somebody:
             locks = somebody.begin()
             somebody.execute(
@@ -280,8 +282,8 @@ class Game:
             )
             try:
                 for _ in range(PASSES_AT_MOST):
-                    runner, wakes = self.chance.choice(self.runners), {self.cluster.key: self.wakes}
-                    (report,) = runner.run([self.cluster], alive=lambda: True, wakes=wakes)
+                    runner = self.chance.choice(self.runners)
+                    (report,) = runner.run([self.cluster], alive=lambda: True)
                     self.story += [f"pass {report.summary()}", *(f"    {verdict}" for verdict in report.verdicts)]
                     if report.losses and self.locked:
                         locks.rollback()
@@ -327,16 +329,18 @@ def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> P
     mine = here.runner
     queue = here.settings.queue.model_copy(update={"max_jobs_per_cluster_pass": window})
     client: redis.Redis = here.client
+    settings = here.settings.model_copy(update={"queue": queue})
     return PassRunner(
         here.engine,
-        here.settings.model_copy(update={"queue": queue}),
+        settings,
         make_ledger(here.engine, client, owner=name),
         HostFeed(here.engine, HostChanges(client, "cue"), here.settings.host_cache, instance=name, clock=clock),
+        ReadingAnew(here.engine, settings, mine.facts, BacklogChanges(client, "cue"), clock=clock),
         mine.permits,
         mine.channels,
         mine.facts,
-        LayerCooldowns(5.0, clock),
         locked=Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock, free=1),
+        lost=Cooldowns(FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS, clock, free=1),
     )
 
 

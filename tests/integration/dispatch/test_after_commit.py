@@ -11,16 +11,15 @@ import pytest
 from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.placement.planner import policy_for
+from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Rqd
 from tests.kit.passes import passes
-from tests.kit.polling import eventually
 
 FRAMES = 6
 
@@ -80,18 +79,25 @@ def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, eng
     assert not run_audit(engine, one.client, one.settings).failed
 
 
-def test_permits_that_cannot_be_given_back_or_told_of_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
-    class NoAnswer(LayerPermits):
-        def drop(self, layers):
+def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
+    # given a Redis that answers to no permit that is given back
+    class NoAnswer(FramePermits):
+        def drop(self, frames, owner):
             raise ConnectionError("gone")
 
-        def tell_booked(self, layers):
-            # no launch waits for a Redis that does not answer
-            eventually(lambda: len(farm.runs()) == FRAMES)
-            raise ConnectionError("gone")
+    # when a pass loses one of its frames
+    def lose_one(_reports):
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE frame SET int_version = int_version + 1 WHERE int_number = 1"))
 
-    report = run_pass(one, permits=NoAnswer(one.client, "cue", claim_ttl=3))
-    assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    with full_plans_of(FRAMES - 1):
+        runner = replace(one.runner, permits=NoAnswer(one.client, "cue"))
+        (report,) = runner.run([cluster], alive=lambda: True, end=lose_one)
+
+    # then the others run
+    assert (report.frames_booked, report.frames_launched) == (FRAMES - 2, FRAMES - 2)
+    assert report.losses == {"frame_lost": 1}
 
 
 def test_other_passes_over_the_clusters_may_begin_while_rqds_take_their_time(one, engine, farm, show):
@@ -119,7 +125,7 @@ def full_plans_of(frames):
     return patch.object(cluster_pass, "policy_for", lambda *a, **k: replace(policy_for(*a, **k), max_frames=frames))
 
 
-def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_layers_alone(one, engine, farm, show):
+def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_frames_alone(one, engine, farm, show):
     # given a second layer behind the one that fills a plan
     show, _ = show
     with engine.begin() as connection:
@@ -132,10 +138,8 @@ def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_la
 
     def end(reports):
         assert states(engine) == nothing_committed
-        ended = []
-        (report,) = one.runner.run([cluster], alive=lambda: True, end=lambda _: ended.append(states(engine)))
+        (report,) = one.run([cluster])
         between.append((reports[0].go_on, report.frames_booked, report.losses))
-        assert ended == [nothing_committed], "it left layers alone, so a third pass may find more to place"
 
     # when a pass ends its claims before its commit, and another one goes through in between
     with full_plans_of(FRAMES):
@@ -146,7 +150,6 @@ def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_la
     assert (report.frames_booked, report.losses) == (FRAMES, {})
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": other}).scalar() == 2
-    assert not one.runner.committing
     assert not run_audit(engine, one.client, one.settings).failed
 
 

@@ -18,7 +18,7 @@ from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
 from opencue_sched.store.reservations import begin_duty
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from tests.kit.gathering import gather_one
+from tests.kit.gathering import with_bookable_work
 
 TAGS = ["general", "Desktop", "M1", "m2", "M 3", "linux", "Absent"]
 FACILITIES = ["spi", "lax"]
@@ -127,7 +127,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         clusters = load_clusters(connection, changed)
         awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
-        missed = [c for c in asleep if gather_one(connection, c, changed, facts).snapshot.work[0].jobs]
+        missed = with_bookable_work(connection, asleep, facts)
         work = fetch_waiting_work(connection, None, facts)
         duty = begin_duty(connection, "")
 
@@ -154,6 +154,6 @@ def test_the_random_farms_do_have_clusters_with_work(engine: Engine, settings: S
         build(connection, spec, facts)
         clusters = load_clusters(connection, settings)
 
-        with_work = {c for c in clusters if gather_one(connection, c, settings, facts).snapshot.work[0].jobs}
+        with_work = with_bookable_work(connection, clusters, facts)
 
     assert {kind for cluster in with_work for kind in [cluster.kind.value]} == {"alloc", "manual"}

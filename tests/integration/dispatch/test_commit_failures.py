@@ -16,7 +16,7 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import DatabaseFailure, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import cluster_of, counted_statements, gathered, job_ids
+from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.plans import assert_consistent, commit, plan, reasons
 from tests.kit.sessions import await_end, end_sessions
 
@@ -68,8 +68,8 @@ def test_one_job_whose_rows_fail_is_found_and_quarantined_and_the_others_run(
         assert stored.pk_job == bad.id
         seconds = (stored.until - stored.ts).total_seconds()
         assert seconds == pytest.approx(settings.queue.job_back_off_duration, abs=2)
-        cluster = cluster_of(Farm(connection), show_id=bad.show.id)
-        assert bad.id not in job_ids(gathered(connection, cluster, settings))
+        until = {job.id: job.quarantined_until for job in waiting_jobs(connection)}
+        assert until == {bad.id: pytest.approx(stored.until.timestamp(), abs=0.01)}
 
 
 def test_a_job_made_while_history_was_off_stops_nobody_else(engine: Engine, settings: Settings) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Hold, Reservation
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import HostHeld
@@ -16,7 +15,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import booking
 from opencue_sched.store import reservations as store
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import counted_statements, gathered
+from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.plans import KB_PER_GB, assert_consistent, commit, hosts_of, proc_of, reasons
 from tests.kit.promised import WideFarm
 
@@ -39,13 +38,10 @@ def planned(
 ) -> list[PlannedProc]:
     """Frames of the layer on the first host, in a plan that knows of no hold."""
     with farm.engine.connect() as connection:
-        (row,) = connection.execute(text("SELECT pk_show, pk_facility FROM job LIMIT 1"))
-        (alloc,) = connection.execute(text("SELECT pk_alloc FROM host LIMIT 1")).scalars()
-        cluster = Cluster(row.pk_facility, row.pk_show, ClusterKind.ALLOC, ("general",), alloc)
-        found = gathered(connection, cluster, farm.settings)
+        jobs = waiting_jobs(connection)
         host = replace(hosts_of(connection)[0], hold=None)
     assert host.id == farm.hosts[0]
-    ((job, wanted),) = ((job, it) for job in found.snapshot.work[0].jobs for it in job.layers if it.id == layer)
+    ((job, wanted),) = ((job, it) for job in jobs for it in job.layers if it.id == layer)
     wanted = replace(wanted, run_seconds=run_seconds)
     return [proc_of(job, wanted, number, host, Reservation(cores, KB_PER_GB)) for number in range(frames)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from threading import Thread
 from typing import Any, cast
@@ -15,13 +15,15 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
-from opencue_sched.dispatch import cluster_pass, gather, sweep
+from opencue_sched.dispatch import cluster_pass, sweep
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_wakes
+from opencue_sched.domain.plans import Waiting
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
@@ -236,14 +238,15 @@ def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
             farm.host(cores=8, alloc=alloc, hostname_tag=False)
             farm.job([LayerSpec(frames=2, tags=tag)])
     postings = {enqueued.cluster.tags: enqueued for _, enqueued in here.sweeper.sweep().send}
-    plan_pass = cluster_pass.plan_pass
+    read_portions = BacklogFeed.read_portions
 
-    def failing(snapshot, *args, **how):  # type: ignore[no-untyped-def]
-        if any(work.cluster.tags == ("a",) for work in snapshot.work):
+    def failing(feed: BacklogFeed, wanted: Iterable[Waiting], frames: int) -> None:
+        wanted = list(wanted)
+        if any("a" in waiting.layer.tags for waiting in wanted):
             raise KeyError("nobody thought of this")
-        return plan_pass(snapshot, *args, **how)
+        read_portions(feed, wanted, frames)
 
-    monkeypatch.setattr(cluster_pass, "plan_pass", failing)
+    monkeypatch.setattr(BacklogFeed, "read_portions", failing)
 
     # when there is a message for either
     reports = dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
@@ -297,7 +300,7 @@ def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> 
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cluster_pass._Pass, "_gather", fail)
+    monkeypatch.setattr(BacklogFeed, "follow", fail)
 
 
 def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
@@ -378,10 +381,10 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 
         for place, names in {
             HostFeed: ("follow", "refresh"),
-            gather: ("fetch_shares", "fetch_waiting_layers"),
-            LayerPermits: ("take",),
+            BacklogFeed: ("follow", "read_portions"),
+            FramePermits: ("take",),
             Ledger: ("book",),
-            cluster_pass: ("plan_pass", "commit_plan", "launch_all"),
+            cluster_pass: ("read_snapshot", "commit_plan", "launch_all"),
         }.items():
             for name in names:
                 monkeypatch.setattr(place, name, slowly(getattr(place, name)))

@@ -16,7 +16,7 @@ from opencue_sched.dispatch.commit import FIRST_PLAN_FRAMES, PlanSizes, commit_p
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
-from opencue_sched.placement.planner import MAX_FRAMES
+from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema

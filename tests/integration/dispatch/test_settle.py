@@ -22,7 +22,6 @@ from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.settle import SettleReport, booking_of, settle
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.plans import PlannedProc
@@ -38,7 +37,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.booking import fetch_launch_details
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import counted_statements, gather_one
+from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.polling import eventually
 
 CORES, MEMORY_KB = 2, 1024 * 1024
@@ -104,13 +103,12 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
     client.set(keys.EPOCH, Epoch.new(info["run_id"]).text)
     with engine.begin() as connection:
         rows = Farm(connection, seed=1)
-        show, alloc = rows.default_show(), rows.default_alloc()
+        alloc = rows.default_alloc()
         hosts = {name: rows.host(name=name, cores=8, memory_gb=16) for name in farm.addresses}
         rows.job([LayerSpec(frames=len(hosts), cores=CORES)])
-        cluster = Cluster(rows.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
     with engine.connect() as connection:
         facts = check_schema(connection)
-        (job,) = gather_one(connection, cluster, settings, facts).snapshot.work[0].jobs
+        (job,) = waiting_jobs(connection, facts)
     (layer,) = job.layers
     vertices = Vertices(job.show_id, alloc.id, job.folder_id, job.id, layer.id, job.dept_id)
     plan = [

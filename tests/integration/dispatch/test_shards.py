@@ -13,7 +13,6 @@ from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import FarmDivision
-from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain import shards
@@ -186,13 +185,17 @@ def test_a_worker_reads_the_hosts_of_the_shards_that_it_works_on_and_no_others(f
     feed.refresh(cluster_in(fleet, "one"))
     assert shown(feed) == mine
 
+    # when all hosts change, then its own are read again, and nothing is where only others did
     feed.follow()
-    feed.changed(set(fleet.host_ids))
+    with fleet.here.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE host SET int_cores_idle = 0")
+    feed_of(fleet, "two").changed(set(fleet.host_ids))
     feed.note(fleet.host_ids)
-    assert {host.id for host in feed.follow().hosts} == mine
-    feed.changed(set(fleet.host_ids) - mine)
+    feed.follow()
+    assert {feed.cache._shown[host_id].idle_cores for host_id in mine} == {0}
+    feed_of(fleet, "two").changed(set(fleet.host_ids) - mine)
     with fleet.here.counted() as count:
-        assert feed.follow() == HostNews()
+        feed.follow()
     assert count.statements == 0
 
 

@@ -9,8 +9,16 @@ import redis
 
 from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import LONGEST_ERROR
-from opencue_sched.dispatch.verdicts import KEPT_SECONDS, RecordedVerdict, VerdictLog
+from opencue_sched.dispatch.verdicts import (
+    BELIEVED_SECONDS,
+    KEPT_SECONDS,
+    MOST_WRITTEN,
+    RecordedVerdict,
+    VerdictLog,
+    VerdictNotes,
+)
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from tests.kit.polling import eventually
 
 
 class Clock:
@@ -108,3 +116,116 @@ def test_a_redis_that_is_away_does_not_disturb_the_pass(dead_redis: redis.Redis)
     verdicts.record({"alloc-1": []})
     with pytest.raises(redis.ConnectionError):
         of_job(verdicts, "j1")
+
+
+# What passes note, and the thread writes.
+
+
+@pytest.fixture
+def notes(verdicts: VerdictLog, clock: Clock) -> VerdictNotes:
+    return VerdictNotes(verdicts, lambda layers: layers, clock=clock)
+
+
+def test_what_a_pass_notes_is_written_with_the_next_write_and_not_before(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    notes.record({"alloc-1": [verdict("j1", "a")], "manual-1": [verdict("j1", "a", Verdict.NO_HOST)]})
+    assert of_job(verdicts, "j1") == {}
+    clock.now = 1000.5
+    notes.write()
+    found = of_job(verdicts, "j1")["a"]
+    assert {(one.cluster, one.verdict.verdict, one.at) for one in found} == {
+        ("alloc-1", Verdict.NO_FIT, 1000.0),
+        ("manual-1", Verdict.NO_HOST, 1000.0),
+    }
+
+
+def test_what_has_not_changed_is_written_again_after_half_a_minute_alone(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    # given a verdict that is written, and that passes give again
+    notes.record({"alloc-1": [verdict("j1", "a")]})
+    notes.write()
+    clock.now = 1010.0
+    notes.record({"alloc-1": [verdict("j1", "a")]})
+    notes.write()
+    # then it has the time of the first until half a minute is over, and then that of the last look
+    assert of_job(verdicts, "j1")["a"][0].at == 1000.0
+    clock.now = 1031.0
+    notes.write()
+    assert of_job(verdicts, "j1")["a"][0].at == 1010.0
+    # and one that changes is written at once
+    clock.now = 1032.0
+    notes.record({"alloc-1": [verdict("j1", "a", Verdict.CAPACITY)]})
+    notes.write()
+    assert [(one.verdict.verdict, one.at) for one in of_job(verdicts, "j1")["a"]] == [(Verdict.CAPACITY, 1032.0)]
+
+
+def test_a_process_does_not_write_over_what_another_saw_later(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    # given a layer that this process looked at once, and another one later
+    notes.record({"alloc-1": [verdict("j1", "a", Verdict.CAPACITY)]})
+    notes.write()
+    clock.now = 1020.0
+    verdicts.record({"alloc-1": [verdict("j1", "a", Verdict.FLOWING)]})
+    # when all is due to be written again, then the later one stays
+    clock.now = 1040.0
+    notes.write()
+    assert of_job(verdicts, "j1")["a"][0].verdict.verdict is Verdict.FLOWING
+
+
+def test_no_more_than_so_many_are_written_at_once_and_the_rest_next(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    given = [verdict("j1", f"l{number}") for number in range(MOST_WRITTEN + 10)]
+    notes.record({"alloc-1": given})
+    notes.write()
+    assert len(of_job(verdicts, "j1")) == MOST_WRITTEN
+    notes.write()
+    assert len(of_job(verdicts, "j1")) == MOST_WRITTEN + 10
+
+
+def test_layers_that_wait_no_more_are_forgotten(verdicts: VerdictLog, clock: Clock) -> None:
+    waiting = {"a", "b"}
+    notes = VerdictNotes(verdicts, lambda layers: waiting & set(layers), clock=clock)
+    notes.record({"alloc-1": [verdict("j1", "a"), verdict("j1", "b")]})
+    waiting.discard("b")
+    notes.write()
+    assert (set(of_job(verdicts, "j1")), len(notes)) == ({"a"}, 1)
+    # and so are those that no pass has looked at for as long as a verdict is believed
+    clock.now += BELIEVED_SECONDS + 1
+    notes.write()
+    assert len(notes) == 0
+
+
+def test_what_redis_did_not_take_is_written_once_it_answers(
+    verdicts: VerdictLog, dead_redis: redis.Redis, redis_client: redis.Redis, clock: Clock
+) -> None:
+    # given a Redis that is away, then the pass is not disturbed, and the write says so
+    notes = VerdictNotes(VerdictLog(dead_redis, "cue", clock=clock), lambda layers: layers, clock=clock)
+    notes.record({"alloc-1": [verdict("j1", "a")]}, commits={"alloc-1": "no connection"})
+    with pytest.raises(redis.ConnectionError):
+        notes.write()
+    # when it answers again
+    dead_redis.connection_pool = redis_client.connection_pool
+    notes.write()
+    assert set(of_job(verdicts, "j1")) == {"a"}
+
+
+def test_failed_commits_are_kept_with_the_pass(notes: VerdictNotes, verdicts: VerdictLog) -> None:
+    for _ in range(2):
+        notes.record({"alloc-1": []}, commits={"alloc-1": "deadlock"})
+    assert [(one.cluster, one.failures, one.error) for one in verdicts.failed_commits(["alloc-1"])] == [
+        ("alloc-1", 2, "deadlock")
+    ]
+
+
+def test_the_thread_writes_what_passes_note(verdicts: VerdictLog) -> None:
+    notes = VerdictNotes(verdicts, lambda layers: layers)
+    notes.writing.start()
+    try:
+        notes.record({"alloc-1": [verdict("j1", "a")]})
+        eventually(lambda: of_job(verdicts, "j1"))
+    finally:
+        notes.writing.stop()

@@ -19,7 +19,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch, look_at_store
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.clock import boot_clock
@@ -162,10 +161,14 @@ def run_passes(process: Process) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
     process.hosts.cache.expire()
     process.hosts.reread()
+    process.backlog.missed()
+    process.backlog.resync()
     process.sweep(wake_shows=[cluster.show_id for cluster in process.sweeper.clusters])
-    return [
+    ended = [
         str(run_task(dispatch.dispatch_cluster, process, uuid)["ended"]) for uuid in process.postings.posted().values()
     ]
+    process.verdicts.write()
+    return ended
 
 
 def test_every_named_metric_is_exported_with_its_labels():
@@ -202,6 +205,25 @@ def test_a_pass_is_counted(process: Process, engine: Engine):
     assert sample("scheduler_host_cache_size") == 2
 
 
+def test_the_backlog_is_shown(process: Process, engine: Engine):
+    # given layers that wait, one of a job in quarantine and one that was found stale
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show("counted")
+        farm.subscription(show, farm.default_alloc(), size=100)
+        farm.host(cores=8, hostname_tag=False)
+        jobs = farm.jobs([JobSpec(layers=[LayerSpec(frames=3, cores=64)], show=show) for _ in range(3)])
+        quarantine_jobs(connection, {jobs[0].id: "no such thing"}, seconds=300)
+    process.watch_backlog()
+    run_passes(process)
+    # then they are counted, and the last comparison with the database is recent
+    assert sample("scheduler_backlog_layers") == 3
+    assert sample("scheduler_backlog_stale_layers") == 0
+    assert 0 <= sample("scheduler_backlog_resync_age_seconds") < 60
+    aside = {reason: sample("scheduler_backlog_set_aside", reason=reason) for reason in metrics.SET_ASIDE_REASONS}
+    assert aside == {"quarantined": 1, "starts_later": 0, "delayed": 0, "failed": 0, "lost": 0}
+
+
 def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
     process: Process, census: FleetCensus, engine: Engine, redis_client
 ):
@@ -232,10 +254,10 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
     assert redis_client.hkeys(coordination_keys.waiting_frames("cue")) == ["facility:"]
 
 
-def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
+def test_waiting_frames_that_a_pass_had_no_host_for_are_counted_too(
     process: Process, census: FleetCensus, engine: Engine
 ):
-    # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
+    # given more jobs than a pass books, one at its own cap, and some that somebody holds back
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
@@ -255,9 +277,9 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
     # when a pass fills the farm from the first of them
     assert run_passes(process) == ["booked"]
 
-    # then the others are there too; the next pass comes to them, and not to the job at its cap
+    # then it has looked at all the others too, but for the job at its cap, and so does the next pass
     waiting = 21 * 3 - 7
-    assert shown() == {"over_job": 7, "capacity": waiting - 2 * 3, "behind": 2 * 3, "quarantined": 100}
+    assert shown() == {"over_job": 7, "capacity": waiting, "quarantined": 100}
     assert run_passes(process) == ["saturated"]
     assert shown() == {"over_job": 7, "capacity": waiting, "quarantined": 100}
 
@@ -274,7 +296,7 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
     def fail(*_: object, **__: object) -> None:
         raise KeyError("nobody thought of this")
 
-    monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
+    monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.read_snapshot", fail)
     (posting,) = process.postings.posted().values()
     process.postings.update(posting, "rest", 0)
     assert run_task(dispatch.dispatch_cluster, process, posting)["ended"] == "query_error"
@@ -373,6 +395,7 @@ OF_BEATS = [
 def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
+    process.watch_backlog()
     process.sweep()
     walk = Walk()
     with engine.begin() as connection:
@@ -397,12 +420,9 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
     census.look_at_farm()
     walk.look()
 
-    with engine.begin() as connection:
-        refused = Farm(connection).job([LayerSpec(frames=2)], show=show, name="refused")
-    process.ledger.load_caps([keys.job(refused.id)])
-    redis_client.hset(keys.job(refused.id), "int_max_cores", 1)
+    cluster = next(iter(process.sweeper.clusters))
     with increments("scheduler_accounting_limit_exceeded_total", table="job") as grown:
-        run_passes(process)
+        metrics.record_pass(PassReport(cluster, refusals=Counter(job=1)))
     assert grown == [1]
 
     with engine.begin() as connection:
@@ -411,6 +431,7 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
     with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
         run_passes(process)
     assert grown[0] >= 1
+    walk.look()
     monkeypatch.undo()
 
     with engine.begin() as connection:

@@ -113,7 +113,7 @@ def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
     could_run = matched_verdicts(alerts()["SchedulerNothingDispatchedWithFramesWaiting"])
     cannot_run = matched_verdicts(alerts()["SchedulerFramesCannotRun"])
     verdicts = could_run | cannot_run
-    assert verdicts >= {"flowing", "no_host", "no_fit", "permit_held", "backing_off", "quarantined", "failed"}
+    assert verdicts >= {"flowing", "no_host", "no_fit", "backing_off", "quarantined", "failed"}
     assert not {verdict for verdict in verdicts if verdict.startswith("over_")}
     assert not {"capacity", "behind"} & verdicts
     # and nobody is woken for what nothing can run

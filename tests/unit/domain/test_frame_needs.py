@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opencue_sched.dispatch.gather import subscriptions
+from opencue_sched.dispatch.headroom import subscriptions
 from opencue_sched.domain.frame_needs import Dimension, Rules, fewest_cores, minimum_cores, reserve, smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Layer

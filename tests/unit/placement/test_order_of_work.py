@@ -1,43 +1,68 @@
-"""Which show goes on next, and which epochs of a show go by draw."""
+"""Which show goes on next, and whose turn it is in the drawn part of a show."""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.placement.policies.order import EPOCH_SECONDS, Shares, Use, seed_of_draw
+from opencue_sched.placement.policies.order import Shares, Use, VirtualTimes
 from tests.kit.values import make_caps
-
-EPOCHS = 400
 
 sizes = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 50), min_size=1)
 
 
-def drawn(part: float, *, show: str = "show", shard: str = "") -> list[str]:
-    seeds = [seed_of_draw(show, shard, epoch * EPOCH_SECONDS, part) for epoch in range(EPOCHS)]
-    return [seed for seed in seeds if seed]
+def served(draw: VirtualTimes, priorities: dict[str, int], turns: int, *, cores: int = 1) -> Counter[str]:
+    """How many cores each job gets of so many turns, all of which are drawn."""
+    got = Counter[str]()
+    for _ in range(turns):
+        _, job_id = min(draw.times(priorities))
+        draw.served(job_id, cores, priorities[job_id])
+        got[job_id] += cores
+    return got
 
 
-@given(st.floats(0, 1), st.text(max_size=8), st.sampled_from(["", "w1", "w2"]))
-def test_the_part_of_the_epochs_is_drawn_whatever_the_show(part: float, show: str, shard: str) -> None:
-    seeds = drawn(part, show=show, shard=shard)
-    assert abs(len(seeds) - part * EPOCHS) <= 1
-    assert len(set(seeds)) == len(seeds), "each epoch draws anew"
+@given(st.floats(0, 1), st.lists(st.integers(1, 9), min_size=50, max_size=80))
+def test_the_part_of_the_cores_is_drawn(part: float, cores_of_turns: list[int]) -> None:
+    draw, drawn, total = VirtualTimes("w1"), 0, 0
+    for cores in cores_of_turns:
+        is_drawn = draw.is_due(part)
+        draw.count(cores, drawn=is_drawn)
+        drawn, total = drawn + cores * is_drawn, total + cores
+    assert part * total - 9 <= drawn <= part * total + 9
 
 
 def test_nothing_and_everything_can_be_drawn() -> None:
-    assert drawn(0) == []
-    assert len(drawn(1)) == EPOCHS
+    draw = VirtualTimes("")
+    assert (draw.is_due(0), draw.is_due(1)) == (False, True)
+    draw.count(5, drawn=True)
+    assert (draw.is_due(0), draw.is_due(1)) == (False, True)
 
 
-@given(st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 0.999))
-def test_all_passes_of_an_epoch_draw_alike(part: float, epoch: float, later: float) -> None:
-    begun = math.floor(epoch) * EPOCH_SECONDS
-    seed = seed_of_draw("show", "w1", begun, part)
-    assert seed_of_draw("show", "w1", begun + later * EPOCH_SECONDS, part) == seed
-    assert not seed or seed_of_draw("show", "w2", begun, 1) != seed, "shards draw apart"
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 20), min_size=2))
+def test_jobs_are_drawn_in_the_measure_of_their_priority(priorities: dict[str, int]) -> None:
+    turns = 20 * sum(priorities.values())
+    got = served(VirtualTimes("w1"), priorities, turns)
+    assert all(abs(got[job_id] - 20 * priority) <= priority + 2 for job_id, priority in priorities.items())
+
+
+def test_a_job_that_comes_back_has_saved_no_credit() -> None:
+    # given two jobs that were served alike, of which one then has nothing that waits while the other gets a lot
+    draw, both = VirtualTimes("w1"), {"a": 1, "b": 1}
+    served(draw, both, 10)
+    draw.left("a")
+    served(draw, {"b": 1}, 100)
+
+    # when it comes back, then both are served alike again
+    got = served(draw, both, 20)
+    assert abs(got["a"] - got["b"]) <= 2
+
+
+def test_planners_of_different_shards_begin_with_different_jobs() -> None:
+    priorities = dict.fromkeys((f"j{number}" for number in range(20)), 1)
+    firsts = {min(VirtualTimes(shard).times(priorities))[1] for shard in ("w1", "w2", "w3", "w4")}
+    assert len(firsts) > 1
 
 
 def shares_of(cores_by_show: dict[str, int], size_by_show: dict[str, int]) -> Shares:

@@ -13,23 +13,23 @@ from opencue_sched.domain.caps import Caps, Headroom
 from opencue_sched.domain.frame_needs import Rules
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Job, Layer
-from opencue_sched.domain.plans import Snapshot, Work
+from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.host_cache import Census
-from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass, policy_for
+from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass
 from opencue_sched.placement.policies import Refusal
+from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.kit.values import (
     GIB,
-    Every,
+    GivenWork,
     counting_ids,
     make_caps,
     make_cluster,
     make_host,
     make_job,
     make_layer,
-    make_need,
     make_policy,
     make_snapshot,
     plan,
@@ -196,42 +196,6 @@ class TestHosts:
         assert planned.verdicts[1].verdict is Verdict.CAPACITY
         assert (host := pool.get("gpu")) is not None
         assert host.idle_gpus == 0
-
-
-class TestBlocked:
-    """Layers that rest until a host changes: only those for which that is what they wait for."""
-
-    def test_a_layer_without_a_host_says_what_it_looked_for_and_where(self) -> None:
-        layer = make_layer(frames=2, cores=4, memory_gib=2, kind="k")
-        room = {"alloc": make_caps(100), "other": make_caps(4), "full": make_caps(3)}
-
-        (blocked,) = plan_layer(layer, make_host(cores=3), subscriptions=room).unschedulable
-
-        assert (blocked.kind, blocked.open_allocs) == ("k", {"alloc", "other"})
-        assert (blocked.search.need, blocked.search.tags) == (make_need(4, 2), ("general",))
-        assert (blocked.verdict.layer_id, blocked.verdict.frames) == (layer.id, 0)
-
-    def test_a_layer_none_of_whose_tags_are_the_clusters_rests_as_well(self) -> None:
-        (blocked,) = plan_layer(make_layer(tags=frozenset({"elsewhere"})), make_host()).unschedulable
-        assert blocked.search.tags == ()
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            pytest.param({"frames": 9}, id="some of its frames were placed"),
-            pytest.param({"cores": 0, "job_caps": {"j1": make_caps(4)}}, id="its cap is too small for the host"),
-            pytest.param({"subscriptions": {"alloc": make_caps(0)}}, id="a burst is used up"),
-            pytest.param({"subscriptions": {"ours": make_caps(9)}}, id="the hosts are not the show's"),
-            pytest.param({"granted_layers": ()}, id="another pass has it"),
-            pytest.param({"policy": make_policy(admissions=(lambda *_: KEPT,))}, id="hosts are kept for others"),
-        ],
-    )
-    def test_a_layer_that_waits_for_something_else_does_not(self, changes: dict[str, Any]) -> None:
-        of_layer = {name: changes[name] for name in ("frames", "cores") if name in changes}
-        others = {name: value for name, value in changes.items() if name not in of_layer}
-        planned = plan_layer(make_layer(**of_layer), make_host(cores=8), **others)
-        assert only_verdict(planned).waiting > 0
-        assert planned.unschedulable == []
 
 
 class TestCaps:
@@ -482,22 +446,6 @@ class TestVerdicts:
 
         assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.CAPACITY, 4, 6)
 
-    def test_layers_without_a_permit_are_not_placed(self) -> None:
-        job = make_job(layers=[make_layer(name) for name in ("free", "held")])
-
-        planned = plan(
-            make_snapshot(job),
-            FrozenPool([make_host(cores=64)]),
-            granted_layers={"free"},
-        )
-
-        assert {verdict.layer_id: verdict.verdict for verdict in planned.verdicts} == {
-            "free": Verdict.FLOWING,
-            "held": Verdict.PERMIT_HELD,
-        }
-        assert [proc.layer.id for proc in planned.procs] == ["free"]
-        assert all(verdict.detail for verdict in planned.verdicts if verdict.verdict is not Verdict.FLOWING)
-
 
 class TestSize:
     def test_a_full_plan_stops_and_says_that_there_is_more(self) -> None:
@@ -600,14 +548,14 @@ class TestShares:
         work, caps = [], {}
         for show in sizes:
             job = make_job(f"{show}-j", [make_layer(f"{show}-l", frames=frames)], show_id=show)
-            work.append(Work(replace(make_cluster(), show_id=show), (job,)))
+            work.append(GivenWork((replace(make_cluster(), show_id=show),), (job,)))
             caps[show, "alloc"] = make_caps(10_000, booked=(booked or {}).get(show, 0))
         return Snapshot(tuple(work), caps, {}, sizes={(show, "alloc"): size for show, size in sizes.items()})
 
     @staticmethod
     def plan(snapshot: Snapshot, *hosts: Host, **changes: Any) -> list[Plan]:
         policy = make_policy(**changes)
-        return plan_pass(snapshot, FrozenPool(hosts), policy, granted_layers=Every(), new_id=counting_ids())
+        return plan_pass(snapshot, FrozenPool(hosts), policy, new_id=counting_ids())
 
     def test_cores_follow_the_sizes(self) -> None:
         hosts = [make_host(f"h{number}", cores=2) for number in range(20)]
@@ -641,7 +589,6 @@ class TestShares:
         assert self.of_shows([over, under]) == [0, 4]
         assert only_verdict(over).verdict is Verdict.OVER_SHARE
         assert "3.00 times its size" in only_verdict(over).detail
-        assert [it.verdict for it in over.unschedulable] == [only_verdict(over)]
 
 
 class TestRounds:
@@ -677,12 +624,12 @@ class TestRounds:
 
     def test_a_layer_that_two_clusters_reach_is_placed_once(self) -> None:
         job = make_job(layers=[make_layer(frames=5, tags=frozenset({"general", "other"}))])
-        work = tuple(Work(make_cluster(tag), (job,)) for tag in ("general", "other"))
+        work = (GivenWork((make_cluster("general"), make_cluster("other")), (job,)),)
         hosts = [make_host("h1", cores=3), make_host("h2", cores=9, tags=frozenset({"other"}))]
         planned = TestShares.plan(replace(make_snapshot(), work=work), *hosts)
         frames = [proc.frame.id for plan in planned for proc in plan.procs]
         assert len(frames) == len(set(frames)) == 5
-        assert TestShares.of_shows(planned) == [3, 2]
+        assert TestShares.of_shows(planned) == [5, 0], "it counts for the first of them"
 
 
 # Frames that ask for more memory than their layer.
@@ -719,7 +666,6 @@ def test_a_frame_with_memory_of_its_own_that_finds_no_host_holds_nobody_back() -
     # then all others are placed, and neither is said to have no host
     assert sorted(proc.frame.id for proc in planned.procs) == ["l1-f2", "l1-f3", "l2-f1"]
     assert [(it.frames, it.waiting) for it in planned.verdicts] == [(2, 8), (1, 0)]
-    assert planned.unschedulable == []
 
 
 def test_a_layer_of_which_only_such_a_frame_waits_says_why_it_does() -> None:
@@ -729,8 +675,6 @@ def test_a_layer_of_which_only_such_a_frame_waits_says_why_it_does() -> None:
     (verdict,) = planned.verdicts
     assert (verdict.verdict, verdict.waiting) == (Verdict.CAPACITY, 1)
     assert "60.0G" in verdict.detail
-    # and layers that ask for less of a host are not taken for as hopeless
-    assert [it.kind == layer.kind for it in planned.unschedulable] == [False]
 
 
 class TestPlansUnderWay:

@@ -18,7 +18,8 @@ from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.placement.planner import Plan, Policy
+from opencue_sched.placement.planner import Plan
+from opencue_sched.placement.policy import Policy
 from opencue_sched.settings import HostBookingStrategy
 from tests.kit.values import (
     GIB,
@@ -198,7 +199,7 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
 
 def every_layer_has_one_verdict_that_adds_up(situation: Situation, planned: Plan) -> None:
     placed = Counter(proc.layer.id for proc in planned.procs)
-    every = {layer.id: layer for job in situation.snapshot.work[0].jobs for layer in job.layers}
+    every = {layer.id: layer for job in situation.snapshot.work[0].given for layer in job.layers}
 
     assert Counter(verdict.layer_id for verdict in planned.verdicts) == Counter(dict.fromkeys(every, 1))
     for verdict in planned.verdicts:
@@ -219,7 +220,7 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
     for proc in planned.procs:
         by_layer[proc.layer.id].append(proc.frame.number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_layer.values())
-    in_order = [layer.id for job in situation.snapshot.work[0].jobs for layer in job.layers]
+    in_order = [layer.id for job in situation.snapshot.work[0].given for layer in job.layers]
     places = [in_order.index(proc.layer.id) for proc in planned.procs]
     assert places == sorted(places)
 
@@ -235,8 +236,8 @@ def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     def asking(layer: Layer) -> Layer:
         return replace(layer, frames=tuple(replace(frame, memory_kb=next(asked)) for frame in layer.frames))
 
-    jobs = [replace(job, layers=tuple(map(asking, job.layers))) for job in situation.snapshot.work[0].jobs]
-    work = (replace(situation.snapshot.work[0], jobs=tuple(jobs)),)
+    jobs = [replace(job, layers=tuple(map(asking, job.layers))) for job in situation.snapshot.work[0].given]
+    work = (replace(situation.snapshot.work[0], given=tuple(jobs)),)
     situation = replace(situation, snapshot=replace(situation.snapshot, work=work))
 
     # when they are planned, then each frame reserves the larger of what it and its layer ask for, and no rule is broken
@@ -290,7 +291,7 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
 
     # then no frame that still waits could be placed anywhere
     placed = Counter(proc.layer.id for proc in planned.procs)
-    for job in snapshot.work[0].jobs:
+    for job in snapshot.work[0].given:
         for layer in job.layers:
             if placed[layer.id] < len(layer.frames):
                 stuck = [host.id for host in left.values() if could_go_on(job, layer, host)]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from opencue_sched.placement.planner import policy_for
+from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.kit.values import make_host, make_job, make_layer, make_snapshot, plan
 from tests.unit.placement.frozen_pool import FrozenPool

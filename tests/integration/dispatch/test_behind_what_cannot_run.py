@@ -1,4 +1,4 @@
-"""A pass looks at twenty jobs. Twenty that cannot be placed must not keep those behind them waiting."""
+"""Jobs that cannot be placed, however many, must not keep those behind them waiting."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.dispatcher import Dispatcher, next_state
+from opencue_sched.dispatch.cooldown import Cooldowns
+from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
-from opencue_sched.placement.planner import policy_for
+from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Rqd, Settings
 from tests.kit.passes import Passes, dispatch, passes
 
 WINDOW = 20
+"""Jobs of which a plan takes frames, by default."""
 
 
 @pytest.fixture
@@ -125,9 +126,10 @@ def test_jobs_that_the_counters_refuse_keep_nobody_behind_them_waiting(here: Pas
     reports = here.drain()
 
     assert running(engine, behind) == 2
-    assert {it.verdict for it in reports[0].verdicts} == {Verdict.OVER_JOB}
-    assert all((it.frames, it.waiting) == (0, 2) for it in reports[0].verdicts)
-    assert "5 of 5 in use" in reports[0].verdicts[0].detail
+    refused = [verdict for verdict in reports[0].verdicts if verdict.job_id in ahead]
+    assert {verdict.verdict for verdict in refused} == {Verdict.OVER_JOB}
+    assert all((verdict.frames, verdict.waiting) == (0, 2) for verdict in refused)
+    assert "5 of 5 in use" in refused[0].detail
 
 
 @pytest.mark.parametrize("others", [0, WINDOW])
@@ -148,10 +150,10 @@ def test_a_job_has_the_host_that_one_ahead_has_in_every_plan_and_is_refused(
     reports = []
     while not reports or reports[-1].go_on or reports[-1].frames_booked:
         assert len(reports) < 5
-        reports.append(here.runner.run([cluster], alive=lambda: True)[0])
+        reports.append(here.run([cluster])[0])
 
     # at once, and then there is nothing to be looked at before the cluster is roused
-    assert [report.frames_booked for report in reports][:2] == [0, 1]
+    assert sum(report.frames_booked for report in reports[:2]) == 1
     assert running(engine, behind.id) == 1
     assert reports[-1].look_again is None
 
@@ -163,34 +165,44 @@ def lock_frames(somebody: Connection, priority: int) -> None:
     )
 
 
+def stop_the_clock_of_losses(here: Passes) -> list[float]:
+    """Cooldowns of layers go by the first number of what is returned."""
+    now = [0.0]
+    here.runner = replace(here.runner, lost=Cooldowns(0.05, 1.0, lambda: now[0], free=1))
+    return now
+
+
 def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_let_the_others_have_their_turn(
     here: Passes, engine: Engine
 ) -> None:
     behind, _ = plant(engine, wide())
+    now = stop_the_clock_of_losses(here)
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
     with engine.connect() as somebody, somebody.begin():
         lock_frames(somebody, 100)
-        reports = [here.runner.run([cluster], alive=lambda: True)[0] for _ in range(3)]
+        reports = [here.run([cluster])[0] for _ in range(3)]
         assert running(engine, behind) == 2
 
-    assert [report.go_on for report in reports] == [False, True, False]
+    assert [report.go_on for report in reports] == [True, True, False]
     assert [report.losses["frame_lost"] for report in reports] == [2 * WINDOW, 2 * WINDOW, 0]
     assert {(it.frames, it.waiting) for it in reports[0].verdicts} == {(0, 2)}
     assert "frame_lost" in reports[0].verdicts[0].detail
     # and then those ahead are first again
-    assert here.runner.run([cluster], alive=lambda: True)[0].frames_booked == 2 * WINDOW
+    now[0] += 0.06
+    assert here.run([cluster])[0].frames_booked == 2 * WINDOW
 
 
-def test_a_walk_over_jobs_that_book_nothing_ends(here: Passes, engine: Engine) -> None:
+def test_jobs_that_book_nothing_are_no_reason_to_go_on_for_ever(here: Passes, engine: Engine) -> None:
     over_their_cap = JobSpec(layers=[LayerSpec(frames=2, cores=0)], priority=100, max_cores=8)
     plant(engine, over_their_cap, jobs=3 * WINDOW)
+    stop_the_clock_of_losses(here)
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
     with engine.connect() as somebody, somebody.begin():
         lock_frames(somebody, 1)
-        went_on = [here.runner.run([cluster], alive=lambda: True)[0].go_on for _ in range(8)]
+        reports = [here.run([cluster])[0] for _ in range(3)]
 
-    # to the last job, and from the beginning
-    assert went_on == [True, True, True, False, True, True, True, False]
+    assert [report.losses["frame_lost"] for report in reports] == [2, 2, 0]
+    assert not reports[-1].go_on
 
 
 def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the_others_had_their_turn(
@@ -202,7 +214,7 @@ def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the
     for _ in range(3):
         here.runner.hosts.note([host])
         for cluster in clusters:
-            here.runner.run([cluster], alive=lambda: True)[0]
+            here.run([cluster])[0]
     assert running(engine, behind) == 2
 
 
@@ -237,17 +249,14 @@ def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_of
         farm.run(wide_job.frames[:1], whole, cores=16)
         low = farm.job([LayerSpec(frames=100)], priority=1)
         cluster = Cluster(farm.facility(), wide_job.show.id, ClusterKind.ALLOC, ("general",))
-    now = [0.0]
-    here.runner = replace(here.runner, layers=LayerCooldowns(5.0, lambda: now[0]))
 
     # when single cores come free time and again, and then a whole host
     for frame in small.frames[:12]:
         end_runs(here, "pk_frame = :frame", frame=frame)
-        now[0] += 0.06
-        here.runner.run([cluster], alive=lambda: True)[0]
+        here.run([cluster])[0]
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
     end_runs(here, "pk_host = :whole", whole=whole.id)
-    here.runner.run([cluster], alive=lambda: True)[0]
+    here.run([cluster])[0]
 
     # then it is theirs
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
@@ -266,7 +275,7 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
     )
 
     for _ in range(6):
-        here.runner.run([cluster], alive=lambda: True)[0]
+        here.run([cluster])[0]
 
     with engine.connect() as connection:
         booked = connection.execute(
@@ -275,9 +284,8 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
         assert list(booked) == [100, 99, 98, 97, 96, 95]
 
 
-def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_last_one_rests(
-    here: Passes, engine: Engine
-) -> None:
+def test_one_pass_looks_at_all_that_waits_and_then_the_cluster_sleeps(here: Passes, engine: Engine) -> None:
+    # given more jobs than a plan takes frames of, none of which any host can take
     plant(engine, wide(cores=64), jobs=2 * WINDOW)
     with engine.begin() as connection:
         make_kinds_differ(connection)
@@ -293,44 +301,16 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
     rests: list[float] = []
     dispatcher = Dispatcher(here.settings, postings, renewer, here.runner, "one", sent.append, rests.append)
     try:
-        offers = [enqueued for _, enqueued in here.sweeper.sweep().send]
-        reports = []
-        while offers:
-            enqueued = offers.pop()
-            report = dispatch(dispatcher, enqueued.uuid, enqueued.ticket)
-            assert isinstance(report, PassReport)
-            reports.append(report)
-            offers, sent[:] = [*offers, *sent], []
+        reports = [dispatch(dispatcher, enqueued.uuid, enqueued.ticket) for _, enqueued in here.sweeper.sweep().send]
     finally:
         renewer.stop()
-    looked_at = [verdict.layer_id for report in reports for verdict in report.verdicts]
-    assert len(looked_at) == len(set(looked_at)) == 2 * WINDOW
-    assert [report.go_on for report in reports] == [True, True, False]
-    assert len(rests) == 1
+
+    (report,) = reports
+    assert isinstance(report, PassReport)
+    assert len({verdict.layer_id for verdict in report.verdicts}) == 2 * WINDOW
+    assert {verdict.verdict for verdict in report.verdicts} == {Verdict.NO_FIT}
+    assert (report.go_on, sent, len(rests)) == (False, [], 1)
     assert here.client.zcard("cue:board:clusters:delayed") == 1
-
-
-def test_a_pass_whose_whole_window_another_commit_took_meanwhile_goes_on_at_once(here: Passes, engine: Engine) -> None:
-    # given a window of jobs that another pass books after this one found them and before it reads their layers
-    behind, _ = plant(engine, wide())
-    of_window = "pk_job IN (SELECT pk_job FROM job_resource WHERE int_priority = 100)"
-
-    def take_them(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "opencue_sched_frame_memory" in statement:
-            with engine.begin() as connection:
-                connection.execute(text(f"UPDATE layer_stat SET int_waiting_count = 0 WHERE {of_window}"))  # noqa: S608
-
-    (cluster,) = {cluster for cluster in clusters_of(here) if cluster.tags == ("general",)}
-
-    # when the pass finds nothing of what it looked for
-    event.listen(engine, "before_cursor_execute", take_them)
-    report = here.runner.run([cluster], alive=lambda: True)[0]
-    event.remove(engine, "before_cursor_execute", take_them)
-
-    # then the next one begins at once, with what was behind
-    assert (report.jobs, report.frames_booked, next_state(report, 10.0)) == (0, 0, ("again", 0.0))
-    here.runner.run([cluster], alive=lambda: True)
-    assert running(engine, behind) == 2
 
 
 def test_the_highest_priority_comes_first_again_once_there_is_a_host_for_it(here: Passes, engine: Engine) -> None:
@@ -402,42 +382,22 @@ def test_on_a_full_farm_a_freed_core_costs_few_passes_and_goes_to_the_first_job_
     assert [row.int_priority for row in booked] == [100]
 
 
-@pytest.mark.parametrize("woken", [False, True])
-def test_those_a_walk_has_passed_have_their_turn_at_once_if_something_woke_the_cluster_since(
-    woken: bool, here: Passes, engine: Engine
-) -> None:
-    # given a walk that has passed a window of jobs at their caps
+def test_a_job_whose_cap_is_raised_has_its_turn_with_the_next_pass(here: Passes, engine: Engine) -> None:
+    # given jobs at their caps
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=16)
         jobs = farm.jobs([JobSpec([LayerSpec(frames=2, cores=0)], max_cores=8) for _ in range(WINDOW + 5)])
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
-    report = here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 7})[0]
-    assert report.go_on
+    report = here.run([cluster])[0]
+    assert (report.frames_booked, report.go_on) == (0, False)
 
-    # when the cap of one of them is raised before the walk comes to its end
-    (passed, *_) = {it.job_id for it in report.verdicts} & {job.id for job in jobs}
+    # when the cap of one of them is raised
     with engine.begin() as connection:
-        connection.execute(text("UPDATE job_resource SET int_max_cores = 1600 WHERE pk_job = :job"), {"job": passed})
-    report = here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 7 + woken})[0]
+        connection.execute(
+            text("UPDATE job_resource SET int_max_cores = 1600 WHERE pk_job = :job"), {"job": jobs[-1].id}
+        )
 
-    # then it has its turn at once, for that wakes the cluster
-    assert (len(report.verdicts), report.frames_booked, report.go_on) == (5, 0, woken)
-    assert here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 8})[0].frames_booked == 1
-
-
-def test_cores_that_are_freed_while_passes_walk_on_go_to_the_first_job_that_fits(here: Passes, engine: Engine) -> None:
-    fill(engine, urgent=WINDOW + 5, others=5 * WINDOW)
-    with engine.begin() as connection:
-        make_kinds_differ(connection)
-    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
-    assert here.runner.run([cluster], alive=lambda: True)[0].go_on
-    assert here.runner.run([cluster], alive=lambda: True)[0].go_on
-    free_a_core(here)
-    report = here.runner.run([cluster], alive=lambda: True)[0]
-    assert report.frames_booked == 1
-    with engine.connect() as connection:
-        priority = connection.execute(
-            text("SELECT int_priority FROM proc JOIN job_resource USING (pk_job) ORDER BY ts_booked DESC LIMIT 1")
-        ).scalar_one()
-    assert priority == 100
+    # then it is booked
+    assert here.run([cluster])[0].frames_booked == 1
+    assert running(engine, jobs[-1].id) == 1

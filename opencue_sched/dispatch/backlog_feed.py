@@ -1,0 +1,267 @@
+"""The backlog of a process and what tells it of changes together: list, watch, resync.
+
+*List*: all layers that wait, once. *Watch*: what PostgreSQL's triggers name, and what other workers found, is read with
+the next pass, in one statement for all of it. *Resync* finds what nobody named: each worker compares the versions of
+the layers in its own buckets, in the background, and tells the others what differed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy import Engine, Row
+
+from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.postgres import ask
+from opencue_sched.coordination.change_log import BacklogChanges
+from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.domain.plans import Waiting
+from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.placement.backlog import Backlog
+from opencue_sched.settings import Settings
+from opencue_sched.store.backlog import fetch_layers, fetch_portions, fetch_versions
+from opencue_sched.store.pending import fetch_limit_caps, fetch_shares
+from opencue_sched.store.schema import SchemaFacts
+
+log = structlog.get_logger(__name__)
+
+SHOWS_READ_SECONDS = 1.0
+"""Between two reads of the shows, unless one was named: their flags, subscriptions, and the clock of the database."""
+RESYNC_SECONDS = 10.0
+"""A round of the resync, up to LAYERS_PER_ROUND layers of the fleet."""
+DEAF_RESYNC_SECONDS = 5.0
+"""The same where nothing is heard of what changes."""
+LAYERS_PER_SECOND = 2_000
+"""Layers compared in a second where there are more: a twentieth of a core of PostgreSQL."""
+_HEAR_SECONDS = 1.0
+"""Between two looks at what the others found."""
+_READ_AT_ONCE = 1_000
+"""Layers, and jobs, that one statement names."""
+
+
+class BacklogFeed:
+    """Backlog, reads and notices together. Thread-safe; what was named is read by one thread at a time.
+
+    ``own`` says which buckets of layers (by their ids) this process compares; ``facts`` what the database has.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        facts: Callable[[], SchemaFacts],
+        changes: BacklogChanges,
+        *,
+        own: Callable[[], frozenset[int]] = lambda: ALL_BUCKETS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._facts = facts
+        self._changes = changes
+        self._own = own
+        self._clock = clock
+        self.backlog = Backlog(clock)
+        self._reading = threading.Lock()
+        """Held by the thread that reads what was named."""
+        self._lock = threading.Lock()
+        """Of what was named, which the listener's thread adds to."""
+        self._layers: set[str] = set()
+        self._jobs: set[str] = set()
+        self._shows: set[str] = set()
+        self._listed = False
+        self._of_show: Mapping[str, list[Row[Any]]] = {}
+        """The subscriptions of each show."""
+        self._limits: Mapping[str, Row[Any]] = {}
+        self._shares_at = -math.inf
+        self._database_ahead = 0.0
+        """The database's clock (epoch seconds) less ``clock``."""
+        self._cursor: str | None = None
+        self._round_at = -math.inf
+        self._resynced_at = clock()
+        self.deaf = False
+        """Whether no notice is heard; set by the listener's thread."""
+        self.resyncing = PeriodicThread(
+            "backlog-resync", self.resync, failed="backlog_not_compared", retry_seconds=1.0, longest_retry_seconds=10.0
+        )
+
+    # Watch
+
+    def note(self, layers: Collection[str] = (), *, jobs: Collection[str] = (), shows: Collection[str] = ()) -> None:
+        """These changed: they are read with the next pass."""
+        with self._lock:
+            self._layers.update(layers)
+            self._jobs.update(jobs)
+            self._shows.update(shows)
+
+    def caps_changed(self, jobs: Collection[str] = ()) -> None:
+        """Bursts, limits, or caps and priorities of jobs changed: they are read with the next pass."""
+        self._shares_at = -math.inf
+        self.note(jobs=jobs)
+
+    def missed(self) -> None:
+        """What changed was not heard for a while: everything is compared at once, and planned meanwhile."""
+        self._round_at = self._shares_at = -math.inf
+        self.resyncing.wake()
+
+    def follow(self) -> None:
+        """Read what was named since the last call; the shows at least once a second. Errors of PostgreSQL go to the
+        caller, and what was named is read with the next call."""
+        with self._reading:
+            if not self._listed:
+                self._read_all()
+            with self._lock:
+                layers, jobs, shows = self._layers, self._jobs, self._shows
+                self._layers, self._jobs, self._shows = set(), set(), set()
+            try:
+                if shows or self._clock() - self._shares_at >= SHOWS_READ_SECONDS:
+                    self._read_shows()
+                self._read(layers | self.backlog.stale(), jobs, shows)
+            except BaseException:
+                self.note(layers, jobs=jobs, shows=shows)
+                raise
+
+    def read_portions(self, wanted: Iterable[Waiting], frames: int) -> None:
+        """Read the first frames of these layers, so many of each."""
+        sizes = self.backlog.portion_sizes(wanted, frames)
+        read_at = self.backlog.instant()
+        uncounted = self._settings.queue.uncounted_exit_statuses
+        portions = ask(self._engine, fetch_portions, self._facts(), sizes, uncounted=uncounted)
+        for it in portions:
+            self.backlog.apply_portion(it.layer_id, it.waiting_frames, it.frames, it.back_in, read_at=read_at)
+        self.note(sizes.keys() - {portion.layer_id for portion in portions})
+
+    # What is known of shows
+
+    def now(self) -> float:
+        """The database's clock, in epoch seconds, carried on by this process's own."""
+        return self._clock() + self._database_ahead
+
+    def shares(self, show_ids: Collection[str]) -> list[Row[Any]]:
+        """The subscriptions of these shows, as of the last read."""
+        return [share for show_id in show_ids for share in self._of_show.get(show_id, ())]
+
+    def may_book(self, show_id: str) -> bool:
+        """Whether the show's flags let its frames be booked, and it has a subscription with a burst."""
+        return any(share.may_book and share.burst_centicores > 0 for share in self._of_show.get(show_id, ()))
+
+    def show_name(self, show_id: str) -> str:
+        """The show's name; empty for one that is not known."""
+        return next((share.show_name for share in self._of_show.get(show_id, ())), "")
+
+    def limits(self) -> Mapping[str, Row[Any]]:
+        """The limits by id, with their names, as of the last read."""
+        return self._limits
+
+    def age_seconds(self) -> float:
+        """Since the last whole round of the resync ended; 0 before anything was read, for it is read when it is used
+        first."""
+        return self._clock() - self._resynced_at if self._listed else 0.0
+
+    # Resync
+
+    def resync(self) -> float:
+        """Compare the layers of this process's buckets, if it is time to; in how many seconds to call it again."""
+        self._hear()
+        if not self._listed:
+            return _HEAR_SECONDS
+        now = self._clock()
+        if now < self._round_at:
+            return min(_HEAR_SECONDS, self._round_at - now)
+        own, read_at = self._own(), self.backlog.instant()
+        rows = ask(
+            self._engine,
+            lambda connection: fetch_versions(
+                connection,
+                self._facts(),
+                facilities=scoped_facilities(connection, self._settings),
+                buckets=own,
+            ),
+        )
+        known = self.backlog.versions(own)
+        found = {row.layer_id for row in rows}
+        differ = {row.layer_id for row in rows if known.get(row.layer_id) != row.version} | (known.keys() - found)
+        self.backlog.apply_counts(
+            {row.layer_id: row.waiting_frames for row in rows if row.layer_id not in differ}, read_at=read_at
+        )
+        if differ:
+            with self._reading:
+                self._read(differ, (), ())
+            try:
+                self._changes.publish(differ, by=self._settings.instance)
+            except RedisError as error:
+                log.warning("backlog_changes_not_published", layers=len(differ), error=str(error))
+        self._resynced_at = self._clock()
+        hears = self._facts().backlog_is_named and not self.deaf
+        seconds = RESYNC_SECONDS if hears else DEAF_RESYNC_SECONDS
+        self._round_at = now + max(seconds, len(self.backlog) / LAYERS_PER_SECOND)
+        return _HEAR_SECONDS
+
+    def _hear(self) -> None:
+        """Note what other workers found to differ. A lost message only delays it to the next round."""
+        try:
+            self._cursor, ids = self._changes.since(self._cursor, but_of=self._settings.instance)
+        except RedisError as error:
+            log.warning("backlog_changes_not_read", error=str(error))
+            return
+        if ids:
+            self.note(ids)
+
+    # Inside
+
+    def _read_all(self) -> None:
+        read_at = self.backlog.instant()
+        self._read_shows()
+        rows = ask(
+            self._engine,
+            lambda connection: fetch_layers(
+                connection, self._facts(), facilities=scoped_facilities(connection, self._settings)
+            ),
+        )
+        listed = ((row.job, row.layer, row.version) for row in rows.layers)
+        self.backlog.apply(listed, bad=rows.bad, read_at=read_at)
+        self._listed = True
+        self._resynced_at, self._round_at = self._clock(), self._clock() + RESYNC_SECONDS
+        log.info("backlog_listed", layers=len(self.backlog))
+
+    def _read_shows(self) -> None:
+        read_at = self._clock()
+
+        def read(connection: Any) -> tuple[Sequence[Row[Any]], Mapping[str, Row[Any]]]:
+            return fetch_shares(connection), fetch_limit_caps(connection)
+
+        shares, self._limits = ask(self._engine, read)
+        of_show: defaultdict[str, list[Row[Any]]] = defaultdict(list)
+        for share in shares:
+            of_show[share.show_id].append(share)
+            self._database_ahead = share.now - self._clock()
+        self._of_show = dict(of_show)
+        self._shares_at = read_at
+
+    def _read(self, layers: Collection[str], jobs: Collection[str], shows: Collection[str]) -> None:
+        """Read these layers, and all that wait of these jobs and shows; what is not found waits no more."""
+        if not (layers or jobs or shows):
+            return
+        read_at = self.backlog.instant()
+        asked = set(layers) | self.backlog.of_jobs(jobs) | self.backlog.of_shows(shows)
+        rows = ask(
+            self._engine,
+            lambda connection: fetch_layers(
+                connection,
+                self._facts(),
+                facilities=scoped_facilities(connection, self._settings),
+                layer_ids=layers,
+                job_ids=jobs,
+                show_ids=shows,
+            ),
+        )
+        found = [(row.job, row.layer, row.version) for row in rows.layers]
+        there = {layer.id for _, layer, _ in found} | {bad.layer_id for bad in rows.bad}
+        self.backlog.apply(found, bad=rows.bad, gone=asked - there, read_at=read_at)

@@ -1,0 +1,153 @@
+"""What may still be booked under every cap that a plan may meet, as the ledger counts it: one round trip a pass."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import Row
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.keys import VertexCaps
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.backlog_feed import BacklogFeed
+from opencue_sched.domain.caps import Caps, Headroom, Vertices, cores_left
+from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.plans import Snapshot
+from opencue_sched.domain.units import CENTICORES_PER_CORE, cap_cores
+from opencue_sched.placement.backlog import BacklogWork
+
+CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], int]]
+"""The cores in use under subscriptions, by show and allocation id; one that is absent has none."""
+WATCHED_SECONDS = 60.0
+"""How long the use of a job or folder is read by every pass after its cap has refused a booking."""
+_MOST_JOBS = 40
+"""Jobs at the head of a show's order whose use is read before a plan; of those behind, when a plan comes to them."""
+
+
+class WatchedVertices:
+    """Jobs and folders whose caps refused bookings of this process a moment ago. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+        self._lock = Lock()
+
+    def refused(self, vertices: Iterable[Vertices]) -> None:
+        """Bookings under these were refused."""
+        until = self._clock() + WATCHED_SECONDS
+        with self._lock:
+            for of_booking in vertices:
+                self._until[keys.job(of_booking.job_id)] = until
+                self._until[keys.folder(of_booking.folder_id)] = until
+
+    def keys(self) -> list[str]:
+        """The keys of those that are watched now."""
+        now = self._clock()
+        with self._lock:
+            self._until = {key: until for key, until in self._until.items() if until > now}
+            return list(self._until)
+
+
+def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
+    """Burst, of which 0 books nothing, and use of each subscription (fetch_shares), by show and allocation id. They
+    have no cap of GPUs."""
+    bursts = {(row.show_id, row.alloc_id): max(0, cap_cores(row.burst_centicores)) for row in shares}
+    used = in_use(bursts)
+    return {key: Caps(Headroom(burst, used.get(key, 0)), Headroom(None, 0)) for key, burst in bursts.items()}
+
+
+def read_snapshot(
+    ledger: Ledger, backlog: BacklogFeed, works: Sequence[BacklogWork], watched: WatchedVertices
+) -> Snapshot:
+    """What the planner may know of these works: what is in use under their subscriptions, all limits, and the caps of
+    jobs and folders that the plan is likely to reach or that refused a moment ago."""
+    now = backlog.now()
+    gpu_layers = backlog.backlog.with_gpus(now)
+    shares = backlog.shares({work.clusters[0].show_id for work in works} | {it.job.show_id for it in gpu_layers})
+    jobs = {job.id: job for work in works for job in work.first_jobs(_MOST_JOBS)}
+    jobs |= {waiting.job.id: waiting.job for waiting in islice(gpu_layers, _MOST_JOBS)}
+    limits = backlog.limits()
+    asked = dict.fromkeys(
+        (
+            *(keys.subscription(share.show_id, share.alloc_id) for share in shares),
+            *map(keys.job, jobs),
+            *(keys.folder(job.folder_id) for job in jobs.values()),
+            *map(keys.limit, limits),
+            *watched.keys(),
+        )
+    )
+    found = ledger.caps(list(asked))
+
+    def cores_in_use(pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        used = {pair: found.get(keys.subscription(*pair)) for pair in pairs}
+        return {pair: caps.cores for pair, caps in used.items() if caps is not None}
+
+    return Snapshot(
+        tuple(works),
+        subscriptions(shares, cores_in_use),
+        {ids[0]: _caps(caps) for ids, caps in _of_kinds(found, "job", "folder")},
+        {limit_id: _limit(row, found.get(keys.limit(limit_id))) for limit_id, row in limits.items()},
+        {(share.show_id, share.alloc_id): share.size_centicores / CENTICORES_PER_CORE for share in shares},
+        now,
+    )
+
+
+def read_caps(ledger: Ledger, pairs: Collection[tuple[str, str]]) -> dict[str, Caps]:
+    """Caps and use of folders and jobs (pairs of their ids), by id; one that was never booked has none."""
+    found = ledger.caps([key for folder_id, job_id in pairs for key in (keys.folder(folder_id), keys.job(job_id))])
+    unlimited = Caps(Headroom(None, 0), Headroom(None, 0))
+    return {vertex_id: unlimited for pair in pairs for vertex_id in pair} | {
+        ids[0]: _caps(caps) for ids, caps in _of_kinds(found, "job", "folder")
+    }
+
+
+def _of_kinds(found: Mapping[str, VertexCaps], *kinds: str) -> Iterable[tuple[tuple[str, ...], VertexCaps]]:
+    for key, caps in found.items():
+        parsed = keys.parse(key)
+        if parsed is not None and parsed[0].value in kinds:
+            yield parsed[1], caps
+
+
+def _caps(caps: VertexCaps) -> Caps:
+    return Caps(Headroom(caps.max_cores, caps.cores), Headroom(caps.max_gpus, caps.gpus))
+
+
+def _limit(row: Row[Any], caps: VertexCaps | None) -> Headroom:
+    """Frames of unmanaged shows count as of the last load of caps."""
+    running = 0 if caps is None else caps.frames + caps.foreign_frames
+    return Headroom(max(0, row.max_value), running, row.name)
+
+
+def gpu_demands(backlog: BacklogFeed, snapshot: Snapshot) -> list[Demand]:
+    """What waits for GPUs and may run, by what it needs: a pass must know of it before it gives the cores beside idle
+    GPUs away. Demand that cannot run is no demand: nothing is kept for frames over a cap, as far as is known."""
+    left = cores_left(snapshot.subscriptions)
+    frames = Counter[tuple[str, Search, frozenset[str]]]()
+    for waiting in backlog.backlog.with_gpus(snapshot.now):
+        job, layer, need = waiting.job, waiting.layer, waiting.need
+        above = [snapshot.caps[key] for key in (job.id, job.folder_id) if key in snapshot.caps]
+        full = any(caps.cores.left < need.cores or caps.gpus.left < need.gpus for caps in above) or any(
+            snapshot.limits[limit_id].left < 1 for limit_id in layer.limit_ids if limit_id in snapshot.limits
+        )
+        open_allocs = frozenset(alloc for alloc, cores in left[job.show_id].items() if cores >= need.cores)
+        if open_allocs and not full and backlog.may_book(job.show_id):
+            search = Search.of(job, layer, need, tuple(sorted(layer.tags)))
+            frames[job.facility_id, search, open_allocs] += waiting.frames
+    return [Demand(facility_id, search, allocs, count) for (facility_id, search, allocs), count in frames.items()]
+
+
+def search_of(row: Row[Any], tags: Iterable[str]) -> Search:
+    """What frames of a row of fetch_waiting_work can use, on hosts of these of its tags."""
+    need = Reservation(
+        cores=row.least_cores,
+        memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),
+        gpus=max(0, row.int_gpus_min),
+        gpu_memory_kb=max(0, row.int_gpu_mem_min),
+    )
+    return Search(tuple(sorted(tags)), row.str_os or None, need, row.b_threadable, row.int_cores_min, row.int_cores_max)

@@ -1,0 +1,638 @@
+"""The waiting layers of one process, in the order in which they are served: what a plan takes its frames from.
+
+As the host cache is for hosts: PostgreSQL's layers as they were last read, less what this process has planned and
+booked since. Reads, bookings, losses and notices arrive in any order; every doubt costs a match, which the commit
+finds out, and never a cap.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import md5
+from itertools import islice
+from typing import Any
+
+from sortedcontainers import SortedKeyList
+
+from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.frame_needs import smallest_need
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
+from opencue_sched.domain.plans import Place, PlannedProc, Waiting
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.policies.order import VirtualTimes
+
+PORTION_SECONDS = 10.0
+"""Life of a portion of frames, as long as a permit lives: what was read before is read again before it is used."""
+MOST_FRAMES_OF_A_PORTION = 200
+"""A frame that is retried is behind no more than so many of its layer."""
+JUDGED_SECONDS = 60.0
+"""A layer that waits is looked at once in so long, also where nothing that stood in its way has changed."""
+JUDGED_PER_PLAN = 100
+"""Layers that one plan looks at for no other reason: 20,000 layers have their turn in a minute of busy passes."""
+
+SET_ASIDE = ("quarantined", "starts_later", "delayed", "failed")
+"""What keeps a layer from being planned for a time: its job's quarantine, a start that lies ahead, frames that wait for
+a delay, rows that make no sense."""
+
+
+@dataclass(slots=True)
+class _Entry(Waiting):
+    """A waiting layer as it was last read, and what this process knows better. Under the backlog's lock."""
+
+    version: str
+    read_at: float
+    portion: list[Frame] | None = None
+    """The first waiting frames, also those in flight; None where they are to be read."""
+    portion_at: float = -math.inf
+    in_flight: set[str] = field(default_factory=set)
+    """Frames (ids) that a plan took and whose outcome is not known."""
+    booked: dict[str, float] = field(default_factory=dict)
+    """Frames that this process booked: id -> the instant after the commit. A read that began before may show them."""
+    taken: dict[str, float] = field(default_factory=dict)
+    """Frames that another process has the permits of: id -> until when that is believed."""
+    used_at: float = -math.inf
+    """The instant at which a frame left the portion last."""
+    aside: bool = False
+    """Whether a time or a fault keeps it from being planned: `_may_start` says more."""
+    stale: bool = False
+    """Not planned before it was read again: frames of it were lost in a commit, or none is left."""
+    back_at: float = -math.inf
+    """Not planned before: its frames wait for a delay that may still be written."""
+    failed: str = ""
+    """Why its rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
+    failed_at: float = -math.inf
+    judged_at: float = -math.inf
+
+    def forget_booked(self, read_at: float) -> int:
+        """Forget bookings that a read of ``read_at`` shows; how many it cannot show."""
+        self.booked = {frame_id: at for frame_id, at in self.booked.items() if at >= read_at}
+        return len(self.booked)
+
+
+class _Show:
+    """The waiting layers of a show in one facility. Under the backlog's lock."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Entry] = {}
+        self.by_job: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
+        self.job_orders: dict[str, list[_Entry]] = {}
+        """Layers of a job in dispatch order, made again when it is asked for after a change."""
+        self.orders: dict[str, SortedKeyList[_Entry, Any]] = {}
+        """By shard: of those that plans were made for."""
+        self.draws: dict[str, VirtualTimes] = {}
+        """By shard."""
+        self.tags: Counter[frozenset[str]] = Counter()
+        self.least: dict[frozenset[str], Reservation] = {}
+        """No layer with these tags needs less. May be too low after one has gone."""
+        self.judged: OrderedDict[str, None] = OrderedDict()
+        """Ids of layers, those that were looked at longest ago first."""
+
+    def add(self, entry: _Entry) -> None:
+        layer_id, tags = entry.layer.id, entry.place.tags
+        self.entries[layer_id] = self.by_job[entry.job.id][layer_id] = entry
+        self.job_orders.pop(entry.job.id, None)
+        for order in self.orders.values():
+            order.add(entry)
+        self.tags[tags] += 1
+        least = self.least.get(tags)
+        self.least[tags] = entry.need if least is None else _least_of(least, entry.need)
+        self.judged[layer_id] = None
+        self.judged.move_to_end(layer_id, last=False)
+
+    def remove(self, entry: _Entry) -> None:
+        layer_id, job_id, tags = entry.layer.id, entry.job.id, entry.place.tags
+        del self.entries[layer_id], self.by_job[job_id][layer_id]
+        self.job_orders.pop(job_id, None)
+        for order in self.orders.values():
+            order.remove(entry)
+        self.tags[tags] -= 1
+        if not self.tags[tags]:
+            del self.tags[tags], self.least[tags]
+        self.judged.pop(layer_id, None)
+
+    def in_order(self, job_id: str) -> list[_Entry]:
+        """The layers of a job in dispatch order."""
+        found = self.job_orders.get(job_id)
+        if found is None:
+            found = sorted(
+                self.by_job.get(job_id, {}).values(), key=lambda entry: (entry.layer.dispatch_order, entry.layer.id)
+            )
+            self.job_orders[job_id] = found
+        return found
+
+    def forget_job(self, job_id: str) -> None:
+        """Forget a job of which no layer is left."""
+        if not self.by_job[job_id]:
+            del self.by_job[job_id]
+            for draw in self.draws.values():
+                draw.left(job_id)
+
+    def order(self, shard: str) -> SortedKeyList[_Entry, Any]:
+        if shard not in self.orders:
+            # Shards come and go with instances; the order of one that comes again is made again.
+            self.orders = {shard: SortedKeyList(self.entries.values(), key=partial(_rank, shard))}
+        return self.orders[shard]
+
+    def draw(self, shard: str) -> VirtualTimes:
+        if shard not in self.draws:
+            self.draws = {shard: VirtualTimes(shard)}
+        return self.draws[shard]
+
+
+def _rank(shard: str, waiting: Waiting) -> tuple[int, str, float, str, int, str]:
+    """The place of a layer in its show's order. Jobs of equal priority go by age where there is one shard, and
+    otherwise each shard begins with others."""
+    job, layer = waiting.job, waiting.layer
+    first = md5(f"{shard}{job.id}".encode(), usedforsecurity=False).hexdigest() if shard else ""
+    return -job.priority, first, job.started_at, job.id, layer.dispatch_order, layer.id
+
+
+def _failed(bad_layer: BadLayer) -> LayerVerdict:
+    return LayerVerdict(bad_layer.job_id, bad_layer.layer_id, Verdict.FAILED, 0, bad_layer.waiting, bad_layer.why)
+
+
+def _least_of(one: Reservation, other: Reservation) -> Reservation:
+    return Reservation(
+        min(one.cores, other.cores),
+        min(one.memory_kb, other.memory_kb),
+        min(one.gpus, other.gpus),
+        min(one.gpu_memory_kb, other.gpu_memory_kb),
+    )
+
+
+class Backlog:
+    """What waits, by show and facility. Thread-safe; ``clock`` is in seconds and never runs backwards."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._latest = -math.inf
+        self._lock = threading.RLock()
+        self._entries: dict[str, _Entry] = {}
+        self._shows: defaultdict[tuple[str, str], _Show] = defaultdict(_Show)
+        """By facility and show id."""
+        self._bad: dict[str, BadLayer] = {}
+        self._stale: set[str] = set()
+        self._with_gpus: set[str] = set()
+        self._failed: set[str] = set()
+
+    def __len__(self) -> int:
+        """How many layers wait, as far as is known."""
+        return len(self._entries)
+
+    # Reading
+
+    def instant(self) -> float:
+        """The time, later than at any call before. Whoever reads for ``apply`` asks before the query begins."""
+        with self._lock:
+            self._latest = max(self._clock(), math.nextafter(self._latest, math.inf))
+            return self._latest
+
+    def apply(
+        self,
+        rows: Iterable[tuple[Job, Layer, str]],
+        *,
+        read_at: float,
+        gone: Collection[str] = (),
+        bad: Iterable[BadLayer] = (),
+    ) -> None:
+        """Take over layers that were read (with the versions of their rows), and forget those that were asked for and
+        not found. ``read_at`` is the ``instant`` at which the read began: what is newer here stays."""
+        with self._lock:
+            for job, layer, version in rows:
+                self._take_over(job, layer, version, read_at)
+            for bad_layer in bad:
+                self._forget(bad_layer.layer_id, read_at)
+                self._bad[bad_layer.layer_id] = bad_layer
+            for layer_id in gone:
+                self._bad.pop(layer_id, None)
+                self._forget(layer_id, read_at)
+
+    def apply_counts(self, waiting: Mapping[str, int], *, read_at: float) -> None:
+        """Take over how many frames of layers (ids) wait, where nothing else of them has changed."""
+        with self._lock:
+            for layer_id, frames in waiting.items():
+                entry = self._entries.get(layer_id)
+                if entry is not None and entry.read_at <= read_at:
+                    self._count(entry, frames, read_at)
+
+    def apply_portion(
+        self, layer_id: str, waiting: int, frames: Sequence[Frame], back_in: float | None, *, read_at: float
+    ) -> None:
+        """Take over the first waiting frames of a layer, and how many wait. ``back_in``: seconds until the first of
+        those is back that are left out for a delay."""
+        with self._lock:
+            entry = self._entries.get(layer_id)
+            if entry is None or read_at < entry.portion_at:
+                return
+            self._count(entry, waiting, read_at)
+            now = self._clock()
+            entry.taken = {frame_id: until for frame_id, until in entry.taken.items() if until > now}
+            entry.portion = [frame for frame in frames if frame.id not in entry.booked and frame.id not in entry.taken]
+            entry.portion_at = read_at
+            if not frames and back_in is not None:
+                entry.back_at, entry.aside = now + back_in, True
+            elif waiting <= 0:
+                self._mark_stale(entry)
+            elif not frames:
+                self.fail(layer_id, f"its counter says that {waiting} frames wait, and none does")
+
+    def portion_sizes(self, wanted: Iterable[Waiting], frames: int) -> dict[str, int]:
+        """How many frames of each layer to read, so that so many of them are there for a plan."""
+        with self._lock:
+            sizes = {}
+            for waiting in wanted:
+                entry = self._entries.get(waiting.layer.id)
+                if entry is not None:
+                    unusable = len(entry.in_flight) + len(entry.taken) + len(entry.booked)
+                    sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, frames) + unusable
+            return sizes
+
+    def versions(self, buckets: Collection[int] = ALL_BUCKETS) -> dict[str, str]:
+        """The versions of the layers here whose ids are in these buckets, the bad ones too."""
+        with self._lock:
+            known = {layer_id: entry.version for layer_id, entry in self._entries.items()}
+            known |= {layer_id: bad_layer.version for layer_id, bad_layer in self._bad.items()}
+        if len(buckets) == len(ALL_BUCKETS):
+            return known
+        return {layer_id: version for layer_id, version in known.items() if bucket_of(layer_id) in buckets}
+
+    def stale(self) -> set[str]:
+        """Layers that are not planned before they were read again."""
+        with self._lock:
+            return set(self._stale)
+
+    def known(self, layer_ids: Collection[str]) -> set[str]:
+        """Those of these layers that wait, the bad ones too."""
+        with self._lock:
+            return {layer_id for layer_id in layer_ids if layer_id in self._entries or layer_id in self._bad}
+
+    def of_jobs(self, job_ids: Collection[str]) -> set[str]:
+        """The layers here of these jobs, the bad ones too."""
+        with self._lock:
+            layers = {it for show in self._shows.values() for job in job_ids for it in show.by_job.get(job, ())}
+            return layers | {it.layer_id for it in self._bad.values() if it.job_id in job_ids}
+
+    def of_shows(self, show_ids: Collection[str]) -> set[str]:
+        """The layers here of these shows, the bad ones too."""
+        with self._lock:
+            layers = {it for (_, show_id), show in self._shows.items() if show_id in show_ids for it in show.entries}
+            return layers | {it.layer_id for it in self._bad.values() if it.show_id in show_ids}
+
+    def jobs_under(self, folder_ids: Collection[str]) -> set[str]:
+        """The jobs here of these folders."""
+        with self._lock:
+            return {entry.job.id for entry in self._entries.values() if entry.job.folder_id in folder_ids}
+
+    # What waits
+
+    def waiting_tags(self) -> frozenset[tuple[str, str, str]]:
+        """The ids of facility and show, and the tag, of all that waits."""
+        with self._lock:
+            return frozenset((*place, tag) for place, show in self._shows.items() for tags in show.tags for tag in tags)
+
+    def bad(self, show_id: str) -> list[LayerVerdict]:
+        """What is to say of the layers of a show whose rows make no sense."""
+        with self._lock:
+            failed = (self._entries[layer_id] for layer_id in self._failed)
+            found = [
+                BadLayer(entry.job.id, entry.layer.id, entry.job.show_id, entry.frames, entry.failed, entry.version)
+                for entry in failed
+            ]
+            return [_failed(bad_layer) for bad_layer in (*self._bad.values(), *found) if bad_layer.show_id == show_id]
+
+    def work(
+        self, clusters: Sequence[Cluster], *, own: frozenset[int], now: float, left_alone: Collection[str] = ()
+    ) -> BacklogWork:
+        """What waits of these clusters, which are of one show, facility and shard. ``own``: buckets whose frames this
+        process takes first. ``now``: epoch seconds of the database. ``left_alone``: layers that are not planned."""
+        cluster = clusters[0]
+        with self._lock:
+            show = self._shows[cluster.facility_id, cluster.show_id]
+            tags = frozenset(tag for it in clusters for tag in it.tags)
+            return BacklogWork(self, show, tuple(clusters), tags, own, now, left_alone)
+
+    def set_aside(self, now: float) -> Counter[str]:
+        """How many layers a time or a fault keeps from being planned, by what it is. ``now``: epoch seconds of the
+        database."""
+        with self._lock:
+            found = Counter(dict.fromkeys(SET_ASIDE, 0))
+            found["failed"] = len(self._bad)
+            for entry in self._entries.values():
+                if entry.aside and not self.may_start(entry, now):
+                    found[self._why_aside(entry, now)] += 1
+            return found
+
+    def with_gpus(self, now: float) -> list[Waiting]:
+        """The layers that wait for GPUs."""
+        with self._lock:
+            entries = [self._entries[layer_id] for layer_id in self._with_gpus]
+            return [
+                entry
+                for entry in entries
+                if entry.frames > 0 and not entry.stale and (not entry.aside or self.may_start(entry, now))
+            ]
+
+    # What becomes of plans
+
+    def take(self, procs: Iterable[PlannedProc]) -> None:
+        """These frames are planned: nobody else of this process plans them, until ``settle``."""
+        with self._lock:
+            for proc in procs:
+                entry = self._entries.get(proc.layer.id)
+                if entry is not None:
+                    entry.in_flight.add(proc.frame.id)
+
+    def settle(
+        self,
+        procs: Iterable[PlannedProc],
+        *,
+        booked: Collection[str] = (),
+        lost: Collection[str] = (),
+        taken: Collection[str] = (),
+    ) -> None:
+        """What became of frames that were planned, by the ids of their procs: ``booked``; ``lost`` because their rows
+        were not as they were read; ``taken`` by another process meanwhile; the others wait as before."""
+        with self._lock:
+            instant = self.instant()
+            for proc in procs:
+                entry = self._entries.get(proc.layer.id)
+                if entry is None:
+                    continue
+                entry.in_flight.discard(proc.frame.id)
+                if proc.proc_id in booked or proc.proc_id in taken:
+                    if entry.portion is not None:
+                        entry.portion = [frame for frame in entry.portion if frame.id != proc.frame.id]
+                    entry.frames -= 1
+                    entry.used_at = instant
+                    if proc.proc_id in booked:
+                        entry.booked[proc.frame.id] = instant
+                    else:
+                        entry.taken[proc.frame.id] = instant + PORTION_SECONDS
+                    if entry.frames <= 0:
+                        self._mark_stale(entry)
+                elif proc.proc_id in lost:
+                    self._mark_stale(entry)
+
+    def fail(self, layer_id: str, why: str) -> None:
+        """Nothing of the layer can be started, for what its rows say: it is set aside."""
+        with self._lock:
+            entry = self._entries.get(layer_id)
+            if entry is not None:
+                entry.failed, entry.failed_at, entry.aside = why, self._clock(), True
+                self._failed.add(layer_id)
+
+    def judged(self, layer_ids: Iterable[str]) -> None:
+        """These layers were looked at."""
+        with self._lock:
+            now = self._clock()
+            for layer_id in layer_ids:
+                entry = self._entries.get(layer_id)
+                if entry is not None:
+                    entry.judged_at = now
+                    self._show_of(entry).judged.move_to_end(layer_id)
+
+    def look_again(self, layer_ids: Iterable[str]) -> None:
+        """Have the next plan look at these layers, whatever was found a moment ago."""
+        with self._lock:
+            for layer_id in layer_ids:
+                entry = self._entries.get(layer_id)
+                if entry is not None:
+                    entry.judged_at = -math.inf
+                    self._show_of(entry).judged.move_to_end(layer_id, last=False)
+
+    # Inside; under the lock
+
+    def _show_of(self, entry: _Entry) -> _Show:
+        return self._shows[entry.job.facility_id, entry.job.show_id]
+
+    def _take_over(self, job: Job, layer: Layer, version: str, read_at: float) -> None:
+        entry = self._entries.get(layer.id)
+        self._bad.pop(layer.id, None)
+        need, place = smallest_need(layer), Place(layer.tags, job.os_name, layer.threadable)
+        if entry is None:
+            entry = _Entry(job, layer, layer.waiting_frames, need, place, version, read_at)
+            self._entries[layer.id] = entry
+            self._show_of(entry).add(entry)
+        elif read_at < entry.read_at:
+            return
+        else:
+            before, before_job = self._show_of(entry), entry.job.id
+            before.remove(entry)
+            if entry.stale:
+                entry.portion, entry.stale = None, False
+                self._stale.discard(layer.id)
+            entry.job, entry.layer, entry.need, entry.place, entry.version = job, layer, need, place, version
+            entry.failed, entry.back_at = "", -math.inf
+            self._failed.discard(layer.id)
+            self._show_of(entry).add(entry)
+            before.forget_job(before_job)
+        entry.read_at = read_at
+        entry.aside = job.quarantined_until is not None or layer.starts_at is not None
+        self._count(entry, layer.waiting_frames, read_at)
+        if need.gpus or need.gpu_memory_kb:
+            self._with_gpus.add(layer.id)
+        else:
+            self._with_gpus.discard(layer.id)
+
+    def _count(self, entry: _Entry, waiting: int, read_at: float) -> None:
+        entry.frames = waiting - entry.forget_booked(read_at)
+
+    def _forget(self, layer_id: str, read_at: float) -> None:
+        """A read that began at ``read_at`` did not find the layer, or found that it makes no sense."""
+        entry = self._entries.get(layer_id)
+        if entry is None or read_at < entry.read_at or entry.forget_booked(read_at):
+            return
+        show = self._show_of(entry)
+        show.remove(entry)
+        show.forget_job(entry.job.id)
+        del self._entries[layer_id]
+        self._stale.discard(layer_id)
+        self._with_gpus.discard(layer_id)
+        self._failed.discard(layer_id)
+
+    def _mark_stale(self, entry: _Entry) -> None:
+        entry.stale = True
+        self._stale.add(entry.layer.id)
+
+    def may_start(self, entry: _Entry, now: float) -> bool:
+        """Whether no time and no fault keeps a layer from being planned that is set ``aside``."""
+        job, layer, clock = entry.job, entry.layer, self._clock()
+        return (
+            (job.quarantined_until is None or job.quarantined_until <= now)
+            and (layer.starts_at is None or layer.starts_at <= now)
+            and entry.back_at <= clock
+            and (not entry.failed or clock - entry.failed_at >= JUDGED_SECONDS)
+        )
+
+    def _why_aside(self, entry: _Entry, now: float) -> str:
+        """The first of SET_ASIDE that keeps a layer from being planned that may not start."""
+        if entry.job.quarantined_until is not None and entry.job.quarantined_until > now:
+            return "quarantined"
+        if entry.layer.starts_at is not None and entry.layer.starts_at > now:
+            return "starts_later"
+        return "delayed" if entry.back_at > self._clock() else "failed"
+
+
+class BacklogWork:
+    """What waits of some clusters of one show and shard, for one pass: the planner's ``Work``."""
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        show: _Show,
+        clusters: tuple[Cluster, ...],
+        tags: frozenset[str],
+        own: frozenset[int],
+        now: float,
+        left_alone: Collection[str],
+    ) -> None:
+        self._backlog = backlog
+        self._show = show
+        self._clusters = clusters
+        self._tags = tags
+        self._own = own
+        self._now = now
+        self._left_alone = left_alone
+        self._order = list(show.order(clusters[0].shard))
+        self._draw = show.draw(clusters[0].shard)
+
+    @property
+    def clusters(self) -> Sequence[Cluster]:
+        return self._clusters
+
+    @property
+    def draw(self) -> VirtualTimes:
+        return self._draw
+
+    def __iter__(self) -> Iterator[Waiting]:
+        # Called for each waiting layer of a show: what decides mostly comes first, and nothing is called for it.
+        reached, left_alone = frozenset(self.tags()), self._left_alone
+        for entry in self._order:
+            if (
+                entry.frames > 0
+                and not entry.stale
+                and entry.place.tags in reached
+                and (not entry.aside or self._backlog.may_start(entry, self._now))
+                and (not left_alone or entry.layer.id not in left_alone)
+            ):
+                yield entry
+
+    def of_job(self, job_id: str) -> Sequence[Waiting]:
+        with self._backlog._lock:
+            entries = self._show.in_order(job_id)
+        return list(filter(self._is_open, entries))
+
+    def priorities(self) -> Mapping[str, int]:
+        with self._backlog._lock:
+            return {job_id: next(iter(of.values())).job.priority for job_id, of in self._show.by_job.items()}
+
+    def tags(self) -> Iterable[frozenset[str]]:
+        with self._backlog._lock:
+            return [tags for tags in self._show.tags if not tags.isdisjoint(self._tags)]
+
+    def waits(self, cluster: Cluster) -> bool:
+        """Whether any layer waits that has a tag of the cluster, and not only for a time to come."""
+        with self._backlog._lock:
+            if all(tags.isdisjoint(cluster.tags) for tags in self._show.tags):
+                return False
+        return any(
+            entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags) and not self._lies_ahead(entry)
+            for entry in self._order
+        )
+
+    def _lies_ahead(self, entry: _Entry) -> bool:
+        """Whether a quarantine or a start that lies ahead keeps a layer waiting."""
+        times = entry.job.quarantined_until, entry.layer.starts_at
+        return entry.aside and any(at is not None and at > self._now for at in times)
+
+    def jobs_of(self, cluster: Cluster) -> int:
+        """How many jobs have a layer that waits with a tag of the cluster."""
+        return len({entry.job.id for entry in self._order if not entry.place.tags.isdisjoint(cluster.tags)})
+
+    def first_jobs(self, most: int) -> list[Job]:
+        """The first jobs in the order of rank that have frames to plan."""
+        jobs: dict[str, Job] = {}
+        for waiting in self:
+            jobs[waiting.job.id] = waiting.job
+            if len(jobs) >= most:
+                break
+        return list(jobs.values())
+
+    def starts_in(self, cluster: Cluster) -> float | None:
+        """Seconds until the next layer may start that may not yet; None without one."""
+        clock = self._backlog._clock()
+        times = [
+            at
+            for entry in self._order
+            if entry.aside and entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags)
+            for at in self._times(entry, clock)
+            if at > 0
+        ]
+        return min(times, default=None)
+
+    def _times(self, entry: _Entry, clock: float) -> Iterator[float]:
+        if entry.layer.starts_at is not None:
+            yield entry.layer.starts_at - self._now
+        yield entry.back_at - clock
+
+    def least_need(self, tags: Iterable[str]) -> Reservation:
+        wanted = frozenset(tags)
+        with self._backlog._lock:
+            needs = [need for of, need in self._show.least.items() if not of.isdisjoint(wanted)]
+        least = needs[0]
+        for need in needs[1:]:
+            least = _least_of(least, need)
+        return least
+
+    def portion(self, layer: Layer) -> Sequence[Frame] | None:
+        with self._backlog._lock:
+            entry = self._backlog._entries.get(layer.id)
+            if entry is None:
+                return ()
+            if not self._is_read(entry):
+                return None
+            frames = [frame for frame in entry.portion or () if frame.id not in entry.in_flight]
+        if len(self._own) < len(ALL_BUCKETS):
+            frames.sort(key=lambda frame: bucket_of(frame.id) not in self._own)
+        return frames
+
+    def has_portion(self, layer: Layer) -> bool:
+        with self._backlog._lock:
+            entry = self._backlog._entries.get(layer.id)
+            return entry is None or self._is_read(entry)
+
+    def _is_read(self, entry: _Entry) -> bool:
+        """Whether the portion may be used: it is not too old, and not used up where more frames wait."""
+        if entry.portion is None or self._backlog._clock() - entry.portion_at > PORTION_SECONDS:
+            return False
+        used_up = all(frame.id in entry.in_flight for frame in entry.portion)
+        return not (used_up and entry.frames > len(entry.in_flight) and entry.portion_at < entry.used_at)
+
+    def to_judge(self) -> Iterable[Waiting]:
+        backlog = self._backlog
+        with backlog._lock:
+            oldest = backlog._clock() - JUDGED_SECONDS
+            found = []
+            for layer_id in islice(self._show.judged, JUDGED_PER_PLAN):
+                entry = self._show.entries[layer_id]
+                if entry.judged_at > oldest:
+                    break
+                found.append(entry)
+        return list(filter(self._is_open, found))
+
+    def _is_open(self, entry: _Entry) -> bool:
+        return (
+            entry.frames > 0
+            and not entry.stale
+            and not entry.place.tags.isdisjoint(self._tags)
+            and (not entry.aside or self._backlog.may_start(entry, self._now))
+            and entry.layer.id not in self._left_alone
+        )

@@ -1,0 +1,121 @@
+"""What a plan may still take under every cap, as it fills."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from opencue_sched.domain.caps import Caps, Vertices, cores_left
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.plans import Snapshot, Waiting
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.placement.policies import Refusal
+
+
+class PlanHeadroom:
+    """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
+
+    Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
+    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation without a subscription may not
+    be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._allocs = cores_left(snapshot.subscriptions)
+        self._most_left: dict[str, float] = {}
+        """The most that a show has left in any allocation, as long as nothing is taken of it."""
+        self._cores = {key: caps.cores.left for key, caps in snapshot.caps.items()}
+        self._gpus = {key: caps.gpus.left for key, caps in snapshot.caps.items()}
+        self._taken: dict[str, tuple[int, int]] = {}
+        """Cores and GPUs of the plan under each folder and job."""
+        self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
+
+    def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
+        """The allocations of which the show's subscription still has this many cores."""
+        return frozenset(alloc_id for alloc_id, left in self._allocs[show_id].items() if left >= cores)
+
+    def cores_left(self, job: Job, alloc_id: str) -> float:
+        """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
+        return min(
+            self._allocs[job.show_id].get(alloc_id, 0.0),
+            self._cores.get(job.folder_id, math.inf),
+            self._cores.get(job.id, math.inf),
+        )
+
+    def over_cap(self, job: Job, layer: Layer, need: Reservation, alloc_id: str | None = None) -> Refusal | None:
+        """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
+        whatever host; None if each has headroom for it.
+
+        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past.
+        """
+        allocs = [left for key, left in self._allocs[job.show_id].items() if alloc_id in (None, key)]
+        if not allocs:
+            return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
+        if max(allocs) < need.cores:
+            has = f"its show has at most {max(allocs):g} left under its burst"
+            return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(need.cores, 'core')}, {has}")
+        for verdict, whose, left, needed, what in (
+            (Verdict.OVER_FOLDER, "the job's folder", self._cores.get(job.folder_id, math.inf), need.cores, "core"),
+            (Verdict.OVER_JOB, "its job", self._cores.get(job.id, math.inf), need.cores, "core"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._gpus.get(job.folder_id, math.inf), need.gpus, "GPU"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._gpus.get(job.id, math.inf), need.gpus, "GPU"),
+        ):
+            if needed > left:
+                return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
+        for limit_id in layer.limit_ids:
+            if self._limits[limit_id] < 1:
+                limit = self._snapshot.limits[limit_id]
+                detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
+                return Refusal(Verdict.OVER_LIMIT, detail)
+        return None
+
+    def frames_left(self, job: Job, layer: Layer, need: Reservation) -> float:
+        """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
+        reserved."""
+        left = [self._limits[limit_id] for limit_id in layer.limit_ids]
+        if need.gpus:
+            left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
+        return min(left, default=math.inf)
+
+    def take(self, vertices: Vertices, taken: Reservation, *, frames: int = 1) -> None:
+        """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""
+        self._most_left.pop(vertices.show_id, None)
+        self._allocs[vertices.show_id][vertices.alloc_id] -= frames * taken.cores
+        for key in (vertices.folder_id, vertices.job_id):
+            cores, gpus = self._taken.get(key, (0, 0))
+            self._taken[key] = cores + frames * taken.cores, gpus + frames * taken.gpus
+            if key in self._cores:
+                self._cores[key] -= frames * taken.cores
+                self._gpus[key] -= frames * taken.gpus
+        for limit_id in vertices.limit_ids:
+            self._limits[limit_id] -= frames
+
+    def knows(self, vertex_id: str) -> bool:
+        """Whether what is in use under a folder or job was read."""
+        return vertex_id in self._cores
+
+    def learn(self, vertex_id: str, caps: Caps) -> None:
+        """Take over what is in use under a folder or job, less what the plan has of it by now."""
+        taken_cores, taken_gpus = self._taken.get(vertex_id, (0, 0))
+        self._cores[vertex_id] = caps.cores.left - taken_cores
+        self._gpus[vertex_id] = caps.gpus.left - taken_gpus
+
+    def left_under(self, vertex_id: str) -> tuple[float, float]:
+        """Cores and GPUs left under a folder or job; below 0 where the plan has too many."""
+        return self._cores[vertex_id], self._gpus[vertex_id]
+
+    def is_full(self, waiting: Waiting) -> bool:
+        """Whether a cap has too little left for any frame of the layer, on whatever host. Asked for each layer."""
+        job, cores, limit_ids = waiting.job, waiting.need.cores, waiting.layer.limit_ids
+        most = self._most_left.get(job.show_id)
+        if most is None:
+            most = self._most_left[job.show_id] = max(self._allocs[job.show_id].values(), default=0)
+        return (
+            most < cores
+            or self._cores.get(job.id, math.inf) < cores
+            or self._cores.get(job.folder_id, math.inf) < cores
+            or (bool(limit_ids) and any(self._limits[limit_id] < 1 for limit_id in limit_ids))
+        )

@@ -1,0 +1,75 @@
+"""Why no host takes a layer's next frame, in words, by what hosts there are with its tags."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+
+from opencue_sched.domain.frame_needs import Dimension, Rules, Search, reserve
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.jobs import Job, Layer
+from opencue_sched.domain.names import counted
+from opencue_sched.domain.units import memory_text
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.placement.headroom import PlanHeadroom
+from opencue_sched.placement.host_cache import Census
+from opencue_sched.placement.policies import Refusal
+
+
+def shortage(
+    job: Job,
+    layer: Layer,
+    search: Search,
+    census: Census,
+    rules: Rules,
+    headroom: PlanHeadroom,
+    open_allocs: Collection[str],
+) -> Refusal:
+    """What stands between the layer and the hosts of its tags.
+
+    NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
+    OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
+    """
+    refused = counted(len(census.refused), "host")
+    why = next((why for why in reversed(census.refused) if why), "no reason given")
+    left_alone = f"left alone for a moment after a refusal: {why}"
+    if not census.kinds:
+        none = f"no open host that is up has the tag {' or '.join(sorted(search.tags))}"
+        return Refusal(Verdict.NO_HOST, f"all with its tags, {refused}, {left_alone}" if census.refused else none)
+    more = f"; {refused} more {left_alone}" if census.refused else ""
+    hosts = f"no host of the {sum(count for _, count in census.kinds)} with its tags"
+    needs = f"a frame needs {_need_text(search)}; {hosts} has that"
+    lacks: Counter[Dimension] = Counter()
+    for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in open_allocs):
+        answer = reserve(layer, host, rules, os_name=job.os_name, job_cores_left=math.inf)
+        if not isinstance(answer, Reservation):
+            lacks[answer] += count
+        elif host.alloc_id in open_allocs:
+            return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
+        elif over := headroom.over_cap(job, layer, search.need, host.alloc_id):
+            return over
+    reasons = ", ".join(
+        f"{lacks[dimension]} {words.format(os=job.os_name)}" for dimension, words in _LACKS.items() if lacks[dimension]
+    )
+    return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
+
+
+_LACKS = {
+    Dimension.OS: "without {os}",
+    Dimension.THREAD_MODE: "for frames that thread",
+    Dimension.CORES: "with too few cores",
+    Dimension.MEMORY: "with too little memory",
+    Dimension.GPUS: "with too few GPUs",
+    Dimension.GPU_MEMORY: "with too little GPU memory",
+}
+
+
+def _need_text(search: Search) -> str:
+    """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
+    need, least = search.need, search.cores_min_centicores
+    all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
+    cores = counted(need.cores, "core") if least > 0 or not search.threadable else all_cores
+    gpus = [counted(need.gpus, "GPU")] if need.gpus else []
+    gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []
+    return ", ".join([cores, memory_text(need.memory_kb), *gpus, *gpu_memory])

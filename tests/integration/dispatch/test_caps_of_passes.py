@@ -1,0 +1,375 @@
+"""Caps, bursts, folders and limits: what a pass still books under them, and who has the hosts instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting.imported_shows import note_imported
+from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec
+from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.accounting import managed_show_versions
+from tests.kit.gathering import cluster_of
+from tests.kit.passes import Passes, passes
+
+ONE_JOB_A_PLAN = {"max_jobs_per_cluster_pass": 1}
+
+
+def dry(settings: Settings, **queue: Any) -> Settings:
+    changes = {"rqd": Rqd(dry_run_mode=True), "queue": settings.queue.model_copy(update=queue)}
+    return settings.model_copy(update=changes)
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings, request: pytest.FixtureRequest) -> Iterator[Passes]:
+    with passes(engine, dry(settings, **getattr(request, "param", {}))) as runner:
+        yield runner
+
+
+one_job_a_plan = pytest.mark.parametrize("here", [ONE_JOB_A_PLAN], indirect=True, ids=["one job a plan"])
+
+
+def execute(engine: Engine, sql: str, **parameters: object) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(sql), parameters)
+
+
+def running(engine: Engine, job: JobIds) -> int:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": job.id}).scalar_one()
+        return int(found)
+
+
+def running_of_layers(engine: Engine, job: JobIds) -> list[int]:
+    statement = text("SELECT count(*) FROM proc WHERE pk_layer = :layer")
+    with engine.connect() as connection:
+        return [connection.execute(statement, {"layer": layer.id}).scalar_one() for layer in job.layers]
+
+
+# Bursts
+
+
+@pytest.mark.parametrize("table", ["subscription", "job_resource", "folder_resource"])
+def test_upstream_bug_stale_columns_of_use_keep_nobody_waiting(here: Passes, engine: Engine, table: str) -> None:
+    # given a burst, a job's and a folder's cap of ten, of which six are in use, and a column that says all are
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16)
+        folder = farm.folder(farm.default_show(), "shots", max_cores=10)
+        job = farm.job([LayerSpec(frames=12)], max_cores=10, folder_id=folder)
+        farm.run(job.frames[:3], host, cores=2)
+        cluster = cluster_of(farm)
+        connection.execute(text("ALTER TABLE job_resource DISABLE TRIGGER USER"))
+        connection.execute(text("ALTER TABLE folder_resource DISABLE TRIGGER USER"))
+        connection.execute(text("UPDATE subscription SET int_burst = 1000"))
+        connection.execute(text(f"UPDATE {table} SET int_cores = 1000"))  # noqa: S608 - a name of this test
+
+    here.run([cluster])
+
+    assert running(engine, job) == 3 + 4
+
+
+def test_each_allocation_has_a_burst_of_its_own(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, allocs = farm.show("small"), [farm.alloc(name) for name in ("first", "second")]
+        for alloc, burst in zip(allocs, (2, 3), strict=True):
+            farm.subscription(show, alloc, size=burst)
+            farm.host(alloc=alloc, tags=["both"])
+        farm.job([LayerSpec(frames=9, tags="both")], show=show)
+        cluster = cluster_of(farm, "both", show_id=show.id)
+
+    here.drain()
+    here.run([cluster])
+
+    with engine.connect() as connection:
+        used = connection.execute(text("SELECT pk_alloc, count(*) FROM proc JOIN host USING (pk_host) GROUP BY 1"))
+        assert {tuple(row) for row in used} == {(allocs[0].id, 2), (allocs[1].id, 3)}
+
+
+@pytest.mark.parametrize("burst", [0, 0.5])
+def test_a_burst_of_less_than_a_core_admits_nothing(here: Passes, engine: Engine, burst: float) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, none = farm.show("small"), farm.alloc("none")
+        farm.subscription(show, none, size=10, burst=burst)
+        farm.host(alloc=none, tags=["fast"])
+        farm.job([LayerSpec(frames=2, tags="fast")], show=show)
+        cluster = cluster_of(farm, "fast", show_id=show.id)
+
+    assert here.run([cluster])[0].frames_booked == 0
+
+
+@one_job_a_plan
+def test_jobs_that_reach_only_full_allocations_give_their_places_to_others(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, full, free = farm.show("small"), farm.alloc("full"), farm.alloc("free")
+        farm.subscription(show, full, size=1)
+        farm.subscription(show, free, size=100)
+        busy = farm.host(alloc=full, tags=["m1"])
+        farm.host(alloc=free, tags=["m2"])
+        first = farm.job([LayerSpec(frames=5, tags="m1")], show=show, priority=200)
+        farm.run(first.frames[:1], busy)
+        second = farm.job([LayerSpec(tags="m2")], show=show, priority=1)
+        cluster = cluster_of(farm, "m1", "m2", show_id=show.id)
+
+    here.run([cluster])
+
+    assert (running(engine, first), running(engine, second)) == (1, 1)
+
+
+@one_job_a_plan
+def test_a_job_too_wide_for_what_is_left_of_the_burst_gives_its_place_to_a_narrow_one(
+    here: Passes, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show("small"), farm.default_alloc()
+        farm.subscription(show, alloc, size=6)
+        host = farm.host(cores=64, memory_gb=64)
+        wide, narrow = farm.jobs(
+            [JobSpec([LayerSpec(frames=4, cores=cores)], show=show, priority=10 * cores) for cores in (4, 2)]
+        )
+        farm.run(wide.frames[:1], host, cores=4)
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+
+    here.run([cluster])
+
+    assert (running(engine, wide), running(engine, narrow)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"),
+    [
+        ("burst", Verdict.OVER_SUBSCRIPTION),
+        ("job", Verdict.OVER_JOB),
+        ("folder", Verdict.OVER_FOLDER),
+        ("limit", Verdict.OVER_LIMIT),
+    ],
+)
+def test_a_cluster_that_waits_at_a_cap_is_saturated_and_known_to_wait_for_it(
+    here: Passes, engine: Engine, reason: str, verdict: Verdict
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show("small"), farm.default_alloc()
+        farm.subscription(show, alloc, size=1 if reason == "burst" else 100)
+        folder = farm.folder(show, "shots", max_cores=1 if reason == "folder" else -1)
+        limits = [farm.limit("nuke", 1)] if reason == "limit" else []
+        layers = [LayerSpec(frames=2, limits=limits)]
+        job = farm.job(layers, show=show, folder_id=folder, max_cores=1 if reason == "job" else -1)
+        farm.run(job.frames[:1], farm.host())
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+
+    (report,) = here.run([cluster])
+
+    assert (report.ended, report.frames_booked, report.go_on) == (PassEnd.SATURATED, 0, False)
+    assert [(it.layer_id, it.verdict, it.waiting) for it in report.verdicts] == [(job.layers[0].id, verdict, 1)]
+    assert cluster.key in here.runner.at_caps
+
+
+# Jobs and folders
+
+
+@pytest.mark.parametrize("cap", [-1, 0])
+def test_upstream_bug_vs_waiting_hides_jobs_with_unlimited_caps(here: Passes, engine: Engine, cap: int) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, gpus=8)
+        job = farm.job([LayerSpec(frames=3), LayerSpec(frames=2, gpus=1)], max_cores=cap, max_gpus=cap)
+        hidden = connection.scalar(text("SELECT count(*) FROM vs_waiting")) == 0
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert hidden
+    assert running(engine, job) == 5
+
+
+@one_job_a_plan
+@pytest.mark.parametrize(
+    ("caps", "layer"),
+    [
+        ({"max_cores": 2}, LayerSpec(frames=5)),
+        ({"max_cores": 3}, LayerSpec(frames=5, cores=2)),
+        ({"max_cores": 0.5}, LayerSpec(frames=5)),
+        ({"max_gpus": 2}, LayerSpec(frames=5, gpus=1)),
+    ],
+    ids=["full", "too little left", "cap below one core", "gpus"],
+)
+def test_a_job_at_its_cap_gives_its_place_to_the_next(
+    here: Passes, engine: Engine, caps: dict[str, float], layer: LayerSpec
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16, gpus=8)
+        full = farm.job([layer], priority=200, **caps)
+        farm.run(full.frames[:2], host, cores=1, gpus=layer.gpus)
+        below = farm.job(priority=1)
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert (running(engine, full), running(engine, below)) == (2, 1)
+
+
+def test_a_job_at_its_gpu_cap_still_has_its_layers_without_gpus(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16, gpus=8)
+        job = farm.job([LayerSpec(frames=3, gpus=1), LayerSpec(frames=3)], max_gpus=1)
+        farm.run(job.layers[0].frames[:1], host, gpus=1)
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert running_of_layers(engine, job) == [1, 3]
+
+
+def test_a_folder_at_its_cap_gives_its_places_to_others_until_it_is_raised(engine: Engine, settings: Settings) -> None:
+    # given a folder at its cap, with jobs ahead of one in another folder
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16)
+        folder = farm.folder(farm.default_show(), "small", max_cores=2)
+        runs, waits = farm.jobs([JobSpec([LayerSpec(frames=4)], folder_id=folder, priority=p) for p in (300, 200)])
+        farm.run(runs.frames[:2], host, cores=1)
+        elsewhere = farm.job([LayerSpec(frames=1)], priority=1)
+        cluster = cluster_of(farm)
+
+    # when a plan may take frames of one job
+    with passes(engine, dry(settings, **ONE_JOB_A_PLAN)) as here:
+        here.run([cluster])
+        # then it is the other's
+        assert [running(engine, job) for job in (runs, waits, elsewhere)] == [2, 0, 1]
+
+        # when one more core may run in the folder, then its first job has it
+        execute(engine, "UPDATE folder_resource SET int_max_cores = 300 WHERE pk_folder = :folder", folder=folder)
+        for _ in range(3):
+            here.run([cluster])
+        assert [running(engine, job) for job in (runs, waits, elsewhere)] == [3, 0, 1]
+
+
+def test_upstream_bug_folder_sums_skip_finished_jobs_whose_procs_still_run(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16)
+        folder = farm.folder(farm.default_show(), "small", max_cores=3)
+        finished, waiting = farm.jobs([JobSpec([LayerSpec(frames=3)], folder_id=folder) for _ in range(2)])
+        farm.run(finished.frames[:2], host)
+        connection.execute(text("UPDATE job SET str_state = 'FINISHED' WHERE pk_job = :job"), {"job": finished.id})
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert (running(engine, finished), running(engine, waiting)) == (2, 1)
+
+
+def test_a_folder_without_a_cap_of_cores_may_have_one_of_gpus(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16, gpus=8)
+        folder = farm.folder(farm.default_show(), "capped", max_gpus=4)
+        job = farm.job([LayerSpec(frames=6, gpus=1), LayerSpec(frames=3)], folder_id=folder)
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert running_of_layers(engine, job) == [4, 3]
+
+
+@pytest.mark.parametrize("here", [{"dispatch_frames_per_layer_limit": 2}], indirect=True)
+def test_upstream_bug_cap_sums_beyond_the_rank_limit_hide_no_later_layer(here: Passes, engine: Engine) -> None:
+    """Upstream summed the whole job's frames against its cap before cutting each layer to the limit."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16)
+        job = farm.job([LayerSpec(frames=10), LayerSpec(frames=10)], max_cores=5)
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert running_of_layers(engine, job) == [3, 2]
+
+
+# Limits
+
+
+def test_upstream_bug_any_limit_with_room_let_a_layer_through(here: Passes, engine: Engine) -> None:
+    """All limits of a layer must have room: one that stands under a full one gives its place away."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16)
+        full, roomy = farm.limit("full", 1), farm.limit("roomy", 100)
+        holder = farm.job([LayerSpec(frames=2, limits=[full])], priority=300)
+        farm.run(holder.frames[:1], host)
+        blocked = farm.job([LayerSpec(limits=[full, roomy])], priority=200)
+        mixed = farm.job([LayerSpec(limits=[full, roomy]), LayerSpec(limits=[roomy])], priority=100)
+        cluster = cluster_of(farm)
+
+    (report,) = here.run([cluster])
+
+    assert (running(engine, holder), running(engine, blocked)) == (1, 0)
+    assert running_of_layers(engine, mixed) == [0, 1]
+    (detail,) = {it.detail for it in report.verdicts if it.layer_id == blocked.layers[0].id}
+    assert "limit full" in detail
+
+
+def test_a_limit_counts_the_running_frames_of_every_show_once_each(here: Passes, engine: Engine) -> None:
+    # given ten licences: three in a show of the Cuebot's, two of a layer that is under them twice, one of another
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 10)
+        cuebots = farm.show("cuebots", managed=False)
+        host = farm.host(cores=32)
+        theirs = farm.job([LayerSpec(frames=4, limits=[limit])], show=cuebots)
+        ours = farm.job([LayerSpec(frames=9, limits=[limit, limit]), LayerSpec(frames=9, limits=[limit])])
+        other = farm.job([LayerSpec(frames=4)])
+        started = [*theirs.frames[:3], *ours.layers[0].frames[:2], *ours.layers[1].frames[:1], *other.frames]
+        farm.run(started, host)
+        note_imported(here.client, managed_show_versions(connection))
+        cluster = cluster_of(farm)
+
+    # when passes book what they can, then the other four are in use
+    here.run([cluster])
+    here.run([cluster])
+
+    assert sum(running_of_layers(engine, ours)) == 3 + 4
+
+
+@pytest.mark.parametrize("spoil", ["int_max_value = NULL", "int_max_value = 0", "int_max_value = -1"])
+def test_a_limit_without_a_value_admits_nothing(here: Passes, engine: Engine, spoil: str) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job([LayerSpec(limits=[farm.limit("new", 1)])])
+        connection.execute(text(f"UPDATE limit_record SET {spoil}"))  # noqa: S608 - our own
+        cluster = cluster_of(farm)
+
+    (report,) = here.run([cluster])
+
+    assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])
+
+
+def test_a_limit_of_a_newer_cuebot_bounds_frames_whatever_is_said_of_it(here: Passes, engine: Engine) -> None:
+    """V49 knows limits of hosts, and limits that are advice: held as frames they are never overrun."""
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_type varchar(16) DEFAULT 'HOST'"))
+        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_enforcement varchar(16) DEFAULT 'ADVISORY'"))
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 1)
+        job = farm.job([LayerSpec(frames=2, limits=[limit])])
+        farm.run(job.frames[:1], farm.host())
+        cluster = cluster_of(farm)
+
+    (report,) = here.run([cluster])
+
+    assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])

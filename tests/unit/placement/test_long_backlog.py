@@ -1,0 +1,81 @@
+"""What a plan costs beside a long backlog: it follows what is placed, not what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opencue_sched.domain.jobs import Frame
+from opencue_sched.domain.plans import Snapshot
+from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.placement.backlog import JUDGED_PER_PLAN, Backlog
+from opencue_sched.placement.planner import Planner
+from tests.kit.values import GIB, counting_ids, make_caps, make_cluster, make_host, make_job, make_layer, make_policy
+from tests.unit.placement.frozen_pool import FrozenPool
+
+JOBS, LAYERS_OF_A_JOB = 50, 100
+
+
+class CountingPool(FrozenPool):
+    """Counts the searches of a plan."""
+
+    searches = 0
+
+    def find(self, *asked: Any, **more: Any) -> Any:
+        self.searches += 1
+        return super().find(*asked, **more)
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    """Layers each of which asks for an amount of memory of its own, those first that ask for least."""
+    backlog = Backlog(lambda: 0.0)
+    rows = []
+    for number in range(JOBS):
+        job = make_job(f"j{number:03d}", facility_id="fac", priority=JOBS - number)
+        for order in range(LAYERS_OF_A_JOB):
+            memory_kb = GIB + number * LAYERS_OF_A_JOB + order
+            layer = make_layer(
+                f"j{number:03d}l{order:03d}", frames=0, waiting_frames=50, memory_min_kb=memory_kb, dispatch_order=order
+            )
+            rows.append((job, layer, "v"))
+    backlog.apply(rows, read_at=backlog.instant())
+    return backlog
+
+
+def plan(backlog: Backlog, pool: CountingPool) -> tuple[Planner, int]:
+    """The plan on these hosts, and how often it asked for portions of frames."""
+    work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+    policy = make_policy(dispatch_frames_per_layer_limit=20)
+    planner = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([make_cluster()]))
+    reads = 0
+    while wanted := planner.run():
+        reads += 1
+        for waiting in wanted:
+            frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(40)]
+            backlog.apply_portion(waiting.layer.id, 50, frames, None, read_at=backlog.instant())
+    planner.judge()
+    return planner, reads
+
+
+def test_a_full_farm_is_seen_by_one_search_whatever_waits(backlog: Backlog) -> None:
+    pool = CountingPool([make_host(f"h{number}", idle_centicores=0) for number in range(200)])
+
+    planner, reads = plan(backlog, pool)
+
+    assert (planner.procs(), reads) == ([], 0)
+    assert pool.searches <= 5 + JUDGED_PER_PLAN
+
+
+def test_a_freed_core_goes_to_the_first_layer_with_few_searches(backlog: Backlog) -> None:
+    hosts = [make_host(f"h{number}", idle_centicores=0) for number in range(200)]
+    pool = CountingPool([*hosts, make_host("freed", idle_centicores=100, idle_memory_kb=4 * GIB)])
+
+    planner, reads = plan(backlog, pool)
+
+    (proc,) = planner.procs()
+    assert (proc.layer.id, reads) == ("j000l000", 1)
+    assert backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0).portion(make_layer("j000l001")) is None
+    assert pool.searches <= 10 + JUDGED_PER_PLAN
