@@ -23,7 +23,7 @@ from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.change_log import BacklogChanges
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.domain.plans import Waiting
-from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.backlog import Backlog
 from opencue_sched.settings import Settings
 from opencue_sched.store.backlog import fetch_layers, fetch_portions, fetch_versions
@@ -38,6 +38,9 @@ RESYNC_SECONDS = 10.0
 """A round of the resync, up to LAYERS_PER_ROUND layers of the fleet."""
 DEAF_RESYNC_SECONDS = 5.0
 """The same where nothing is heard of what changes."""
+WHOLE_ROUND_SECONDS = 60.0
+"""Between two rounds in which a process compares all layers, not only those of its own buckets: a worker of the release
+before compares none, and what another one found may not have been heard."""
 LAYERS_PER_SECOND = 2_000
 """Layers compared in a second where there are more: a twentieth of a core of PostgreSQL."""
 _HEAR_SECONDS = 1.0
@@ -83,8 +86,12 @@ class BacklogFeed:
         self._shares_at = -math.inf
         self._database_ahead = 0.0
         """The database's clock (epoch seconds) less ``clock``."""
+        # Of the resync's thread, but for the two times, which any thread may set back.
         self._cursor: str | None = None
+        self._untold: set[str] = set()
+        """Layers that differed and that the others could not be told of."""
         self._round_at = -math.inf
+        self._whole_round_at = clock() + WHOLE_ROUND_SECONDS
         self._resynced_at = clock()
         self.deaf = False
         """Whether no notice is heard; set by the listener's thread."""
@@ -108,7 +115,7 @@ class BacklogFeed:
 
     def missed(self) -> None:
         """What changed was not heard for a while: everything is compared at once, and planned meanwhile."""
-        self._round_at = self._shares_at = -math.inf
+        self._round_at = self._whole_round_at = self._shares_at = -math.inf
         self.resyncing.wake()
 
     def follow(self) -> None:
@@ -175,17 +182,20 @@ class BacklogFeed:
         now = self._clock()
         if now < self._round_at:
             return min(_HEAR_SECONDS, self._round_at - now)
-        own, read_at = self._own(), self.backlog.instant()
+        own, whole = self._own(), now >= self._whole_round_at
+        if whole:
+            self._whole_round_at = now + WHOLE_ROUND_SECONDS
+        compared, read_at = ALL_BUCKETS if whole else own, self.backlog.instant()
         rows = ask(
             self._engine,
             lambda connection: fetch_versions(
                 connection,
                 self._facts(),
                 facilities=scoped_facilities(connection, self._settings),
-                buckets=own,
+                buckets=compared,
             ),
         )
-        known = self.backlog.versions(own)
+        known = self.backlog.versions(compared)
         found = {row.layer_id for row in rows}
         differ = {row.layer_id for row in rows if known.get(row.layer_id) != row.version} | (known.keys() - found)
         self.backlog.apply_counts(
@@ -194,18 +204,28 @@ class BacklogFeed:
         if differ:
             with self._reading:
                 self._read(differ, (), ())
-            try:
-                self._changes.publish(differ, by=self._settings.instance)
-            except RedisError as error:
-                log.warning("backlog_changes_not_published", layers=len(differ), error=str(error))
+        self._tell(layer_id for layer_id in differ if bucket_of(layer_id) in own)
         self._resynced_at = self._clock()
-        hears = self._facts().backlog_is_named and not self.deaf
-        seconds = RESYNC_SECONDS if hears else DEAF_RESYNC_SECONDS
+        seconds = RESYNC_SECONDS if self._facts().backlog_is_named and not self.deaf else DEAF_RESYNC_SECONDS
         self._round_at = now + max(seconds, len(self.backlog) / LAYERS_PER_SECOND)
         return _HEAR_SECONDS
 
+    def _tell(self, layers: Iterable[str]) -> None:
+        """Tell the other workers that these layers are not as they were. What cannot be told is told with the next
+        round."""
+        self._untold.update(layers)
+        if not self._untold:
+            return
+        try:
+            self._changes.publish(self._untold, by=self._settings.instance)
+        except RedisError as error:
+            log.warning("backlog_changes_not_published", layers=len(self._untold), error=str(error))
+        else:
+            self._untold.clear()
+
     def _hear(self) -> None:
-        """Note what other workers found to differ. A lost message only delays it to the next round."""
+        """Note what other workers found to differ. Where the log cannot say it, all layers are compared."""
+        first = self._cursor is None
         try:
             self._cursor, ids = self._changes.since(self._cursor, but_of=self._settings.instance)
         except RedisError as error:
@@ -213,6 +233,8 @@ class BacklogFeed:
             return
         if ids:
             self.note(ids)
+        elif ids is None and not first:
+            self._round_at = self._whole_round_at = -math.inf
 
     # Inside
 

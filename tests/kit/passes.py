@@ -24,6 +24,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
@@ -110,10 +111,11 @@ def passes(
     instance: str = "one",
     *,
     named: bool = False,
+    own: frozenset[int] = ALL_BUCKETS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store. ``named``: only what the test notes is read
-    again before a pass. ``clock`` is that of the backlog."""
+    again before a pass. ``own``: the buckets of layers that its resync compares. ``clock`` is that of the backlog."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
     )
@@ -130,7 +132,7 @@ def passes(
         facts = check_schema(connection)
     sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
     backlog = (BacklogFeed if named else ReadingAnew)(
-        engine, settings, lambda: facts, BacklogChanges(client, "cue"), clock=clock
+        engine, settings, lambda: facts, BacklogChanges(client, "cue"), own=lambda: own, clock=clock
     )
     runner = PassRunner(
         engine,

@@ -1,0 +1,195 @@
+"""What becomes of passes when notices of changed work are lost: nothing is booked wrongly, and all of it in the end."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.dispatch.backlog_feed import RESYNC_SECONDS, WHOLE_ROUND_SECONDS
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.domain.clusters import Cluster, ClusterKind
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
+from opencue_sched.settings import Rqd, Settings
+from tests.kit.passes import Passes, passes
+from tests.kit.plans import KB_PER_GB
+
+CORES = 4
+"""Of the only host."""
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Deaf:
+    """A process that hears no notice, on a farm with one host."""
+
+    passes: Passes
+    clock: Clock
+    cluster: Cluster
+    show: ShowIds
+    jobs: int = 0
+
+    def job(self, *, frames: int = CORES, priority: int = 1, **layer: object) -> JobIds:
+        self.jobs += 1
+        with self.passes.engine.begin() as connection:
+            layers = [LayerSpec(frames=frames, **layer)]
+            return Farm(connection).job(layers, name=f"job{self.jobs}", show=self.show, priority=priority, os=None)
+
+    def execute(self, sql: str, **parameters: object) -> None:
+        with self.passes.engine.begin() as connection:
+            connection.execute(text(sql), parameters)
+
+    def lists(self) -> None:
+        """Read all that waits, as it does when it starts."""
+        self.passes.runner.backlog.follow()
+
+    def run(self) -> PassReport:
+        return self.passes.runner.run([self.cluster], alive=lambda: True)[0]
+
+    def resyncs(self) -> None:
+        """Make the round of the resync that is due by now."""
+        self.clock.now += RESYNC_SECONDS
+        self.passes.runner.backlog.resync()
+
+    def booked(self, job: JobIds) -> int:
+        with self.passes.engine.connect() as connection:
+            query = text("SELECT count(*) FROM proc WHERE pk_job = :job")
+            return int(connection.execute(query, {"job": job.id}).scalar() or 0)
+
+
+@pytest.fixture
+def deaf(engine: Engine, settings: Settings) -> Iterator[Deaf]:
+    clock = Clock()
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=CORES, memory_gb=64)
+        show = farm.default_show()
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",))
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    with passes(engine, dry, named=True, clock=clock) as here:
+        yield Deaf(here, clock, cluster, show)
+
+
+def test_a_licence_that_a_layer_got_is_not_passed(deaf: Deaf) -> None:
+    job = deaf.job()
+    deaf.lists()
+    with deaf.passes.engine.begin() as connection:
+        limit_id = Farm(connection).limit("nuke", 1)
+    deaf.execute(
+        "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES (:id, :layer, :limit)",
+        id=uuid.uuid4().hex,
+        layer=job.layers[0].id,
+        limit=limit_id,
+    )
+
+    # when it is planned as it was read, then nothing of it is booked, and what it stands under is known to the next
+    assert deaf.run().losses["layer_changed"] == CORES
+    assert deaf.booked(job) == 0
+    deaf.clock.now += RESYNC_SECONDS
+    deaf.run()
+    assert deaf.booked(job) == 1
+
+
+def test_nothing_starts_with_less_memory_than_it_asks_for_now(deaf: Deaf) -> None:
+    job = deaf.job(frames=1, memory_gb=1)
+    deaf.lists()
+    deaf.execute("UPDATE layer SET int_mem_min = :memory", memory=8 * KB_PER_GB)
+
+    assert deaf.run().losses["layer_changed"] == 1
+    deaf.run()
+
+    assert deaf.booked(job) == 1
+    with deaf.passes.engine.connect() as connection:
+        assert connection.execute(text("SELECT int_mem_reserved FROM proc")).scalar_one() == 8 * KB_PER_GB
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param("UPDATE job SET b_paused = true", id="job paused"),
+        pytest.param("UPDATE job SET str_state = 'FINISHED'", id="job killed"),
+        pytest.param("UPDATE show SET b_scheduler_managed = false", id="show handed back"),
+        pytest.param("UPDATE show SET b_booking_enabled = false", id="show switched off"),
+    ],
+)
+def test_what_may_not_run_any_more_starts_nothing(deaf: Deaf, change: str) -> None:
+    job = deaf.job()
+    deaf.lists()
+    deaf.execute(change)
+
+    assert deaf.run().losses["frame_lost"] == CORES
+    for _ in range(2):
+        deaf.resyncs()
+        deaf.run()
+    assert deaf.booked(job) == 0
+
+
+def test_work_that_nobody_named_is_found_by_the_resync(deaf: Deaf) -> None:
+    deaf.lists()
+    job = deaf.job()
+    deaf.run()
+    assert deaf.booked(job) == 0
+
+    deaf.resyncs()
+    deaf.run()
+    assert deaf.booked(job) == CORES
+
+
+def test_a_priority_that_nobody_named_is_found_by_the_resync(deaf: Deaf) -> None:
+    first, second = deaf.job(priority=9), deaf.job(priority=5)
+    deaf.lists()
+    deaf.execute("UPDATE job_resource SET int_priority = 99 WHERE pk_job = :job", job=second.id)
+
+    deaf.resyncs()
+    deaf.run()
+    assert (deaf.booked(first), deaf.booked(second)) == (0, CORES)
+
+
+def test_frames_that_somebody_keeps_locked_hold_no_host_from_others(deaf: Deaf) -> None:
+    locked, other = deaf.job(priority=9), deaf.job(priority=1)
+    deaf.lists()
+    with deaf.passes.engine.connect() as somebody, somebody.begin():
+        somebody.execute(text("SELECT FROM frame WHERE pk_job = :job FOR UPDATE"), {"job": locked.id})
+        for _ in range(3):
+            deaf.run()
+        assert (deaf.booked(locked), deaf.booked(other)) == (0, CORES)
+
+
+def test_what_a_worker_missed_of_the_part_of_others_is_found_by_itself(engine: Engine, settings: Settings) -> None:
+    # given a worker to whose part of the layers none belongs, and that hears no notice
+    clock = Clock()
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=CORES, memory_gb=64)
+        show = farm.default_show()
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",))
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    with passes(engine, dry, named=True, own=frozenset(), clock=clock) as here:
+        deaf = Deaf(here, clock, cluster, show)
+        deaf.lists()
+        job = deaf.job()
+        deaf.resyncs()
+        deaf.run()
+        assert deaf.booked(job) == 0
+
+        # when it knows that it has missed something, or a minute has passed, then it has all of it
+        here.runner.backlog.missed()
+        deaf.resyncs()
+        deaf.run()
+        assert deaf.booked(job) == CORES
+        other = deaf.job(priority=9)
+        deaf.execute("DELETE FROM proc")
+        clock.now += WHOLE_ROUND_SECONDS
+        deaf.resyncs()
+        assert other.layers[0].id in here.runner.backlog.backlog.versions()
