@@ -26,9 +26,9 @@ from tests.kit.command import PROGRAM
 from tests.kit.polling import eventually
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operator-guide.md"
-RARE = {"rpop", "rpush", "select", "hget", "unwatch"}
-"""Commands of kombu's that this fleet need not come to: a message that is got or put back, a database other than 0, a
-transaction that is given up."""
+RARE = {"rpop", "rpush", "select", "hget", "unwatch", "blpop"}
+"""Commands that this fleet need not come to: of kombu's, a message that is got or put back, a database other than 0, a
+transaction that is given up; of ours, the wait for an answer that is there when it is first looked for."""
 
 
 def acl_of_the_guide() -> str:
