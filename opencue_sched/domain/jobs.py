@@ -14,29 +14,26 @@ MEMORY_FLOOR_KB = 262_144
 class Frame:
     """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
 
-    ``waited_seconds``: from when it last became eligible to run until it was gathered, by the database's clock; None
-    where the database has no such time. ``memory_kb``: what it asks for by itself, where that may be more than its
-    layer does. ``waiting_since``: when it last became eligible to run, in epoch seconds of the database's clock; None
-    where the database has no such time.
+    ``memory_kb``: what it asks for by itself, where that may be more than its layer does. ``waiting_since``: when it
+    last became eligible to run, in epoch seconds of the database's clock; None where the database has no such time.
     """
 
     id: str
     name: str
     number: int
     version: int | None
-    waited_seconds: float | None = None
     memory_kb: int | None = None
     waiting_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer with waiting frames, in dispatch order, at most the pass's limit of them: what decides where its frames
-    run. What a launch needs besides is read with what is booked (domain.frame_command.LaunchDetails).
+    """A layer with waiting frames: what decides where its frames run. What a launch needs besides is read with what is
+    booked (domain.frame_command.LaunchDetails).
 
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
-    meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
-    ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
+    meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames as of its read. ``frames`` are those
+    that were read with it: none of a layer of the backlog, which keeps them apart.
     ``run_seconds`` is the mean run time of its frames that succeeded; None while none has. ``starts_at``: when it may
     start, in epoch seconds of the database's clock, where that lay ahead when it was read; infinity for never.
     """
@@ -54,7 +51,6 @@ class Layer:
     waiting_frames: int
     frames: tuple[Frame, ...]
     limit_ids: tuple[str, ...] = ()
-    kind: str = ""
     run_seconds: float | None = None
     dispatch_order: int = 0
     starts_at: float | None = None
