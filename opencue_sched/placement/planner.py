@@ -366,7 +366,7 @@ class Planner:
         if show.rest is None:
             return []
         if self.planned >= self.policy.max_frames:
-            if any(self._may_find_host(show, waiting) for waiting in show.rest):
+            if any(self._has_more(show, waiting) for waiting in show.rest):
                 self._leave_for_the_next_plan(show)
             return []
         for waiting in show.rest:
@@ -457,6 +457,11 @@ class Planner:
             return False
         need = waiting.need
         return not any(need.covers(idle) for idle in reach.nothing_idle)
+
+    def _has_more(self, show: _Show, waiting: Waiting) -> bool:
+        """Whether frames of the layer that may find a host are not in the plan, as far as is known."""
+        placed = sum(state.placed for state in show.states.get(waiting.layer.id, ()))
+        return waiting.frames > placed and self._may_find_host(show, waiting)
 
     def _reach(self, show: _Show, tags: frozenset[str]) -> _Reach:
         """What is known of the hosts of those of the tags that the show's clusters have."""

@@ -163,8 +163,10 @@ class Stage:
         return range(whole.index(COMMIT) if self.launch_last else 1, last + 1)
 
     def goes_on(self, scene: JointScene) -> Counter[Cluster]:
-        """Another worker sends what is due, round by round, and does it until the scene is over. How many passes each
-        cluster had."""
+        """Another worker sends what is due, round by round, until the scene is over, once the permits of who died are
+        over. How many passes each cluster had."""
+        for part in self.scenes[-len(PLACES) :]:
+            self.permits_run_out(part)
         had: Counter[Cluster] = Counter()
         while messages := self.messages_due(scene):
             for message in messages:
