@@ -20,7 +20,8 @@ PYTEST_ARGS ?=
 DEBIAN_POSTGRES := $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin)))
 # What asks PostgreSQL most: schema and migrations, commits, what waits, hosts, reservations, the accounting, completions.
 ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispatch/test_commit_*.py \
-	dispatch/test_gather_*.py dispatch/test_plan*.py dispatch/test_promises.py accounting/test_tables.py \
+	dispatch/test_caps_of_passes.py dispatch/test_what_may_run.py dispatch/test_backlog_faults.py dispatch/test_plan*.py \
+	dispatch/test_promises.py accounting/test_tables.py \
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
 	reports/test_completion.py reports/test_dependencies.py insight)
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
