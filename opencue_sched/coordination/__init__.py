@@ -1,1 +1,1 @@
-"""Who does what: leader gate, layer permits, cluster postings, queue names."""
+"""Who does what: leader gate, permits of frames, cluster postings, queue names."""

@@ -295,10 +295,11 @@ class _Pass:
         )
         try:
             self._place(planner, idle_cores)
+            plans = planner.judge()
         except BaseException:
             self._give_back(planner.procs())
             raise
-        for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
+        for cluster, plan in zip(planner.plans, plans, strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
             report.show_name = runner.backlog.show_name(cluster.show_id)
