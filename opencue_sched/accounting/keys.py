@@ -13,7 +13,6 @@ from enum import StrEnum
 from functools import partial
 
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.caps import check_ids as check_ids
 from opencue_sched.errors import InvalidInput
 
 SEQ = "acct:seq"
