@@ -142,13 +142,15 @@ _VERSIONS = f"""
 
 # The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
-# of waiting frames has the order but for the id: what is read ends with the last frame wanted. Left to itself
-# PostgreSQL sorts all frames of a layer of 20,000 where most layers have one or two, or its statistics are old. Of
-# frames that wait for the delay of their layer the first ones are looked at, which are all where the portion has fewer
-# than it may have.
+# of waiting frames has the order: what is read ends with the last frame wanted. Left to itself PostgreSQL sorts all
+# frames of a layer of 20,000 where most layers have one or two, or its statistics are old. BETWEEN keeps the layer in
+# the order: with "=" Cuebot's index of all frames by dispatch order has that order as well, and is gone through from
+# its beginning for each layer where the statistics are those of a table with one layer. Of frames that wait for the
+# delay of their layer the first ones are looked at, which are all where the portion has fewer than it may have.
 _PORTIONS = f"""
-    SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
-           set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true);
+    SELECT set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
+           set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
+           set_config('jit', 'off', true);
     SELECT l.pk_layer, ls.int_waiting_count, waiting.*, held.back_in
     FROM unnest(CAST(:layers AS varchar[]), CAST(:most AS int[])) AS wanted(pk_layer, most)
     JOIN layer l ON l.pk_layer = wanted.pk_layer
@@ -162,8 +164,9 @@ _PORTIONS = f"""
             SELECT pk_frame, str_name, int_number, int_version,
                    CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision) AS since
             FROM frame
-            WHERE frame.pk_layer = wanted.pk_layer AND frame.str_state = 'WAITING' AND NOT {DELAY_MAY_COME}
-            ORDER BY int_dispatch_order, int_layer_order, pk_frame
+            WHERE frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
+              AND NOT {DELAY_MAY_COME}
+            ORDER BY pk_layer, int_dispatch_order, int_layer_order
             LIMIT wanted.most
         ) f
     ) waiting
@@ -173,8 +176,8 @@ _PORTIONS = f"""
         FROM (
             SELECT int_exit_status, ts_updated
             FROM frame
-            WHERE frame.pk_layer = wanted.pk_layer AND frame.str_state = 'WAITING'
-            ORDER BY int_dispatch_order, int_layer_order, pk_frame
+            WHERE frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
+            ORDER BY pk_layer, int_dispatch_order, int_layer_order
             LIMIT wanted.most
         ) frame
     ) held ON cardinality(CAST(:uncounted AS bigint[])) > 0

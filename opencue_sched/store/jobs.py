@@ -56,8 +56,9 @@ _JOBS = f"""
             FROM layer_stat
            CROSS JOIN LATERAL (
                SELECT frame.ts_eligible FROM frame
-                WHERE frame.pk_layer = layer_stat.pk_layer AND frame.str_state = 'WAITING'
-                ORDER BY frame.int_dispatch_order, frame.int_layer_order LIMIT 1) next
+                WHERE frame.pk_layer BETWEEN layer_stat.pk_layer AND layer_stat.pk_layer
+                  AND frame.str_state = 'WAITING'
+                ORDER BY frame.pk_layer, frame.int_dispatch_order, frame.int_layer_order LIMIT 1) next
            WHERE layer_stat.pk_job = listed.id AND layer_stat.int_waiting_count > 0) first
       LEFT JOIN opencue_sched_quarantine quarantine
              ON quarantine.pk_job = listed.id AND quarantine.until > clock_timestamp()
@@ -87,8 +88,9 @@ _LAYERS = text(
            int_total_count AS total, int_waiting_count AS waiting, int_running_count AS running,
            int_depend_count AS depend, int_dead_count AS dead, int_succeeded_count AS succeeded,
            int_eaten_count AS eaten, int_checkpoint_count AS checkpoint, int_succeeded_count + int_eaten_count AS done,
-           (SELECT frame.ts_eligible FROM frame WHERE frame.pk_layer = layer.pk_layer AND frame.str_state = 'WAITING'
-             ORDER BY frame.int_dispatch_order, frame.int_layer_order LIMIT 1) AS eligible,
+           (SELECT frame.ts_eligible FROM frame
+             WHERE frame.pk_layer BETWEEN layer.pk_layer AND layer.pk_layer AND frame.str_state = 'WAITING'
+             ORDER BY frame.pk_layer, frame.int_dispatch_order, frame.int_layer_order LIMIT 1) AS eligible,
            CAST(used.int_clock_time_success AS double precision) / nullif(used.int_frame_success_count, 0)
              AS mean_seconds,
            job.pk_job AS job_id, job.str_name AS job, job.str_state AS job_state, job.b_paused AS paused

@@ -457,17 +457,6 @@ def test_a_portion_is_the_first_waiting_frames_in_dispatch_order(engine: Engine)
     assert {portion.back_in for portion in found.values()} == {None}
 
 
-def test_frames_that_only_their_ids_tell_apart_come_by_id(engine: Engine) -> None:
-    with engine.begin() as connection:
-        job = Farm(connection).job([LayerSpec(frames=9)])
-        connection.execute(text("UPDATE frame SET int_dispatch_order = 1, int_layer_order = 1"))
-
-        found = portions_of(connection, {job.layers[0].id: 5})
-
-    ids = [frame.id for frame in found[job.layers[0].id].frames]
-    assert ids == sorted(job.frames, key=lambda frame_id: frame_id.encode())[:5]
-
-
 def test_a_frame_waits_since_it_last_became_eligible(engine: Engine) -> None:
     """Activated 1000 s ago: one waits since then, one was put back after a try, the third's layer starts late."""
     with_start_times(engine)
@@ -570,7 +559,12 @@ def test_a_layer_whose_frames_all_wait_for_its_delay_says_when_they_are_back(eng
 @pytest.fixture
 def filled(engine: Engine, request: pytest.FixtureRequest) -> list[JobIds]:
     """A hundred jobs that wait and three hundred that finished, four layers each, and one layer of 20,000 frames, with
-    statistics of all this unless the parameter is False."""
+    statistics of all this, unless the parameter says of what else."""
+    statistics_of = getattr(request, "param", "all")
+    if statistics_of == "one layer":
+        with engine.begin() as connection:
+            Farm(connection).job([LayerSpec(frames=1_000)], name="first")
+        analyze(engine)
     with engine.begin() as connection:
         farm = Farm(connection)
         specs = [JobSpec([LayerSpec(frames=2, limits=[farm.limit("nuke", 9)])] * 4)] * 400
@@ -591,13 +585,17 @@ def filled(engine: Engine, request: pytest.FixtureRequest) -> list[JobIds]:
             ),
             {"layer": jobs[0].layers[0].id, "job": jobs[0].id},
         )
-    if getattr(request, "param", True):
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("ANALYZE"))
+    if statistics_of == "all":
+        analyze(engine)
     return jobs[:100]
 
 
-@pytest.mark.parametrize("filled", [True, False], ids=["analyzed", "as filled"], indirect=True)
+def analyze(engine: Engine) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+
+
+@pytest.mark.parametrize("filled", ["all", "nothing", "one layer"], indirect=True)
 @pytest.mark.parametrize("uncounted", [(), (7,)])
 def test_a_portion_costs_its_frames_however_many_wait(
     engine: Engine, filled: list[JobIds], uncounted: tuple[int, ...]

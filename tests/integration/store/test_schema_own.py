@@ -97,8 +97,9 @@ def test_a_frame_costs_no_more_in_a_statement_of_ten_thousand_than_in_one_of_its
         alone = statistics.median(start_and_stop(connection, [frame]) for frame in job.frames[:30])
         # when it changes ten thousand at once
         together = start_and_stop(connection, job.frames)
-        # then the triggers have not become slower by the frame, and counted and recorded every one.
-        assert together < alone
+        # then the triggers have not become slower by the frame (a plan that compares each with each takes hundreds of
+        # times as long; alone each pays a round trip and a commit of its own), and counted and recorded every one.
+        assert together < 5 * alone
         assert connection.scalar(text("SELECT int_waiting_count FROM layer_stat")) == 10_000
         assert connection.scalar(text("SELECT count(*) FROM frame_history WHERE int_ts_stopped > 0")) == 10_030
 
