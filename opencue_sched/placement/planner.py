@@ -263,6 +263,10 @@ class Planner:
             self.headroom.take(proc.vertices, proc.reservation, frames=-1)
             self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.reservation.cores)
         for show in self._shows:
+            # Layers whose frames were not read, because no host was found, may find one now.
+            show.states = {
+                layer_id: states for layer_id, states in show.states.items() if any(state.every for state in states)
+            }
             for states in show.states.values():
                 for state in states:
                     state.reason, state.second, state.most = None, False, self._first_part(state)
@@ -417,10 +421,22 @@ class Planner:
                 return []
             frames = show.work.portion(waiting.layer)
             if frames is None:
-                show.wanted.append(waiting)
+                if self._finds_host_unread(show, waiting):
+                    show.wanted.append(waiting)
                 return []
             states = self._states_of(show, waiting, frames)
         return [state for state in states if state.reason is None]
+
+    def _finds_host_unread(self, show: _Show, waiting: Waiting) -> bool:
+        """Whether a host takes a frame of the layer, as far as is known without its frames: they are read for nothing
+        where none does."""
+        states = self._states_of(show, waiting, frames=())
+        for state in states:
+            state.reason = self._why(state)
+        if all(state.reason is not _FLOWING and not state.softly_refused for state in states):
+            return False
+        del show.states[waiting.layer.id]
+        return True
 
     def _leave_for_the_next_plan(self, show: _Show) -> None:
         """A bound on the plan is reached: what else of the show may find a host comes at once with the next."""

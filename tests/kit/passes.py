@@ -53,6 +53,8 @@ class CountingConnection(redis.Connection):
 @dataclass
 class Counted:
     statements: int = 0
+    rows: int = 0
+    """That PostgreSQL returned or changed."""
     packets: int = 0
     texts: list[str] = field(default_factory=list)
 
@@ -89,13 +91,18 @@ class Passes:
             count.statements += 1
             count.texts.append(text)
 
+        def answer(_conn, cursor, *_):
+            count.rows += max(0, cursor.rowcount)
+
         event.listen(self.engine, "before_cursor_execute", statement)
+        event.listen(self.engine, "after_cursor_execute", answer)
         CountingConnection.sent = 0
         try:
             yield count
         finally:
             count.packets = CountingConnection.sent
             event.remove(self.engine, "before_cursor_execute", statement)
+            event.remove(self.engine, "after_cursor_execute", answer)
 
 
 def dispatch(dispatcher: Dispatcher, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:

@@ -118,6 +118,43 @@ def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, r
     assert costs[0][0] <= 12
 
 
+def test_what_is_read_for_a_new_job_does_not_grow_with_what_waits(engine, dry, redis_client, monkeypatch):
+    """The same statements, rows and packets beside 600 frames in 120 layers and beside 3,000 in 600."""
+    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
+    costs = []
+    for path in lua_directory().glob("*.lua"):
+        redis_client.script_load(load_script(path.stem).text)
+    for jobs in (60, 300):
+        # given a host with room for the frame of one job, and work before that which no host has the memory for
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            show, alloc = farm.show(f"s{jobs}"), farm.alloc(f"t{jobs}")
+            farm.subscription(show, alloc, size=10_000)
+            farm.host(name=f"s{jobs}h", cores=4, memory_gb=8, alloc=alloc, hostname_tag=False)
+            farm.jobs(
+                JobSpec(
+                    [LayerSpec(frames=5, memory_gb=20 + job + half, tags=alloc.tag) for half in (0, 0.5)],
+                    show=show,
+                    name=f"s{jobs}j{job}",
+                    priority=200,
+                )
+                for job in range(jobs)
+            )
+        with passes(engine, dry, named=True) as runner:
+            (cluster,) = [c for c, _ in runner.sweeper.sweep().send if c.show_id == show.id]
+            assert runner.run([cluster])[0].frames_booked == 0
+
+            # when that job comes and is named
+            with engine.begin() as connection:
+                job = Farm(connection).job([LayerSpec(frames=1, tags=alloc.tag)], show=show, name=f"s{jobs}new")
+            runner.runner.backlog.note([job.layers[0].id])
+            with runner.counted() as count:
+                report = runner.run([cluster])[0]
+        assert report.frames_booked == 1
+        costs.append((count.statements, count.rows, count.packets))
+    assert costs[0] == costs[1]
+
+
 def test_a_pass_over_many_clusters_costs_as_many_round_trips_as_over_one(engine, dry, monkeypatch):
     monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     with engine.begin() as connection:
