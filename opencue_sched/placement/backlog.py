@@ -235,7 +235,9 @@ class Backlog:
             self._count(entry, waiting, read_at)
             now = self._clock()
             entry.taken = {frame_id: until for frame_id, until in entry.taken.items() if until > now}
-            entry.portion = [frame for frame in frames if frame.id not in entry.booked and frame.id not in entry.taken]
+            usable = [frame for frame in frames if frame.id not in entry.booked and frame.id not in entry.taken]
+            # Others may have committed meanwhile what was read beyond that for their sake.
+            entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
             if not frames and back_in is not None:
                 entry.back_at, entry.aside = now + back_in, True
@@ -251,7 +253,8 @@ class Backlog:
             for waiting in wanted:
                 entry = self._entries.get(waiting.layer.id)
                 if entry is not None:
-                    unusable = len(entry.in_flight) + len(entry.taken) + len(entry.booked)
+                    # What is booked waits no more in what a read from now on returns.
+                    unusable = len(entry.in_flight) + len(entry.taken)
                     sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, frames) + unusable
             return sizes
 
