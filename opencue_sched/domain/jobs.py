@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 FRAMES_TO_RAISE_A_LAYER = 3
 """So many frames of a layer needed more memory before the layer asks for more."""
@@ -90,3 +92,20 @@ class BadLayer:
     why: str
     version: str
     """Another text once the rows may have been mended."""
+
+
+def memory_slices(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:
+    """The layer as one for each amount of memory that frames of it ask for, the most first, with these frames and how
+    many of them wait. Nearly always itself."""
+    waiting = max(waiting, len(frames))
+    if not any(frame.memory_kb for frame in frames):
+        return ((layer, frames, waiting),)
+    by_memory: defaultdict[int, list[Frame]] = defaultdict(list)
+    for frame in frames:
+        by_memory[max(layer.memory_min_kb, frame.memory_kb or 0)].append(frame)
+    slices = []
+    for memory_kb in sorted(by_memory, reverse=True):
+        own = len(by_memory[memory_kb]) if memory_kb > min(by_memory) else waiting
+        waiting -= own
+        slices.append((replace(layer, memory_min_kb=memory_kb), by_memory[memory_kb], own))
+    return slices

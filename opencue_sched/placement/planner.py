@@ -23,7 +23,7 @@ from opencue_sched.domain.caps import Caps, Vertices
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Dimension, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
-from opencue_sched.domain.jobs import Frame, Job, Layer
+from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
 from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting, Work
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom
@@ -498,7 +498,7 @@ class Planner:
         clusters = show.work.clusters
         cluster = next((it for it in clusters if not layer.tags.isdisjoint(it.tags)), clusters[0])
         states = []
-        for part, part_frames, part_waiting in _parts(layer, frames, waiting.frames):
+        for part, part_frames, part_waiting in memory_slices(layer, frames, waiting.frames):
             search = Search.of(job, part, smallest_need(part), tags)
             state = _LayerState(
                 show,
@@ -777,23 +777,6 @@ class Planner:
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
         return Refusal(Verdict.OVER_SHARE, detail)
-
-
-def _parts(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:
-    """The layer as one for each amount of memory that frames of it ask for, the most first, with these frames and how
-    many of them wait. Nearly always itself."""
-    waiting = max(waiting, len(frames))
-    if not any(frame.memory_kb for frame in frames):
-        return ((layer, frames, waiting),)
-    by_memory: defaultdict[int, list[Frame]] = defaultdict(list)
-    for frame in frames:
-        by_memory[max(layer.memory_min_kb, frame.memory_kb or 0)].append(frame)
-    parts = []
-    for memory_kb in sorted(by_memory, reverse=True):
-        own = len(by_memory[memory_kb]) if memory_kb > min(by_memory) else waiting
-        waiting -= own
-        parts.append((replace(layer, memory_min_kb=memory_kb), by_memory[memory_kb], own))
-    return parts
 
 
 def _verdict(state: _LayerState, reason: Refusal) -> LayerVerdict:
