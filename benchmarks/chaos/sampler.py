@@ -36,7 +36,7 @@ _SAMPLE = """
 WITH procs AS (
     SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,
            p.pk_job,
-           ARRAY(SELECT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
+           ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
            extract(epoch FROM coalesce(
                CASE WHEN p.ts_ping = p.ts_booked AND p.int_mem_reserved = p.int_mem_pre_reserved
                     THEN pg_xact_commit_timestamp(p.xmin) END, p.ts_booked))::float8 AS committed

@@ -67,8 +67,9 @@ _PLACEABLE = text(
       AND NOT EXISTS (
           SELECT FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
           WHERE ll.pk_layer = w.pk_layer AND int_max_value <= (
-              SELECT count(*) FROM used JOIN layer_limit theirs USING (pk_layer)
-              WHERE theirs.pk_limit_record = ll.pk_limit_record))
+              SELECT count(*) FROM used
+              WHERE pk_layer IN (SELECT pk_layer FROM layer_limit theirs
+                                 WHERE theirs.pk_limit_record = ll.pk_limit_record)))
       AND EXISTS (
           SELECT FROM host h JOIN host_stat USING (pk_host)
           JOIN subscription s ON s.pk_alloc = h.pk_alloc AND s.pk_show = w.pk_show

@@ -46,14 +46,16 @@ _JOBS = """
 _POINTS = "SELECT pk_dept, pk_show, int_min_cores, -1 AS int_max_cores FROM point"
 # A limit of NULL admits none, as in OpenCue's comparison. int_foreign is what the frames that the ledger does not have
 # leave of it, counted as OpenCue counts: running frames. They are of shows that book elsewhere, and of managed ones
-# that are not imported, or whose row changed since they were.
+# that are not imported, or whose row changed since they were. A layer that lists a limit twice takes it once.
 _LIMITS = """
     SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
            coalesce((SELECT sum(layer_stat.int_running_count)
-                       FROM layer_limit JOIN layer_stat USING (pk_layer)
+                       FROM (SELECT DISTINCT pk_layer
+                               FROM layer_limit
+                              WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record) limited
+                       JOIN layer_stat USING (pk_layer)
                        JOIN job ON job.pk_job = layer_stat.pk_job JOIN show ON show.pk_show = job.pk_show
-                      WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
-                        AND layer_stat.int_running_count > 0
+                      WHERE layer_stat.int_running_count > 0
                         AND NOT (show.b_scheduler_managed AND EXISTS (
                             SELECT 1
                               FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[]))

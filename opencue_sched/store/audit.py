@@ -49,7 +49,8 @@ _OVER_CAP = f"""
         GROUP BY what, name, cap, always
         UNION ALL
         SELECT 'limit', l.str_name, count(*), l.int_max_value, true
-        FROM proc p JOIN layer_limit ll USING (pk_layer) JOIN limit_record l USING (pk_limit_record)
+        FROM proc p JOIN (SELECT DISTINCT pk_layer, pk_limit_record FROM layer_limit) ll USING (pk_layer)
+        JOIN limit_record l USING (pk_limit_record)
         WHERE l.int_max_value IS NOT NULL
         GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
     ) vertices

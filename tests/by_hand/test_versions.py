@@ -53,8 +53,8 @@ HELD_OF_CAPS = text(
           FROM job_resource r WHERE r.int_max_cores > 0
         UNION ALL
         SELECT 'limit', l.int_max_value, (
-            SELECT count(*) FROM procs p JOIN layer_limit ll USING (pk_layer)
-             WHERE ll.pk_limit_record = l.pk_limit_record)
+            SELECT count(*) FROM procs p
+             WHERE p.pk_layer IN (SELECT pk_layer FROM layer_limit ll WHERE ll.pk_limit_record = l.pk_limit_record))
           FROM limit_record l
     )
     SELECT cap, allowed, held FROM held WHERE held > 0

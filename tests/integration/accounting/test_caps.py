@@ -196,5 +196,16 @@ def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: Worl
     world.exact()
 
 
+def test_a_frame_of_an_unmanaged_show_takes_a_limit_once_that_its_layer_lists_twice(world: World) -> None:
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        limit, other = farm.limit("nuke", 5), farm.show(managed=False)
+        farm.subscription(other, farm.default_alloc(), size=100)
+        theirs = farm.job([LayerSpec(frames=3, limits=[limit, limit])], show=other)
+        farm.run(theirs.frames[:2], world.host)
+    load_caps(world.engine, world.ledger, [keys.limit(limit)])
+    assert fields(world, keys.limit(limit))["int_foreign"] == "2"
+
+
 def test_a_ledger_made_for_a_process_knows_how_to_load(world: World) -> None:
     assert make_ledger(world.engine, world.store.client, owner="x").load_caps is not None
