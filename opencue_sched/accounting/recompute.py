@@ -25,6 +25,7 @@ from opencue_sched.accounting.damage import close_store
 from opencue_sched.accounting.differences import Pass, find_differences
 from opencue_sched.accounting.foreign_decrements import reseed_booked
 from opencue_sched.accounting.keys import Booking, EntryState, amounts
+from opencue_sched.accounting.last_recompute import Found
 from opencue_sched.accounting.ledger import Cause, Change, Ledger, answering
 from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.clients.postgres import ask, repeatable_read
@@ -202,6 +203,7 @@ def recompute(
         refresh_tables(engine, only or done.managed)
     if only is None:
         with answering(ledger.client):
+            ledger.client.set(keys.FOUND, Found.of(done).packed())
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
     in_flight = [r.booked_at for r in done.check.records.values() if r.state is EntryState.IN_FLIGHT]
     report = RecomputeReport(

@@ -19,6 +19,7 @@ from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.last_recompute import Found, last_found
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.clients.postgres import OURS, ask
@@ -343,29 +344,31 @@ def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[F
     ledger = Ledger(client, owner="doctor")
     overdue = since is None or since > RECOMPUTES_MISSED * interval
     if not overdue:
-        # A counter that is off its entries has nothing that says since when.
-        seen = partial(_seen_by_recompute, engine, client, since or 0.0, interval + age)
-        procs = compare_procs(engine, ledger, age_seconds=age, select=seen)
-        remedy = "look for `recomput` in the workers' logs: a recompute saw this and left it as it is"
-        return [replace(procs, level=Severity.WARN, what="counters", remedy=remedy)] if procs.offenders else []
+        found = last_found(client)
+        seen = partial(_seen_by_recompute, engine, client, since or 0.0, interval + age, found)
+        compared = [compare_procs(engine, ledger, age_seconds=age, select=seen)]
+        compared += [compare_counters(ledger, found_before=found.counters)] if found.counters else []
+        remedy = "look for `recomput` in the workers' logs: a recompute saw this, and it is as it was"
+        wrong = [finding for finding in compared if finding.offenders]
+        return [replace(finding, level=Severity.WARN, what="counters", remedy=remedy) for finding in wrong]
     last = "there has been no recompute" if since is None else f"the last recompute was {since:.0f} s ago"
     remedy = "`opencue-sched fleet`: a beat must lead, and a worker must live, for the counters to be put right"
-    wrong = (compare_procs(engine, ledger, age_seconds=age), compare_counters(ledger))
+    compared = [compare_procs(engine, ledger, age_seconds=age), compare_counters(ledger)]
     return [
         _warn("counters", f"{last}, and one is due every {interval:g} s", remedy),
-        *(replace(finding, level=Severity.WARN, what="counters") for finding in wrong if finding.offenders),
+        *(replace(finding, level=Severity.WARN, what="counters") for finding in compared if finding.offenders),
     ]
 
 
 def _seen_by_recompute(
-    engine: Engine, client: redis.Redis, since: float, believed_after: float, found: Contradictions
+    engine: Engine, client: redis.Redis, since: float, believed_after: float, last: Found, found: Contradictions
 ) -> list[str]:
     """The ids of those contradictions that were there at the mark of the last recompute, ``since`` seconds ago.
 
     A proc that is not in the ledger, or has other amounts there, was if it is older, and its show is ours: others are
     imported first. A booking in flight without a proc was if it is that much older: a recompute believes that it is
-    lost when it has seen it for an age. A confirmed entry without a proc never is: its proc went after the mark, or
-    the recompute would have removed it.
+    lost when it has seen it for an age. Another entry without a proc was if the recompute itself has found it so
+    (``last``), and it has not changed since: the procs of others went after the mark.
     """
     imported = imported_shows(client)
     procs = {row.pk_proc: row for row in ask(engine, proc_ages, list(found))}
@@ -374,7 +377,10 @@ def _seen_by_recompute(
     def was_there(proc_id: str, record: Record | None) -> bool:
         if proc_id in procs:
             return procs[proc_id].seconds > since and procs[proc_id].pk_show in imported
-        in_flight = record is not None and record.state is EntryState.IN_FLIGHT
-        return in_flight and record is not None and now - record.booked_at > since + believed_after
+        if record is None:
+            return False
+        in_flight = record.state is EntryState.IN_FLIGHT
+        lost = in_flight and now - record.booked_at > since + believed_after
+        return lost or last.entries.get(proc_id) == record.changed_seq
 
     return [proc_id for proc_id, (_, record) in found.items() if was_there(proc_id, record)]

@@ -11,6 +11,7 @@ import pytest
 import redis
 from sqlalchemy import Engine, make_url, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.recompute import recompute
@@ -525,6 +526,51 @@ def test_a_counter_that_no_recompute_corrects_is_a_warning(
     redis_client.hincrby(f"acct:job:{job}", "int_cores", 5)
     redis_client.decrby("acct:recomputed", 360)
     assert any("counter (6, 0), ledger (1, 0)" in text for text in counter_words(cli("doctor", "--json")))
+
+
+def test_an_entry_that_a_recompute_found_without_a_proc_and_is_still_there_is_a_warning(
+    cli: Cli, running: str, change: Callable[[str], None], redis_client: redis.Redis, engine: Engine
+) -> None:
+    # given an entry that a recompute found without a proc
+    entry = str(redis_client.hget("acct:ledger", running))
+    change("DELETE FROM proc")
+    recompute(engine, make_ledger(engine, redis_client, owner="test"))
+    assert counter_words(cli("doctor", "--json")) == []
+    # when it is there as before
+    redis_client.hset("acct:ledger", running, entry)
+    # then the recompute has had its turn at it
+    told = counter_words(cli("doctor", "--json"))
+    assert [text for text in told if f"ledger entry {running} has no proc" in text] == told != []
+
+
+def test_a_counter_that_a_recompute_found_and_is_off_as_before_is_a_warning(
+    cli: Cli, running: str, redis_client: redis.Redis, engine: Engine
+) -> None:
+    with engine.connect() as connection:
+        job = keys.job(str(connection.execute(text("SELECT pk_job FROM proc")).scalar_one()))
+    # given a counter that a recompute found 5 cores off, and corrected
+    redis_client.hincrby(job, "int_cores", 5)
+    recompute(engine, make_ledger(engine, redis_client, owner="test"))
+    # when it is off by another amount, then that is news to the next recompute; by the same, then it is a warning
+    redis_client.hincrby(job, "int_cores", 4)
+    assert counter_words(cli("doctor", "--json")) == []
+    redis_client.hincrby(job, "int_cores", 1)
+    assert any("counter (6, 0), ledger (1, 0)" in words for words in counter_words(cli("doctor", "--json")))
+
+
+@pytest.mark.parametrize("written", ["", "yesterday", "[1]", '{"entries": 1}', '{"entries": {}, "counters": {"x": 1}}'])
+def test_what_somebody_writes_in_place_of_the_findings_of_a_recompute_says_nothing(
+    cli: Cli, running: str, redis_client: redis.Redis, change: Callable[[str], None], written: str
+) -> None:
+    change("DELETE FROM proc")
+    redis_client.delete("acct:recomputed:found")
+    if written:
+        redis_client.set("acct:recomputed:found", written)
+    else:
+        redis_client.rpush("acct:recomputed:found", "x")
+    ran = cli("doctor", "--json")
+    assert counter_words(ran) == []
+    assert levels(ran)["counters"] == "ok"
 
 
 def test_what_workers_do_not_reach_is_told_though_this_machine_does(
