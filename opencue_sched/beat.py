@@ -82,6 +82,7 @@ class LeaderScheduler(Scheduler):
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
         self.census: FleetCensus | None = None
+        self._serves = False
         self._refresh_at = 0.0
         self._shown_fence = 0
         self._ahead = 0.0
@@ -119,15 +120,22 @@ class LeaderScheduler(Scheduler):
 
     def _opened(self) -> LeaderGate:
         if self.gate is None:
+            self.serve()
             settings = get_settings()
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
-            port = settings.queue.metrics_port
-            serve_metrics(settings.queue.metrics_host, port + PORTS_TRIED if port else 0, fleet_metrics.BEAT)
             self.census = FleetCensus(settings, lambda: gate.fence is not None)
             self.census.thread.start()
             log.info("beat_started", role=gate.keys.role)
         return self.gate
+
+    def serve(self) -> None:
+        """Serve metrics and probes, from the first call on. Raises SchedulerError."""
+        if not self._serves:
+            queue = get_settings().queue
+            port = queue.metrics_port
+            serve_metrics(queue.metrics_host, port + PORTS_TRIED if port else 0, fleet_metrics.BEAT)
+            self._serves = True
 
     def _show(self, gate: LeaderGate) -> None:
         """Refresh the presence every few seconds, and at once when this beat begins or ceases to lead."""

@@ -214,13 +214,14 @@ def sleep_unless_stopped(seconds: float) -> None:
 
 
 @beat_init.connect
-def _beat_starts(**_: Any) -> None:
+def _beat_starts(sender: Any, **_: Any) -> None:
     """As a worker does. What a beat loses later, it waits for. SIGHUP ends it as SIGTERM does, unless it is ignored (by
     nohup)."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:
         check_for_beat(get_settings())
+        sender.scheduler.serve()
     except (SchedulerError, RedisError, SQLAlchemyError) as error:
         _refuse(error)
 

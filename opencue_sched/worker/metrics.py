@@ -32,7 +32,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.clusters import ClusterKind
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.errors import SchedulerError
+from opencue_sched.errors import SchedulerError, WrongConfiguration
 from opencue_sched.placement.backlog import SET_ASIDE
 from opencue_sched.worker.probes import with_probes
 
@@ -225,7 +225,7 @@ def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tu
     """Serve ``registry`` as /metrics, and the probes /livez and /readyz, on the first free port from ``first_port`` on;
     None when the port is 0 (off).
 
-    Raises SchedulerError when none of 100 ports is free.
+    Raises WrongConfiguration where it cannot listen, and SchedulerError when none of 100 ports is free.
     """
     if first_port == 0:
         return None
@@ -234,7 +234,8 @@ def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tu
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise SchedulerError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+                cure = "set OPENCUE_SCHED_QUEUE__METRICS_HOST, or OPENCUE_SCHED_QUEUE__METRICS_PORT"
+                raise WrongConfiguration(f"cannot serve metrics on {host}:{port}: {error.strerror}; {cure}") from error
             continue
         server.set_app(with_probes(cast(WSGIApplication, server.get_app())))
         log.info("metrics_served", address=f"http://{host}:{port}/metrics", wanted_port=first_port)

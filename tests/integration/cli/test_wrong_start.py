@@ -140,6 +140,23 @@ def test_a_service_whose_log_file_cannot_be_opened_names_the_variable_and_is_not
 
 
 @pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+def test_a_service_that_cannot_serve_metrics_where_it_should_names_the_variable_and_is_not_started_again(
+    service: str, host: str, settings: Settings
+) -> None:
+    variables = {
+        "OPENCUE_SCHED_DATABASE_URL": settings.database_url.get_secret_value(),
+        "OPENCUE_SCHED_REDIS_URL": settings.redis_url.get_secret_value(),
+        "OPENCUE_SCHED_QUEUE__METRICS_HOST": host,
+    }
+    ran = run([sys.executable, *SERVICES[service]], env={**os.environ, **variables}, cwd=ROOT)
+    assert ran.returncode == 78, ran.stderr
+    (said,) = [line for line in ran.stderr.splitlines() if "OPENCUE_SCHED_QUEUE__METRICS_HOST" in line]
+    assert f"cannot serve metrics on {host}:" in said
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(
     ("given", "there"),
     [
