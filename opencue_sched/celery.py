@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import click
 import structlog
 from celery import Celery, bootsteps
 from celery.signals import beat_init, setup_logging, worker_shutting_down
@@ -76,6 +77,11 @@ class SchedulerApp(Celery):
     def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name
         """What ``celery beat`` makes, with a look at the named scheduler before that is made."""
         from celery.apps.beat import Beat
+
+        # The command asks for the class before it detaches, and makes a beat of it when nobody hears a reason any more.
+        command = click.get_current_context(silent=True)
+        if command is not None and command.params.get("scheduler"):
+            _refuse_other_schedulers(command.params["scheduler"])
 
         class GatedBeat(Beat):
             def __init__(self, *, scheduler: str | None = None, **options: Any) -> None:
