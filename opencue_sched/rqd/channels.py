@@ -33,13 +33,14 @@ _RESOLVE_SECONDS = 5.0
 """gRPC would go on for 30 s with the address that a name had when it was last resolved."""
 _KEEPALIVE_SECONDS = 300.0
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
+_READY = grpc.ChannelConnectivity.READY.value[0]
 _NOT_ANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 CALLS_TO_UNREACHED = 2
 """So many calls in a row without an answer make a host unreached; it may be dialled anew, too (`RqdChannels`)."""
 UNREACHED_SECONDS = 120.0
 """A host that nobody has called for so long is not named as unreached any more: it may be down, or deleted."""
 NAME_BELIEVED_SECONDS = 60.0
-"""How long after a host's RQD told its name frames are launched there without asking for it again."""
+"""How long after a host's RQD told its name frames are launched over that connection without asking for it again."""
 _WARN_SECONDS = 60.0
 _SHORTEST_TELLING_SECONDS = 1.0
 _CALLS_AT_ONCE = 16
@@ -75,6 +76,19 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
         # All under the lock of RqdChannels.
         self.calls = 0
         self.retired = self.closed = False
+
+    def believed_since(self, since: float) -> bool:
+        """Whether the host's RQD has told its name since then, over a connection that is there: where it is not, the
+        next call dials anew, and another machine may answer."""
+        return self.host.named_at > since and self._is_up()
+
+    def _is_up(self) -> bool:
+        # gRPC tells everybody else by a callback, for which each channel would have a thread.
+        asked: Any = getattr(getattr(self.channel, "_channel", None), "check_connectivity_state", None)
+        try:
+            return asked is None or asked(False) == _READY
+        except ValueError:  # closed: the call will say so
+            return True
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """gRPC's hook around one call."""
@@ -193,11 +207,12 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             return host.misnamed() if host is not None else ""
 
     def check_name(self, host_name: str) -> None:
-        """Make sure that a host's RQD is its own: ask for its name, unless it told that in the last minute. Raises
-        RqdFailure when it is another host's, or does not tell."""
+        """Make sure that a host's RQD is its own: ask for its name, unless it told that in the last minute over a
+        connection that still stands. Raises RqdFailure when it is another host's, or does not tell."""
         with self._lock:
             host = self._hosts.get(host_name)
-            if host is not None and self._clock() - host.named_at < NAME_BELIEVED_SECONDS:
+            connection = host.connection if host is not None else None
+            if connection is not None and connection.believed_since(self._clock() - NAME_BELIEVED_SECONDS):
                 return
         request = rqd_pb2.RqdStaticReportStatusRequest()
         try:

@@ -93,6 +93,20 @@ def test_a_host_is_booked_again_once_it_answers_by_its_own_name() -> None:
             eventually(lambda: launch_all(channels, [request("sim0001")])[0].error is None)
 
 
+def test_a_machine_that_takes_the_address_of_a_host_is_asked_for_its_name_at_once() -> None:
+    # given a host that told its name a moment ago, and has taken a frame
+    port = free_port()
+    with RqdChannels(Rqd(addresses={"sim0001": f"127.1.0.1:{port}"}, timeout=5.0), clock=lambda: 0.0) as channels:
+        with SimulatedFarm([HostSpec("sim0001")], port=port):
+            assert launch_all(channels, [request("sim0001")])[0].error is None
+        # when another machine answers at its address, and nobody has called meanwhile
+        with SimulatedFarm([HostSpec("sim0002")], port=port) as others:
+            (outcome,) = launch_all(channels, [request("sim0001")])
+            # then nothing starts there
+            assert others.runs() == []
+            assert "answers as sim0002" in str(outcome.error)
+
+
 def test_a_call_that_was_about_to_be_made_when_its_connection_was_replaced_fails_as_not_sent(
     misled: RqdChannels,
 ) -> None:
