@@ -140,6 +140,7 @@ class _Pass:
     """What waits, of each show that may be planned."""
     work_of: dict[Cluster, BacklogWork] = field(default_factory=dict)
     """By cluster, also where nothing may start yet."""
+    planner: Planner | None = None
     planned_for: dict[str, PassReport] = field(default_factory=dict)
     """By proc id."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -220,8 +221,12 @@ class _Pass:
         if self.works:
             # 3. Plan, in memory. The plan holds its hosts in the process' cache until step 5 gives them back. Frames
             #    that other planners have permits of give their place to the next ones.
-            with self._step("plan"):
-                self._plan()
+            try:
+                with self._step("plan"):
+                    self._plan()
+            except BaseException:
+                self._give_back()
+                raise
 
         # 4. and 5. Book in Redis, commit in PostgreSQL. What the frames are launched with is read before anything is
         #    booked, so that a failure, or a layer that nobody can launch, costs nothing.
@@ -284,7 +289,7 @@ class _Pass:
         # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.
         shows = {cluster.show_id for cluster in clusters}
         policy = self._policy(snapshot, runner.plan_sizes.most(self.report.cluster.shard, shows))
-        planner = Planner(
+        planner = self.planner = Planner(
             snapshot,
             runner.hosts.cache,
             policy,
@@ -293,13 +298,8 @@ class _Pass:
             lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
             idle_cores=idle_cores,
         )
-        try:
-            self._place(planner, idle_cores)
-            plans = planner.judge()
-        except BaseException:
-            self._give_back(planner.procs())
-            raise
-        for cluster, plan in zip(planner.plans, plans, strict=True):
+        self._place(planner, idle_cores)
+        for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
             report.show_name = runner.backlog.show_name(cluster.show_id)
@@ -347,9 +347,9 @@ class _Pass:
             runner.backlog.backlog.settle(refused, taken={proc.proc_id for proc in refused})
             planner.take_back(refused)
 
-    def _give_back(self, procs: Sequence[PlannedProc]) -> None:
-        """Nothing of a plan is to be booked: its hosts are idle and its frames wait, as before."""
-        runner = self.runner
+    def _give_back(self) -> None:
+        """Nothing of the plan is to be booked: its hosts are idle and its frames wait, as before."""
+        runner, procs = self.runner, self.planner.procs() if self.planner else []
         for proc in procs:
             runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=False)
         runner.backlog.backlog.settle(procs)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.show_handover import hand_back
 from opencue_sched.dispatch.backlog_feed import RESYNC_SECONDS, WHOLE_ROUND_SECONDS
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
@@ -62,6 +66,16 @@ class Deaf:
         self.clock.now += RESYNC_SECONDS
         self.passes.runner.backlog.resync()
 
+    def everything_ends(self) -> None:
+        """Whatever runs is taken off its host, and the process reads its hosts again."""
+        self.execute("DELETE FROM proc")
+        self.execute("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+        self.passes.runner.hosts.missed()
+
+    def ids(self, query: str) -> set[str]:
+        with self.passes.engine.connect() as connection:
+            return set(connection.execute(text(query)).scalars())
+
     def booked(self, job: JobIds) -> int:
         with self.passes.engine.connect() as connection:
             query = text("SELECT count(*) FROM proc WHERE pk_job = :job")
@@ -97,6 +111,20 @@ def test_a_licence_that_a_layer_got_is_not_passed(deaf: Deaf) -> None:
     assert deaf.run().losses["layer_changed"] == CORES
     assert deaf.booked(job) == 0
     deaf.clock.now += RESYNC_SECONDS
+    deaf.run()
+    assert deaf.booked(job) == 1
+
+
+def test_the_cap_of_a_folder_that_a_job_was_moved_to_is_not_passed(deaf: Deaf) -> None:
+    job = deaf.job()
+    deaf.lists()
+    with deaf.passes.engine.begin() as connection:
+        folder_id = Farm(connection).folder(deaf.show, "tight", max_cores=1)
+    deaf.execute("UPDATE job SET pk_folder = :folder", folder=folder_id)
+
+    assert deaf.run().losses["layer_changed"] == CORES
+    assert deaf.booked(job) == 0
+    deaf.resyncs()
     deaf.run()
     assert deaf.booked(job) == 1
 
@@ -164,6 +192,96 @@ def test_frames_that_somebody_keeps_locked_hold_no_host_from_others(deaf: Deaf) 
         for _ in range(3):
             deaf.run()
         assert (deaf.booked(locked), deaf.booked(other)) == (0, CORES)
+
+
+def test_a_show_handed_back_in_the_middle_of_a_plan_starts_nothing(deaf: Deaf) -> None:
+    job = deaf.job()
+    deaf.lists()
+    ledger = deaf.passes.runner.ledger
+
+    def alive() -> bool:
+        """Asked before the permits are taken, and after that again."""
+        hand_back(deaf.passes.engine, ledger, deaf.show.id, wait_seconds=0, age_seconds=0)
+        return True
+
+    report = deaf.passes.runner.run([deaf.cluster], alive=alive)[0]
+
+    assert (report.frames_booked, deaf.booked(job)) == (0, 0)
+    assert list(ledger.records()) == []
+
+
+class StoppedError(Exception):
+    """Whatever a pass may end with."""
+
+
+def test_what_a_pass_took_is_free_again_wherever_it_fails(deaf: Deaf) -> None:
+    for step in count(1):
+        # given a farm that is idle, and a pass that fails after so many of its steps
+        job = deaf.job(frames=CORES)
+        deaf.passes.runner.backlog.note(jobs=[job.id])
+        steps = iter(range(step))
+
+        def fails(steps: Iterator[int] = steps) -> None:
+            if next(steps, None) is None:
+                raise StoppedError
+
+        with suppress(StoppedError):
+            deaf.passes.runner.run([deaf.cluster], alive=lambda: True, progress=fails)
+            break
+
+        # then the next one books all that this one did not commit, and only of what is booked there are permits
+        deaf.run()
+        assert deaf.booked(job) == CORES, f"after {step} steps"
+        left = {key.split(":")[2] for key in deaf.passes.client.scan_iter("cue:permit:*")}
+        assert left <= deaf.ids("SELECT pk_frame FROM frame WHERE str_state = 'RUNNING'")
+        deaf.everything_ends()
+    assert step > 5
+
+
+def test_a_process_that_stood_still_for_a_minute_books_nothing_twice(
+    deaf: Deaf, engine: Engine, settings: Settings
+) -> None:
+    # given a process that stops with the frames of a long layer in its memory
+    job = deaf.job(frames=5 * CORES)
+    assert deaf.run().frames_booked == CORES
+    deaf.everything_ends()
+
+    # when another one books meanwhile, and some of that ends
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
+        assert other.run([deaf.cluster])[0].frames_booked == CORES
+    booked = deaf.ids("SELECT pk_frame FROM proc")
+    deaf.everything_ends()
+    deaf.clock.now += 60
+
+    # then what it plans when it goes on is what waits still
+    for _ in range(2):
+        deaf.run()
+    assert deaf.booked(job) == CORES
+    assert booked.isdisjoint(deaf.ids("SELECT pk_frame FROM proc"))
+    assert len(deaf.ids("SELECT pk_frame FROM frame WHERE str_state = 'RUNNING'")) == 3 * CORES
+
+
+def test_an_emptied_redis_lets_no_frame_be_booked_twice(deaf: Deaf, engine: Engine, settings: Settings) -> None:
+    # given a process that has frames in its memory which another one has booked meanwhile, under permits
+    job = deaf.job(frames=5 * CORES)
+    assert deaf.run().frames_booked == CORES
+    deaf.everything_ends()
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
+        assert other.run([deaf.cluster])[0].frames_booked == CORES
+    booked = deaf.ids("SELECT pk_frame FROM proc")
+    deaf.everything_ends()
+
+    # when the permits are gone, with all else but the counters' epoch
+    client = deaf.passes.client
+    epoch = client.get(keys.EPOCH)
+    client.flushdb()
+    client.set(keys.EPOCH, str(epoch))
+
+    # then the commit decides, and other frames are planned
+    assert deaf.run().losses["frame_lost"] == CORES
+    deaf.run()
+    assert deaf.booked(job) == CORES
+    assert booked.isdisjoint(deaf.ids("SELECT pk_frame FROM proc"))
 
 
 def test_what_a_worker_missed_of_the_part_of_others_is_found_by_itself(engine: Engine, settings: Settings) -> None:
