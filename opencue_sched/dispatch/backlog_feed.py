@@ -53,6 +53,7 @@ class BacklogFeed:
     """Backlog, reads and notices together. Thread-safe; what was named is read by one thread at a time.
 
     ``own`` says which buckets of layers (by their ids) this process compares; ``facts`` what the database has.
+    ``found`` is called with the shows (ids) that have work of which nobody was told: their clusters may rest.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class BacklogFeed:
         changes: BacklogChanges,
         *,
         own: Callable[[], frozenset[int]] = lambda: ALL_BUCKETS,
+        found: Callable[[Collection[str]], object] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -70,6 +72,7 @@ class BacklogFeed:
         self._facts = facts
         self._changes = changes
         self._own = own
+        self._found = found
         self._clock = clock
         self.backlog = Backlog(clock)
         self._reading = threading.Lock()
@@ -204,6 +207,7 @@ class BacklogFeed:
         if differ:
             with self._reading:
                 self._read(differ, (), ())
+            self._found(self.backlog.shows_of(differ))
         self._tell(layer_id for layer_id in differ if bucket_of(layer_id) in own)
         self._resynced_at = self._clock()
         seconds = RESYNC_SECONDS if self._facts().backlog_is_named and not self.deaf else DEAF_RESYNC_SECONDS
@@ -233,6 +237,9 @@ class BacklogFeed:
             return
         if ids:
             self.note(ids)
+            if self._listed:
+                self.follow()
+                self._found(self.backlog.shows_of(ids))
         elif ids is None and not first:
             self._round_at = self._whole_round_at = -math.inf
 

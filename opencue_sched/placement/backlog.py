@@ -277,6 +277,11 @@ class Backlog:
         with self._lock:
             return {layer_id for layer_id in layer_ids if layer_id in self._entries or layer_id in self._bad}
 
+    def shows_of(self, layer_ids: Collection[str]) -> set[str]:
+        """The shows of those of these layers that wait."""
+        with self._lock:
+            return {self._entries[layer_id].job.show_id for layer_id in layer_ids if layer_id in self._entries}
+
     def of_jobs(self, job_ids: Collection[str]) -> set[str]:
         """The layers here of these jobs, the bad ones too."""
         with self._lock:

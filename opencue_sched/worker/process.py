@@ -199,6 +199,7 @@ class Process:
             lambda: self.facts,
             BacklogChanges(self.client, self.settings.coordination.namespace),
             own=lambda: buckets(self.settings.instance, tuple(sorted(self.membership.router.instances()))),
+            found=lambda shows: self.waker.note(shows=shows),
         )
         self._closing.callback(made.resyncing.stop)
         made.resyncing.start()

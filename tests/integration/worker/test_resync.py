@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 
 import pytest
@@ -11,14 +12,17 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.settings import Accounting, Settings
-from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.settings import Accounting, Rqd, Settings
+from opencue_sched.store.accounting import managed_show_ids, managed_show_versions
 from opencue_sched.worker.process import Process
+from tasks import dispatch
 from tests.kit.listening import eventually_listen, nobody_hears
-from tests.kit.polling import eventually
+from tests.kit.polling import eventually, soon_enough
+from tests.kit.tasks import run_task
 
 RECENT = 20.0
 _END_LISTENERS = """
@@ -85,3 +89,46 @@ def test_what_happened_while_nobody_heard_is_read_again_at_once(
             return worker.hosts.cache.idle_cores([cluster]) == 4
 
         eventually(idle_seen, RECENT, "the host's idle cores")
+
+
+LAYERS, OF_A_JOB = 20_000, 100
+
+
+@pytest.mark.long
+def test_dispatch_goes_on_within_two_seconds_of_the_return_of_postgresql(
+    settings: Settings, engine: Engine, redis_client: redis.Redis
+) -> None:
+    # given a worker that knows of 20,000 layers, and a full farm
+    redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.default_show(), farm.default_alloc()
+        farm.host(cores=4, memory_gb=64, hostname_tag=False)
+        layers = [LayerSpec(frames=1, name=f"layer{number}") for number in range(OF_A_JOB)]
+        farm.jobs(JobSpec(layers, show=show, os=None) for _ in range(LAYERS // OF_A_JOB))
+        note_imported(redis_client, managed_show_versions(connection))
+    cluster = Cluster(alloc.facility_id, show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+    app = Celery("restarted", broker="memory://", set_as_current=False)
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    with closing(app), closing(Process(dry, app)) as worker, engine.connect() as connection:
+        beside = connection.execution_options(isolation_level="AUTOCOMMIT")
+        worker.listen()
+        eventually_listen(engine, 1)
+        worker.sweep(wake_shows=[show.id])
+        posting = worker.postings.posted()[cluster.key]
+
+        def books() -> bool:
+            run_task(dispatch.dispatch_cluster, worker, posting)
+            return bool(beside.execute(text("SELECT count(*) FROM proc")).scalar())
+
+        def away() -> float:
+            """Seconds from the return of a database that was away, while all frames ended, to a booking."""
+            with nobody_hears(beside):
+                beside.execute(text("DELETE FROM proc"))
+                beside.execute(text("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem"))
+            back = time.monotonic()
+            eventually(books, RECENT, "a booking")
+            return time.monotonic() - back
+
+        eventually(books, RECENT, "a booking")
+        soon_enough(away, 2.0)
