@@ -274,18 +274,22 @@ def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> Non
 @cli.command()
 @click.option("--hosts", default=1200, show_default=True, help="RQDs, each with a connection of its own.")
 @click.option("--rounds", default=3, show_default=True, help="Times that every question is asked.")
+@click.option("--base", help="By turns also with the service of this commit, taken out of git.")
 @postgres
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
-    """What one report service carries: status reports and completions, flat out, of many connected RQDs.
+def reports(hosts: int, rounds: int, base: str | None, json_path: Path | None) -> None:
+    """What one report service carries: status reports and completions, each alone and both, of many connected RQDs.
 
     Example: python -m benchmarks reports --hosts 1200
     """
     from benchmarks.figures import columns
     from benchmarks.reports import run_reports
 
-    results = columns(run_reports(hosts=hosts, rounds=rounds, console=console))
-    show(results, "reports")
+    results = columns(run_reports(hosts=hosts, rounds=rounds, base=base, console=console))
+    of_base = [row for row in results if base and row["phase"].endswith(base)]
+    show([row for row in results if row not in of_base], "reports")
+    if of_base:
+        show(of_base, f"reports, {base}")
     write_json(json_path, results)
 
 

@@ -164,17 +164,23 @@ def code_of(commit: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def workbench(
-    environment: Mapping[str, str], *, database_url: str | None = None, code: Path | None = None
+    environment: Mapping[str, str],
+    *,
+    database_url: str | None = None,
+    code: Path | None = None,
+    configuration: Mapping[str, str] | None = None,
 ) -> Iterator[Workbench]:
     """Stores from wheels (PostgreSQL only if no ``database_url`` is given), migrated, and an empty fleet.
 
+    ``configuration``: what else is in PostgreSQL's configuration.
     ``code``: where the fleet's processes have their code from (`code_of`), if not from here.
     """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-bench-")))
         postgres = None
         if database_url is None:
-            postgres = stack.enter_context(EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}))
+            more = {"track_commit_timestamp": "on", **(configuration or {})}
+            postgres = stack.enter_context(EmbeddedPostgres(configuration=more))
             database_url = postgres.url
         cache = stack.enter_context(EmbeddedRedis())
         database_url = Settings(database_url=SecretStr(database_url)).sqlalchemy_url
