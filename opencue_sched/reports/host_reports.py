@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from time import monotonic
+from typing import Any
 
 import structlog
 from opencue_proto import report_pb2
 from sqlalchemy import Connection
 
+from opencue_sched.clients.postgres import ask
+from opencue_sched.clients.store_errors import Failure, classify, is_trouble
 from opencue_sched.domain.clusters import ClusterKind, normalise_tag
 from opencue_sched.domain.states import HardwareState, LockState
 from opencue_sched.errors import InvalidInput
@@ -22,8 +26,7 @@ from opencue_sched.reports.run_ends import overdue
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.store import reported_runs, reports
 from opencue_sched.store.hosts import RQD_LOCK_SOURCE, set_lock, set_state, set_tags
-from opencue_sched.store.procs import Run, read_runs
-from opencue_sched.store.reports import HostRow
+from opencue_sched.store.reports import HostRow, HostSize
 from opencue_sched.store.schema import read_origin
 
 _log = structlog.get_logger(__name__)
@@ -36,6 +39,50 @@ RECONCILE_SECONDS = 600.0
 
 OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 """A status report that waited longer than this only brings numbers; nothing is killed because of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """A host's regular report, and when it was received in monotonic time."""
+
+    message: report_pb2.HostReport
+    received_at: float
+
+
+@dataclass(slots=True)
+class StatusOutcome:
+    """What became of a status report. ``kill`` ends processes, and waits for the host's RQD; ``error``: why the report
+    was not handled, or not to its end."""
+
+    error: Exception | None = None
+    kill: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class _Status:
+    """A status report on its way, of one thread. ``id`` is the host's row's; ``owned`` are processes that a proc has,
+    each with its row."""
+
+    report: StatusReport
+    outcome: StatusOutcome
+    host: ReportedHost
+    id: str = ""
+    owned: Sequence[tuple[report_pb2.RunningFrameInfo, reported_runs.ReportedRun]] = ()
+
+    @property
+    def message(self) -> report_pb2.HostReport:
+        return self.report.message
+
+    @property
+    def growing(self) -> dict[str, int]:
+        """The procs whose frames use more memory than they reserve, and how much (KB). A workstation lends none."""
+        if self.host.size.nimby:
+            return {}
+        return {
+            frame.resource_id: frame.rss
+            for frame, row in self.owned
+            if frame.rss > row.memory_reserved_kb and not row.local
+        }
 
 
 @dataclass
@@ -58,28 +105,95 @@ class HostReports:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
         self._host(read_report(report), boot=True)
 
-    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> Callable[[], None] | None:
-        """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`.
+    def statuses(self, reports: Sequence[StatusReport]) -> list[StatusOutcome]:
+        """The regular reports of different hosts, handled together; the outcomes are in their order.
 
-        Returns what kills the processes that are to end, if any, which waits for the host's RQD.
+        What kills processes that are to end is in the outcomes: it waits for the host's RQD. When the database is in
+        trouble the error is raised (`is_trouble`), and some of the reports may have been handled.
         """
-        fresh_until = monotonic() + OLDEST_FOR_VERIFICATION_SECONDS - age
-        host = read_report(report)
-        for frame in report.frames:
-            check_frame(frame, f"host {host.name}: ")
-        row = self._host(host, boot=False)
-        owned, kills = self._verify(report, row.id)
-        self._write_usage(owned, row.id, host)
-        self._reconcile(row.id, host.name)
-        stale = age > OLDEST_FOR_VERIFICATION_SECONDS
-        return partial(self._kill, host.name, kills, fresh_until) if kills and not stale else None
+        outcomes = [StatusOutcome() for _ in reports]
+        readable: list[_Status] = []
+        for report, outcome in zip(reports, outcomes, strict=True):
+            try:
+                host = read_report(report.message)
+                for frame in report.message.frames:
+                    check_frame(frame, f"host {host.name}: ")
+            except InvalidInput as refusal:
+                outcome.error = refusal
+            else:
+                readable.append(_Status(report, outcome, host))
+        known = self._known(readable)
+        self._by_halves(known, self._write)
+        written = [status for status in known if status.outcome.error is None]
+        self._by_halves([status for status in written if status.growing], self._grow)
+        now = self.releaser.clock()
+        self._by_halves([status for status in written if self._is_to_reconcile(status.id, now)], self._reconcile)
+        return outcomes
+
+    def _by_halves(self, statuses: Sequence[_Status], step: Callable[[Sequence[_Status]], None]) -> None:
+        """Take a step for many hosts in one transaction; where what some host says makes it fail, for each half, so
+        that the host that is to blame is found and fails alone."""
+        if not statuses:
+            return
+        try:
+            step(statuses)
+        except Exception as error:
+            if is_trouble(error):
+                raise
+            if len(statuses) == 1:
+                statuses[0].outcome.error = error
+                return
+            middle = len(statuses) // 2
+            self._by_halves(statuses[:middle], step)
+            self._by_halves(statuses[middle:], step)
+
+    def _known(self, statuses: Sequence[_Status]) -> list[_Status]:
+        """The hosts whose rows are there and, but for their statistics, up to date: those of the others are made so
+        first, each in a transaction of its own, as somebody may have it locked."""
+        rows = self._by_names([status.host for status in statuses])
+        known = []
+        for status, row in zip(statuses, rows, strict=True):
+            try:
+                if row is None or is_outdated(row, status.host):
+                    row = self._host(status.host, boot=False)
+            except Exception as error:
+                if is_trouble(error) and classify(error) not in (Failure.BUSY, Failure.REPEAT):
+                    raise
+                status.outcome.error = error
+            else:
+                status.id = row.id
+                known.append(status)
+        return known
+
+    def _by_names(self, hosts: Sequence[ReportedHost]) -> list[HostRow | None]:
+        names = [(host.full_name, host.name) for host in hosts]
+        return ask(self.releaser.engine, reports.find_hosts, names) if names else []
+
+    def _write(self, statuses: Sequence[_Status]) -> None:
+        """The statistics of hosts and what runs there, and what of it is to be killed."""
+        named = [
+            (frame.resource_id, frame.frame_id, status.id) for status in statuses for frame in status.message.frames
+        ]
+        used: list[dict[str, Any]] = []
+        with self.releaser.engine.begin() as connection:
+            rows = iter(reported_runs.read_reported(connection, named))
+            for status in statuses:
+                self._verify(status, list(islice(rows, len(status.message.frames))))
+            pinged = reports.update_statuses(connection, {status.id: status.host.status for status in statuses})
+            for status in statuses:
+                if status.id in pinged:
+                    used += [usage(row, frame) for frame, row in status.owned]
+            if used:
+                frames_to_raise = self.releaser.settings.frames_to_raise_a_layer
+                reported_runs.update_runs(connection, used, frames_to_raise=frames_to_raise)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
         """Bring the host's rows up to date; its row as it was before."""
         with self.releaser.engine.begin() as connection:
-            row = reports.find_host(connection, host.full_name, host.name)
+            reports.wait_briefly(connection)
+            row = _find(connection, host)
             if row is None and self._take_over(connection, host):
-                row = reports.find_host(connection, host.full_name, host.name)
+                row = _find(connection, host)
             created = row is None
             if row is None:
                 row = self._create(connection, host)
@@ -121,7 +235,7 @@ class HostReports:
             set_tags(connection, [host_id], ClusterKind.ALLOC, add=[alloc.str_tag])
             set_tags(connection, [host_id], ClusterKind.HOSTNAME, add=[host.name])
         # Another service may have created it meanwhile.
-        row = reports.find_host(connection, host.full_name, host.name)
+        row = _find(connection, host)
         if row is None:
             raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is another host's")
         return row
@@ -135,7 +249,7 @@ class HostReports:
             set_lock(connection, [row.id], old=[row.lock_state], old_source=old_source, new=lock, source=source)
         if host.locked_centicores not in (None, row.locked_centicores):
             reports.lock_cores(connection, row.id, host.locked_centicores)
-        if boot or (not row.busy and any(getattr(row, key) != value for key, value in asdict(host.size).items())):
+        if boot or is_resized(row, host):
             reports.resize_host(connection, row.id, host.size, boot=boot)
         if boot:
             # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
@@ -152,23 +266,17 @@ class HostReports:
             if note or row.marked:
                 reports.mark_full_temp(connection, row.id, note)
             _log.info("host_state_changed", host=row.name, old=row.state, new=state.value)
-        reports.update_status(connection, row.id, host.status)
+        reports.update_statuses(connection, {row.id: host.status})
 
-    def _verify(
-        self, report: report_pb2.HostReport, host_id: str
-    ) -> tuple[list[tuple[report_pb2.RunningFrameInfo, Run]], list[tuple[str, str]]]:
+    def _verify(self, status: _Status, rows: Sequence[reported_runs.ReportedRun]) -> None:
         """Sort the reported processes into owned ones and, with why, frames to be killed."""
-        owned: list[tuple[report_pb2.RunningFrameInfo, Run]] = []
-        kills: list[tuple[str, str]] = []
+        report, owned, kills = status.message, [], []
         self.silences.note(report.host.name, report.frames)
-        if not report.frames:
-            return owned, kills
-        with self.releaser.engine.connect() as connection:
-            rows = read_runs(connection, [(it.resource_id, it.frame_id) for it in report.frames])
         for frame, row in zip(report.frames, rows, strict=True):
-            reason, age = unowned(row, frame.resource_id, host_id)
+            reason, age = unowned(row, frame.resource_id, status.id)
             if not reason:
-                warn_of_astray(row.host_name, report.host.name)
+                if row.other_host_name:
+                    warn_of_astray(row.other_host_name, report.host.name)
                 owned.append((frame, row))
                 # When it began says the database: its start_time is in milliseconds or, by some RQDs, in seconds, of
                 # the clock of a worker or of the host.
@@ -177,28 +285,17 @@ class HostReports:
                 continue
             if reason:
                 kills.append((frame.frame_id, reason))
-        return owned, kills
+        status.owned = owned
+        fresh_until = status.report.received_at + OLDEST_FOR_VERIFICATION_SECONDS
+        fresh = monotonic() <= fresh_until
+        status.outcome.kill = partial(self._kill, status.host.name, kills, fresh_until) if kills and fresh else None
 
-    def _write_usage(
-        self, owned: Sequence[tuple[report_pb2.RunningFrameInfo, Run]], host_id: str, host: ReportedHost
-    ) -> None:
-        if not owned:
-            return
+    def _grow(self, statuses: Sequence[_Status]) -> None:
+        """Give frames that need more memory than their procs reserve what is idle on their hosts."""
         with self.releaser.engine.begin() as connection:
-            reported_runs.update_runs(
-                connection,
-                [usage(row, frame) for frame, row in owned],
-                frames_to_raise=self.releaser.settings.frames_to_raise_a_layer,
-            )
-        growing = {
-            frame.resource_id: frame.rss for frame, row in owned if frame.rss > row.memory_reserved_kb and not row.local
-        }
-        if not growing or host.size.nimby:
-            return
-        with self.releaser.engine.begin() as connection:
-            grown = reported_runs.grow_reservations(connection, host_id, growing)
+            grown = reported_runs.grow_reservations(connection, {status.id: status.growing for status in statuses})
         if grown:
-            self.releaser.publish_hosts([host_id])
+            self.releaser.publish_hosts(sorted(grown))
 
     def _kill(self, host_name: str, kills: Sequence[tuple[str, str]], fresh_until: float) -> None:
         """Kill frames, each with why.
@@ -214,15 +311,44 @@ class HostReports:
             if not self.killer.ask(host_name, frame_id, reason):
                 break
 
-    def _reconcile(self, host_id: str, host_name: str) -> None:
-        """Every ten minutes, spread over the hosts: idle resources are total minus procs."""
-        now = self.releaser.clock()
+    def _is_to_reconcile(self, host_id: str, now: float) -> bool:
+        """Every ten minutes, spread over the hosts."""
         if now < self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS)):
-            return
+            return False
         self._reconcile_at[host_id] = now + RECONCILE_SECONDS
+        return True
+
+    def _reconcile(self, statuses: Sequence[_Status]) -> None:
+        """Idle resources are total minus procs."""
+        names = {status.id: status.host.name for status in statuses}
         with self.releaser.engine.begin() as connection:
-            wrong = reports.reconcile_host(connection, host_id)
-        if wrong:
+            wrong = reports.reconcile_hosts(connection, names)
+        for host_id in wrong:
             self.releaser.count("host_reconciled")
-            _log.warning("host_idle_reconciled", host=host_name)
-            self.releaser.publish_hosts([host_id])
+            _log.warning("host_idle_reconciled", host=names[host_id])
+        if wrong:
+            self.releaser.publish_hosts(wrong)
+
+
+def is_outdated(row: HostRow, host: ReportedHost) -> bool:
+    """Whether a report that is no boot report changes more of its host than statistics."""
+    state, temp_full = HardwareState(row.state), host.temp_full
+    return (
+        next_lock(row.lock_state, row.lock_source, host)[0] != row.lock_state
+        or host.locked_centicores not in (None, row.locked_centicores)
+        or is_resized(row, host)
+        or next_hardware_state(state, host.state, boot=False, temp_full=temp_full, marked=row.marked) is not state
+    )
+
+
+def is_resized(row: HostRow, host: ReportedHost) -> bool:
+    """Whether a host without procs has another size than its row says."""
+    size = host.size
+    return not row.busy and size != HostSize(
+        row.procs, row.centicores, row.memory_kb, row.gpus, row.gpu_memory_kb, row.nimby
+    )
+
+
+def _find(connection: Connection, host: ReportedHost) -> HostRow | None:
+    (row,) = reports.find_hosts(connection, [(host.full_name, host.name)])
+    return row

@@ -54,7 +54,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class ReportedHost:
-    """A host's report, checked; ``status`` is what `reports.update_status` takes. ``tags`` are the report's own,
+    """A host's report, checked; ``status`` is what `reports.update_statuses` takes. ``tags`` are the report's own,
     trimmed, without those that are too long or unprintable. ``locked_centicores`` of it are locked on the RQD itself;
     None: the report does not say."""
 

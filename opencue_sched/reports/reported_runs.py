@@ -16,7 +16,7 @@ from opencue_proto import report_pb2
 from opencue_sched.domain.states import JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.reports.reported_host import LATEST_EPOCH, LONGEST_ID, MOST_KB, SHOWN_CHARACTERS
-from opencue_sched.store.procs import Run
+from opencue_sched.store.reported_runs import ReportedRun
 
 _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory")
 _VIRTUAL_MEMORY = ("vsize", "max_vsize", "used_swap_memory")
@@ -39,7 +39,7 @@ SETTLED_SECONDS = 4.0
 queue) is not used for verification, and hosts report every five seconds at most."""
 
 
-def unowned(run: Run, proc_id: str, host_id: str) -> tuple[str, float]:
+def unowned(run: ReportedRun, proc_id: str, host_id: str) -> tuple[str, float]:
     """Why no proc owns a reported process of a host, empty when one does, and for how many seconds that has been so:
     infinity where the process can be killed at once."""
     if run.proc_id and run.frame_id and run.proc_frame_id == run.frame_id:
@@ -53,14 +53,15 @@ def unowned(run: Run, proc_id: str, host_id: str) -> tuple[str, float]:
     return f"no proc has its frame, which is {run.frame_state}", run.frame_age
 
 
-def usage(run: Run, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
-    """What `reports.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown. Negative
-    numbers, which RQD reports while it cannot tell, become zero."""
+def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
+    """What `reported_runs.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown.
+    Negative numbers, which RQD reports while it cannot tell, become zero."""
     return {
         "resource_id": reported.resource_id,
         "frame_id": reported.frame_id,
         "layer_id": run.layer_id,
         "job_id": run.job_id,
+        "layer_memory_kb": run.layer_memory_kb,
         **{name: max(0, getattr(reported, name)) for name in (*_FRAME_MEMORY, *_VIRTUAL_MEMORY)},
         "llu_time": max(0, min(reported.llu_time, LATEST_EPOCH)),
     }

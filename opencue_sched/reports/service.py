@@ -1,8 +1,8 @@
 """The report service: what every RQD of a farm reports to when there is no Cuebot.
 
 Completions are answered once they are committed. Boot and status reports are answered at once and handled by a few
-threads, one host at a time, the latest report of each host only. Any number of services may run: whatever two of them
-do about one run, the database lets one win.
+threads, those of many hosts together, the latest report of each host only. Any number of services may run: whatever two
+of them do about one run, the database lets one win.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
@@ -30,7 +30,8 @@ from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.completion_batcher import CompletionBatcher, NotAccepting
-from opencue_sched.reports.host_reports import HostReports
+from opencue_sched.reports.host_reports import HostReports, StatusReport
+from opencue_sched.reports.inbox import HostInbox, Mail
 from opencue_sched.reports.reported_host import LONGEST_FULL_NAME, checked_name
 from opencue_sched.reports.reported_runs import check_frame
 from opencue_sched.reports.run_ends import CompletedFrame
@@ -42,58 +43,13 @@ from opencue_sched.store.hosts import full_names
 
 _log = structlog.get_logger(__name__)
 
-MOST_HOSTS = 5_000
-"""Reports of this many hosts may wait: some 10 KB each as they were sent, and in memory up to forty times as much."""
-REPORT_THREADS = 8
-
-
-class HostInbox:
-    """Mail that waits to be handled by ``serve``, which gets a host and what `put` was given: of each kind the latest.
-
-    Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait.
-    """
-
-    def __init__(self, serve: Callable[[str, dict[str, Any]], None]) -> None:
-        self._serve = serve
-        self._threads = ThreadPoolExecutor(REPORT_THREADS, thread_name_prefix="host-reports")
-        self._lock = threading.Lock()
-        self._mail: dict[str, dict[str, Any]] = {}
-        self._in_turn: set[str] = set()
-
-    def put(self, host_name: str, **mail: Any) -> bool:
-        """Keep a host's ``boot`` report, its ``status`` report, ``received_at`` in monotonic time, or ``kills``, which
-        end processes of it, until it is served, in place of an older one.
-
-        False: too many hosts wait, or the inbox is closed.
-        """
-        with self._lock:
-            if host_name not in self._mail and len(self._mail) >= MOST_HOSTS:
-                return False
-            if host_name not in self._in_turn:
-                try:
-                    self._threads.submit(self._take_turn, host_name)
-                except RuntimeError:  # closed
-                    return False
-                self._in_turn.add(host_name)
-            self._mail.setdefault(host_name, {}).update(mail)
-            return True
-
-    def close(self) -> None:
-        """Drop what waits, and wait for what is being served."""
-        self._threads.shutdown(cancel_futures=True)
-
-    def _take_turn(self, host_name: str) -> None:
-        with self._lock:
-            mail = self._mail.pop(host_name)
-        try:
-            self._serve(host_name, mail)
-        finally:
-            with self._lock:
-                # What it sent meanwhile waits behind the other hosts.
-                if host_name in self._mail:
-                    self._threads.submit(self._take_turn, host_name)
-                else:
-                    self._in_turn.discard(host_name)
+REPORTS_TOGETHER = 64
+"""Hosts whose reports are handled in one transaction."""
+REPORT_THREADS = 2
+"""One has its reports read or written by PostgreSQL while the other reads what came."""
+GATHER_SECONDS = 0.1
+"""How long reports wait for others, while fewer than REPORTS_TOGETHER do, to be handled with them."""
+KILL_THREADS = 8
 
 
 class NotServed(grpc.GenericRpcHandler):
@@ -162,15 +118,22 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         self.count = releaser.count
         self._clock = releaser.clock
         self.completions = CompletionBatcher(releaser.end, self.count)
-        self.inbox = HostInbox(self._serve)
+        self.inbox = HostInbox(
+            self._serve,
+            name="host-reports",
+            threads=REPORT_THREADS,
+            together=REPORTS_TOGETHER,
+            gather_seconds=GATHER_SECONDS,
+        )
         # Of its own, so that no report waits for an RQD that does not answer.
-        self._kills = HostInbox(self._serve)
+        self._kills = HostInbox(self._kill, name="host-kills", threads=KILL_THREADS)
         self._reports = HostReports(
             releaser,
             killer,
             settings.scheduler.facility,
         )
         self._server: grpc.Server | None = None
+        self._stopping = threading.Event()
         self._warn = lru_cache(maxsize=10_000)(
             lambda host_name, reason, _period: _log.warning("report_refused", host=host_name, reason=reason)
         )
@@ -205,36 +168,68 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             return 0
         stopped = server.stop(grace=_STOP_SECONDS)
         abandoned = self.completions.stop(_STOP_SECONDS)
+        self._stopping.set()
         self.inbox.close()
         self._kills.close()
         stopped.wait(timeout=_STOP_SECONDS)
         _log.info("report_service_stopped", abandoned=abandoned)
         return abandoned
 
-    def _serve(self, host_name: str, mail: dict[str, Any]) -> None:
-        """Handle one host's mail. Whatever is wrong with it, only this host is affected."""
+    def _serve(self, hosts: Sequence[tuple[str, Mail]]) -> None:
+        """Handle the mail of hosts: boot reports one by one, status reports together. Whatever is wrong with one of
+        them, only its host is affected."""
+        failures = {name: self._boot(mail["boot"]) if "boot" in mail else None for name, mail in hosts}
+        reporting = [(name, mail) for name, mail in hosts if "status" in mail and failures[name] is None]
         try:
-            if "boot" in mail:
-                self._reports.boot(mail["boot"])
-                self.count("boot_report")
-            if "status" in mail:
-                kills = self._reports.status(mail["status"], age=time.monotonic() - mail["received_at"])
-                self.count("host_report")
-                if kills is not None:
-                    self._kills.put(host_name, kills=kills)
-            if "kills" in mail:
-                mail["kills"]()
-        except InvalidInput as refusal:
-            self.log_refusal(host_name, str(refusal))
+            outcomes = self._reports.statuses(
+                [StatusReport(mail["status"], mail["received_at"]) for _, mail in reporting]
+            )
         except Exception as error:
-            self.count("report_failed")
-            if not is_trouble(error):
-                _log.exception("host_report_failed", host=host_name)
-                return
+            failures.update((name, error) for name, _ in reporting)
+        else:
+            for (name, _), outcome in zip(reporting, outcomes, strict=True):
+                failures[name] = outcome.error
+                if outcome.error is None:
+                    self.count("host_report")
+                if outcome.kill is not None:
+                    self._kills.put(name, kill=outcome.kill)
+        database_away = False
+        for name, mail in hosts:
+            failure = failures[name]
+            if failure is not None and self._tell(name, failure):
+                database_away = True
+                if "boot" in mail:
+                    self.inbox.put(name, boot=mail["boot"])
+        if database_away:
+            self._stopping.wait(_DATABASE_AWAY_SECONDS)
+
+    def _boot(self, report: report_pb2.BootReport) -> Exception | None:
+        """Handle a boot report; why it was not, if so."""
+        try:
+            self._reports.boot(report)
+        except Exception as error:
+            return error
+        self.count("boot_report")
+        return None
+
+    def _kill(self, hosts: Sequence[tuple[str, Mail]]) -> None:
+        for name, mail in hosts:
+            try:
+                mail["kill"]()
+            except Exception as error:
+                self._tell(name, error)
+
+    def _tell(self, host_name: str, error: Exception) -> bool:
+        """Count and log why a host's mail was not handled; whether a store is in trouble."""
+        if isinstance(error, InvalidInput):
+            self.log_refusal(host_name, str(error))
+            return False
+        self.count("report_failed")
+        if is_trouble(error):
             _log.warning("host_report_failed", host=host_name, error=describe(error))
-            time.sleep(_DATABASE_AWAY_SECONDS)
-            if "boot" in mail:
-                self.inbox.put(host_name, boot=mail["boot"])
+            return True
+        _log.error("host_report_failed", host=host_name, error=describe(error), exc_info=error)
+        return False
 
     def log_refusal(self, host_name: str, message: str) -> None:
         """Count a refusal. A host that reports nonsense does so every few seconds: it is logged every ten minutes."""

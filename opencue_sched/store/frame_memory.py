@@ -71,8 +71,7 @@ _AS_REPORTED = text(
          ORDER BY frame.pk_frame FOR NO KEY UPDATE OF frame SKIP LOCKED)
     INSERT INTO opencue_sched_frame_memory AS asked (pk_frame, pk_layer, memory_kb)
     SELECT pk_frame, pk_layer, memory FROM needed
-    ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = greatest(asked.memory_kb, excluded.memory_kb)
-    RETURNING pk_layer
+    ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = excluded.memory_kb WHERE asked.memory_kb < excluded.memory_kb
     """  # noqa: S608 - only our own constant
 )
 
@@ -131,13 +130,14 @@ def ask_for_more(
     return frames, layers
 
 
-def note_peaks(connection: Connection, peaks_kb: Mapping[str, int], *, frames_to_raise: int) -> None:
-    """Running frames (id -> peak memory) that need more than their layer asks for: as ``ask_for_more``, but with the
-    peak itself, and without waiting for a lock."""
+def note_peaks(
+    connection: Connection, peaks_kb: Mapping[str, int], layer_ids: Collection[str], *, frames_to_raise: int
+) -> None:
+    """Running frames (id -> peak memory) that need more than their layer asks for, and their layers: as
+    ``ask_for_more``, but with the peak itself, and without waiting for a lock."""
     rows = [{"frame": frame, "peak": peak} for frame, peak in peaks_kb.items()]
-    layers = {row.pk_layer for row in connection.execute(_AS_REPORTED, {"rows": json.dumps(rows)})}
-    if layers:
-        connection.execute(_RAISE_AS_REPORTED, {"layers": list(layers), "frames": frames_to_raise})
+    connection.execute(_AS_REPORTED, {"rows": json.dumps(rows)})
+    connection.execute(_RAISE_AS_REPORTED, {"layers": list(layer_ids), "frames": frames_to_raise})
 
 
 def forget_jobs(connection: Connection, job_ids: Collection[str]) -> None:

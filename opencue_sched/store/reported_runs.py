@@ -1,67 +1,109 @@
-"""What host reports say about running frames.
+"""What host reports say about running frames, of many hosts at once.
 
 Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
-skipped (SKIP LOCKED) and written by the next report. Only growing a reservation waits, for its host.
+skipped (SKIP LOCKED) and written by the next report.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store import frame_memory
-from opencue_sched.store.reports import LOCK_HOST
+from opencue_sched.store.arrays import array
+from opencue_sched.store.reports import AS_WRITTEN, lock_free_hosts
 
-# The columns are RQD's, see RunningFrameInfo.
-_RUNS = """
-    run AS (
-        SELECT * FROM json_to_recordset(CAST(:rows AS json))
-               AS row(resource_id varchar, frame_id varchar, layer_id varchar, job_id varchar, rss bigint,
-                      max_rss bigint, pss bigint, max_pss bigint, vsize bigint, max_vsize bigint,
-                      used_gpu_memory bigint, max_used_gpu_memory bigint, used_swap_memory bigint, llu_time bigint))
-"""
-_UPDATE_PROCS = text(
+UNCHANGED_SECONDS = 60.0
+"""A frame whose memory and log stay as they are is written this often: frames without a proc are lost, and processes
+without one are killed, by how long ago their frame was written."""
+
+# Some of the columns of `procs.read_runs`, by fewer tables.
+_READ_REPORTED = text(
     f"""
-    WITH {_RUNS},
-    locked AS (
-        SELECT proc.pk_proc FROM proc WHERE pk_proc IN (SELECT resource_id FROM run)
-         ORDER BY pk_proc FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE proc
-       SET ts_ping = current_timestamp, int_mem_used = run.rss, int_mem_max_used = run.max_rss,
-           int_pss_used = run.pss, int_pss_max_used = run.max_pss, int_virt_used = run.vsize,
-           int_virt_max_used = run.max_vsize, int_gpu_mem_used = run.used_gpu_memory,
-           int_gpu_mem_max_used = run.max_used_gpu_memory, int_swap_used = least(run.used_swap_memory, 2147483647)
-      FROM run JOIN locked ON locked.pk_proc = run.resource_id
-     WHERE proc.pk_proc = run.resource_id AND proc.pk_frame = run.frame_id
-    """  # noqa: S608
+    {AS_WRITTEN}
+    SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
+           coalesce(CASE WHEN proc.pk_host <> run.host
+                         THEN (SELECT str_name FROM host WHERE host.pk_host = proc.pk_host) END, '') AS other_host_name,
+           coalesce(proc.pk_frame, '') AS proc_frame_id,
+           coalesce(proc.int_mem_reserved, 0) AS memory_reserved_kb, coalesce(proc.b_local, false) AS local,
+           coalesce(frame.pk_frame, '') AS frame_id, coalesce(frame.pk_layer, '') AS layer_id,
+           coalesce(frame.pk_job, '') AS job_id, coalesce(frame.str_state, '') AS frame_state,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8) AS frame_age,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_started), 0) AS float8) AS run_seconds,
+           coalesce(owner.pk_proc, '') AS owner_proc_id, coalesce(owner.pk_host, '') AS owner_host_id,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8) AS owner_age,
+           coalesce(job.str_state, '') AS job_state, coalesce(layer.int_timeout, 0) AS timeout_minutes,
+           coalesce(layer.int_timeout_llu, 0) AS timeout_llu_minutes,
+           coalesce(layer.int_mem_min, 0) AS layer_memory_kb
+      FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[]), CAST(:hosts AS varchar[])) WITH ORDINALITY
+             AS run(proc, frame, host, place)
+      LEFT JOIN proc ON proc.pk_proc = run.proc
+      LEFT JOIN frame ON frame.pk_frame = run.frame
+      LEFT JOIN proc owner ON owner.pk_frame = run.frame
+      LEFT JOIN job ON job.pk_job = frame.pk_job
+      LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
+     ORDER BY run.place
+    """  # noqa: S608 - only our own constant
 )
-_UPDATE_FRAMES = text(
+_NUMBERS = (
+    "rss",
+    "max_rss",
+    "pss",
+    "max_pss",
+    "vsize",
+    "max_vsize",
+    "used_gpu_memory",
+    "max_used_gpu_memory",
+    "used_swap_memory",
+    "llu_time",
+)
+"""The columns are RQD's, see RunningFrameInfo."""
+# The frames are written where something of them is new, the procs always: that is their ping.
+_UPDATE_RUNS = text(
     f"""
-    WITH {_RUNS},
-    locked AS (
-        SELECT frame.pk_frame FROM frame WHERE pk_frame IN (SELECT frame_id FROM run) AND str_state = 'RUNNING'
-         ORDER BY pk_frame FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE frame
-       SET ts_updated = current_timestamp, int_mem_used = run.rss, int_mem_max_used = run.max_rss,
-           int_pss_used = run.pss, int_pss_max_used = run.max_pss, int_gpu_mem_used = run.used_gpu_memory,
-           int_gpu_mem_max_used = run.max_used_gpu_memory,
-           ts_llu = CASE WHEN run.llu_time > 0 THEN to_timestamp(run.llu_time) ELSE frame.ts_llu END
-      FROM run JOIN locked ON locked.pk_frame = run.frame_id
-     WHERE frame.pk_frame = run.frame_id
-    """  # noqa: S608
+    WITH run AS MATERIALIZED (
+        SELECT * FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[]),
+                             {", ".join(f"CAST(:{name} AS bigint[])" for name in _NUMBERS)})
+                      AS row(proc, frame, {", ".join(_NUMBERS)})),
+    frames AS (
+        SELECT run.* FROM run JOIN frame ON frame.pk_frame = run.frame
+         WHERE frame.str_state = 'RUNNING'
+           AND (frame.ts_updated < current_timestamp - CAST(:unchanged AS float8) * interval '1 second'
+                OR (int_mem_used, int_mem_max_used, int_pss_used, int_pss_max_used, int_gpu_mem_used,
+                    int_gpu_mem_max_used)
+                   IS DISTINCT FROM
+                   (run.rss, run.max_rss, run.pss, run.max_pss, run.used_gpu_memory, run.max_used_gpu_memory)
+                OR (run.llu_time > 0 AND ts_llu IS DISTINCT FROM to_timestamp(run.llu_time)))
+         ORDER BY frame.pk_frame FOR NO KEY UPDATE OF frame SKIP LOCKED),
+    written AS (
+        UPDATE frame
+           SET ts_updated = current_timestamp, int_mem_used = rss, int_mem_max_used = max_rss,
+               int_pss_used = pss, int_pss_max_used = max_pss, int_gpu_mem_used = used_gpu_memory,
+               int_gpu_mem_max_used = max_used_gpu_memory,
+               ts_llu = CASE WHEN llu_time > 0 THEN to_timestamp(llu_time) ELSE ts_llu END
+          FROM frames WHERE frame.pk_frame = frames.frame),
+    procs AS (
+        SELECT run.* FROM run JOIN proc ON proc.pk_proc = run.proc AND proc.pk_frame = run.frame
+         ORDER BY proc.pk_proc FOR NO KEY UPDATE OF proc SKIP LOCKED)
+    UPDATE proc
+       SET ts_ping = current_timestamp, int_mem_used = rss, int_mem_max_used = max_rss,
+           int_pss_used = pss, int_pss_max_used = max_pss, int_virt_used = vsize,
+           int_virt_max_used = max_vsize, int_gpu_mem_used = used_gpu_memory,
+           int_gpu_mem_max_used = max_used_gpu_memory, int_swap_used = least(used_swap_memory, 2147483647)
+      FROM procs WHERE proc.pk_proc = procs.proc AND proc.pk_frame = procs.frame
+    """  # noqa: S608 - only our own constants
 )
 
 
 def _raise_peaks(table: str) -> TextClause:
     return text(
         f"""
-        WITH {_RUNS},
-        peak AS (SELECT {table}_id AS id, max(max_rss) AS rss, max(max_pss) AS pss FROM run GROUP BY 1),
-        locked AS (
-            SELECT mem.pk_{table} AS id, peak.rss, peak.pss FROM {table}_mem mem JOIN peak ON peak.id = mem.pk_{table}
+        WITH locked AS (
+            SELECT mem.pk_{table} AS id, peak.rss, peak.pss
+              FROM unnest(CAST(:ids AS varchar[]), CAST(:rss AS bigint[]), CAST(:pss AS bigint[])) AS peak(id, rss, pss)
+              JOIN {table}_mem mem ON mem.pk_{table} = peak.id
              WHERE mem.int_max_rss < peak.rss OR mem.int_max_pss < peak.pss
              ORDER BY mem.pk_{table} FOR NO KEY UPDATE OF mem SKIP LOCKED)
         UPDATE {table}_mem SET int_max_rss = greatest(int_max_rss, locked.rss),
@@ -71,40 +113,66 @@ def _raise_peaks(table: str) -> TextClause:
     )
 
 
-_UPDATE_RUNS = (_UPDATE_FRAMES, _UPDATE_PROCS, _raise_peaks("layer"), _raise_peaks("job"))
+_RAISE_PEAKS = {"layer_id": _raise_peaks("layer"), "job_id": _raise_peaks("job")}
+# Smallest first, as far as the idle memory of each host goes.
 _GROW = text(
     """
     WITH wish AS (
-        SELECT proc.pk_proc, wished.memory, wished.memory - proc.int_mem_reserved AS more
-          FROM proc JOIN unnest(CAST(:procs AS varchar[]), CAST(:memory AS bigint[])) AS wished(proc, memory)
-                      ON wished.proc = proc.pk_proc AND wished.memory > proc.int_mem_reserved
-         WHERE proc.pk_host = :host AND NOT proc.b_local
+        SELECT proc.pk_proc, proc.pk_host, wished.memory, wished.memory - proc.int_mem_reserved AS more
+          FROM unnest(CAST(:procs AS varchar[]), CAST(:memory AS bigint[]), CAST(:hosts AS varchar[]))
+                 AS wished(proc, memory, host)
+          JOIN proc ON proc.pk_proc = wished.proc AND proc.pk_host = wished.host
+         WHERE wished.memory > proc.int_mem_reserved AND NOT proc.b_local
          ORDER BY proc.pk_proc FOR NO KEY UPDATE OF proc SKIP LOCKED)
     UPDATE proc SET int_mem_reserved = granted.memory
-      FROM (SELECT pk_proc, memory, sum(more) OVER (ORDER BY more, pk_proc) AS together FROM wish) granted
-     WHERE proc.pk_proc = granted.pk_proc AND granted.together <= :idle
+      FROM (SELECT pk_proc, pk_host, memory, sum(more) OVER (PARTITION BY pk_host ORDER BY more, pk_proc) AS together
+              FROM wish) granted
+      JOIN host ON host.pk_host = granted.pk_host AND granted.together <= host.int_mem_idle
+     WHERE proc.pk_proc = granted.pk_proc
+    RETURNING proc.pk_host
     """
 )
+
+ReportedRun = Row[Any]
+"""What the database knows about one (proc id, frame id) that a host reports: columns of `procs.Run`, and what the layer
+asks for. ``other_host_name`` is empty where the proc is one of that host's."""
+
+
+def read_reported(connection: Connection, runs: Sequence[tuple[str, str, str]]) -> Sequence[ReportedRun]:
+    """What is known about each (proc id, frame id, id of the host that reports it), in the order given."""
+    procs, frames, hosts = (array(run[which] for run in runs) for which in range(3))
+    return connection.execute(_READ_REPORTED, {"procs": procs, "frames": frames, "hosts": hosts}).all()
 
 
 def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, frames_to_raise: int) -> None:
     """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise. The keys are
-    the columns of ``_RUNS``.
+    ``resource_id``, ``frame_id``, ``layer_id``, ``job_id``, ``layer_memory_kb`` and RQD's columns.
 
     A frame with a peak above its layer's minimum gets a minimum of its own for its next start; once ``frames_to_raise``
     of a layer have one, the layer's is raised (`frame_memory.note_peaks`). No statement waits for a lock.
     """
-    rows = json.dumps(runs)
-    for statement in _UPDATE_RUNS:
-        connection.execute(statement, {"rows": rows})
-    peaks = {run["frame_id"]: run["max_rss"] for run in runs}
-    frame_memory.note_peaks(connection, peaks, frames_to_raise=frames_to_raise)
+    numbers = {name: array(run[name] for run in runs) for name in _NUMBERS}
+    ids = {"procs": array(run["resource_id"] for run in runs), "frames": array(run["frame_id"] for run in runs)}
+    connection.execute(_UPDATE_RUNS, {**ids, **numbers, "unchanged": UNCHANGED_SECONDS})
+    for owner, statement in _RAISE_PEAKS.items():
+        peaks: dict[str, tuple[int, int]] = {}
+        for run in runs:
+            rss, pss = peaks.get(run[owner], (0, 0))
+            peaks[run[owner]] = max(rss, run["max_rss"]), max(pss, run["max_pss"])
+        highest = {name: array(peak[which] for peak in peaks.values()) for which, name in enumerate(("rss", "pss"))}
+        connection.execute(statement, {"ids": array(peaks), **highest})
+    needy = [run for run in runs if run["max_rss"] > run["layer_memory_kb"]]
+    if needy:
+        layers = {run["layer_id"] for run in needy}
+        peaks_kb = {run["frame_id"]: run["max_rss"] for run in needy}
+        frame_memory.note_peaks(connection, peaks_kb, layers, frames_to_raise=frames_to_raise)
 
 
-def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[str, int]) -> bool:
-    """Raise procs' memory reservations to ``wanted_kb``, as far as the host's idle memory goes, smallest first; whether
-    any grew. The trigger of the schema takes the difference from the host."""
-    # Host before procs, against the usual order: procs that others have locked are skipped, so there is no deadlock.
-    idle = connection.execute(LOCK_HOST, {"host": host_id}).scalar() or 0
-    wanted = {"procs": list(wanted_kb), "memory": list(wanted_kb.values()), "host": host_id, "idle": idle}
-    return connection.execute(_GROW, wanted).rowcount > 0
+def grow_reservations(connection: Connection, wanted_kb: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
+    """Raise the memory reservations of procs (by host, then proc) to ``wanted_kb``, as far as their host's idle memory
+    goes, smallest first; the hosts where any grew. The trigger of the schema takes the difference from the host."""
+    # Hosts before procs, against the usual order: what others have locked is skipped, so there is no deadlock.
+    locked = lock_free_hosts(connection, wanted_kb)
+    wishes = [(proc_id, kb, host_id) for host_id in locked for proc_id, kb in wanted_kb[host_id].items()]
+    procs, memory, hosts = (array(wish[which] for wish in wishes) for which in range(3))
+    return frozenset(connection.execute(_GROW, {"procs": procs, "memory": memory, "hosts": hosts}).scalars())

@@ -1,24 +1,37 @@
 """What host reports make of hosts: rows, statistics, states, tags and sizes.
 
 Only a boot, another size, lock or state and the rare reconciliation wait for the host row, which booking needs;
-everything else writes host_stat.
+everything else writes host_stat, of many hosts at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.states import ThreadMode
+from opencue_sched.store.arrays import array
 from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
+AS_WRITTEN = """
+    SELECT set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true);
+"""
+"""Before a statement: it, and the rest of the transaction, are planned as they are written, and read through indexes.
+Trying other orders of joins took longer than what they do."""
+LOCK_SECONDS = 2
+"""How long one host's report waits for a row of it that somebody has locked: other hosts' reports wait behind it."""
+_WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")
+_REPORTED = (
+    "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
+)
 _HOST = """
-    SELECT host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state, host_stat.str_state AS state,
-           host.str_lock_source AS lock_source,
+    SELECT found.place, host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state,
+           host_stat.str_state AS state, host.str_lock_source AS lock_source,
            coalesce((SELECT locked.centicores FROM opencue_sched_locked_cores locked
                       WHERE locked.pk_host = host.pk_host), 0) AS locked_centicores,
            alloc.str_tag AS alloc_tag, host_stat.ts_ping AS pinged_at,
@@ -27,24 +40,39 @@ _HOST = """
                       AND str_subject = :subject) AS marked,
            int_procs AS procs, int_cores AS centicores, int_mem AS memory_kb, int_gpus AS gpus,
            int_gpu_mem AS gpu_memory_kb, b_nimby AS nimby
-      FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+      FROM found JOIN host ON host.pk_host = found.pk_host JOIN host_stat ON host_stat.pk_host = host.pk_host
+      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
 """
-# The host that reports under a name: by full name, else by name.
-_FIND_HOST = text(
+# The hosts that report under names: by full name, else by name.
+_FIND_HOSTS = text(
     f"""
+    {AS_WRITTEN}
+    WITH found AS (
+        SELECT reported.place, named.pk_host FROM {_REPORTED}
+         CROSS JOIN LATERAL (
+               SELECT pk_host FROM host
+                WHERE str_fqdn = reported.name OR str_name = reported.name
+                   OR (str_name = reported.short AND str_fqdn IS NULL)
+                ORDER BY (str_fqdn = reported.name) DESC NULLS LAST LIMIT 1) named)
     {_HOST}
-     WHERE host.str_fqdn = :name OR host.str_name = :name OR (host.str_name = :short AND host.str_fqdn IS NULL)
-     ORDER BY (host.str_fqdn = :name) DESC NULLS LAST LIMIT 1
-    """
+    """  # noqa: S608 - only our own constants
 )
 # The same without regard to case, which no index serves.
-_FIND_HOST_IN_ANY_CASE = text(
+_FIND_HOSTS_IN_ANY_CASE = text(
     f"""
+    WITH reported AS MATERIALIZED (
+        SELECT place, lower(name) AS name, lower(short) AS short FROM {_REPORTED}),
+    found AS (
+        SELECT DISTINCT ON (place) place, pk_host FROM (
+            SELECT place, pk_host, 1 AS choice, str_name FROM reported JOIN host ON lower(str_fqdn) = reported.name
+             UNION ALL
+            SELECT place, pk_host, 2, str_name FROM reported JOIN host ON lower(str_name) = reported.name
+             UNION ALL
+            SELECT place, pk_host, 2, str_name FROM reported JOIN host ON lower(str_name) = reported.short
+             WHERE str_fqdn IS NULL) named
+         ORDER BY place, choice, str_name)
     {_HOST}
-     WHERE lower(host.str_fqdn) = lower(:name) OR lower(host.str_name) = lower(:name)
-        OR (lower(host.str_name) = lower(:short) AND host.str_fqdn IS NULL)
-     ORDER BY (lower(host.str_fqdn) = lower(:name)) DESC NULLS LAST, host.str_name LIMIT 1
-    """
+    """  # noqa: S608 - only our own constants
 )
 # The host that has a short name, in any case, under whatever domain.
 _FIND_NAMESAKE = text(
@@ -77,17 +105,33 @@ _FIND_ALLOC = text(
      LIMIT 1
     """
 )
-_UPDATE_HOST_STAT = text(
+# A row that somebody else is changing is left to the next report.
+_UPDATE_HOST_STATS = text(
     """
+    WITH status AS (
+        SELECT status.*
+          FROM json_to_recordset(CAST(:rows AS json))
+                 AS status(host varchar, total_mem bigint, free_mem bigint, total_swap bigint, free_swap bigint,
+                           total_mcp bigint, free_mcp bigint, total_gpu_mem bigint, free_gpu_mem bigint, load bigint,
+                           boot_time bigint, os varchar)
+          JOIN host_stat ON host_stat.pk_host = status.host
+         ORDER BY status.host FOR NO KEY UPDATE OF host_stat SKIP LOCKED)
     UPDATE host_stat
-       SET int_mem_total = :total_mem, int_mem_free = :free_mem, int_swap_total = :total_swap,
-           int_swap_free = :free_swap, int_mcp_total = :total_mcp, int_mcp_free = :free_mcp,
-           int_gpu_mem_total = :total_gpu_mem, int_gpu_mem_free = :free_gpu_mem, int_load = :load,
-           ts_booted = to_timestamp(:boot_time), ts_ping = current_timestamp, str_os = :os
-     WHERE pk_host = :host
+       SET int_mem_total = total_mem, int_mem_free = free_mem, int_swap_total = total_swap,
+           int_swap_free = free_swap, int_mcp_total = total_mcp, int_mcp_free = free_mcp,
+           int_gpu_mem_total = total_gpu_mem, int_gpu_mem_free = free_gpu_mem, int_load = load,
+           ts_booted = to_timestamp(boot_time), ts_ping = current_timestamp, str_os = os
+      FROM status WHERE host_stat.pk_host = status.host
+    RETURNING host_stat.pk_host
     """
 )
-LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
+_LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
+_LOCK_FREE_HOSTS = text(
+    """
+    SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
+     ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
+    """
+)
 _RESIZE_HOST = text(
     """
     UPDATE host
@@ -96,18 +140,19 @@ _RESIZE_HOST = text(
      WHERE pk_host = :host AND (:boot OR NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host))
     """
 )
-_RECONCILE_HOST = text(
+_RECONCILE_HOSTS = text(
     f"""
     UPDATE host
        SET int_cores_idle = greatest(0, int_cores - used.cores), int_mem_idle = greatest(0, int_mem - used.memory),
            int_gpus_idle = greatest(0, int_gpus - used.gpus),
            int_gpu_mem_idle = greatest(0, int_gpu_mem - used.gpu_memory)
-      FROM (SELECT {HELD} FROM proc WHERE pk_host = :host) used
-     WHERE pk_host = :host
+      FROM unnest(CAST(:hosts AS varchar[])) AS wanted(pk_host)
+     CROSS JOIN LATERAL (SELECT {HELD} FROM proc WHERE proc.pk_host = wanted.pk_host) used
+     WHERE host.pk_host = wanted.pk_host
        AND (int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) IS DISTINCT FROM
            (greatest(0, int_cores - used.cores), greatest(0, int_mem - used.memory),
             greatest(0, int_gpus - used.gpus), greatest(0, int_gpu_mem - used.gpu_memory))
-    RETURNING pk_host
+    RETURNING host.pk_host
     """  # noqa: S608
 )
 _ADD_COMMENT = text(
@@ -137,13 +182,22 @@ HostRow = Row[Any]
 has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with that note ends by itself."""
 
 
-def find_host(connection: Connection, name: str, short_name: str) -> HostRow | None:
-    """The host that reports under ``name``: by full name, else by name, and if there is none without regard to case."""
-    for statement in (_FIND_HOST, _FIND_HOST_IN_ANY_CASE):
-        row = connection.execute(statement, {"name": name, "short": short_name, **_FULL_TEMP}).one_or_none()
-        if row is not None:
-            return row
-    return None
+def wait_briefly(connection: Connection) -> None:
+    """Whatever waits in this transaction for a row that somebody has locked fails after LOCK_SECONDS."""
+    connection.execute(_WAIT_BRIEFLY, {"time": f"{LOCK_SECONDS}s"})
+
+
+def find_hosts(connection: Connection, names: Sequence[tuple[str, str]]) -> list[HostRow | None]:
+    """The hosts that report under these (full name, short name): by full name, else by name, and if there is none
+    without regard to case."""
+    found: dict[int, HostRow] = {}
+    for statement in (_FIND_HOSTS, _FIND_HOSTS_IN_ANY_CASE):
+        left = [place for place in range(len(names)) if place not in found]
+        if left:
+            full, short = ([names[place][which] for place in left] for which in (0, 1))
+            wanted = {"names": array(full), "shorts": array(short), **_FULL_TEMP}
+            found |= {left[row.place - 1]: row for row in connection.execute(statement, wanted)}
+    return [found.get(place) for place in range(len(names))]
 
 
 def find_namesake(connection: Connection, short_name: str) -> Row[Any] | None:
@@ -173,10 +227,12 @@ def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, *, 
     return host_id
 
 
-def update_status(connection: Connection, host_id: str, status: Mapping[str, Any]) -> None:
-    """Write host_stat; ts_ping becomes now. The keys are the names in the statement: KB, ``load`` is load average x
-    100, ``boot_time`` an epoch."""
-    connection.execute(_UPDATE_HOST_STAT, {"host": host_id, **status})
+def update_statuses(connection: Connection, statuses: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """Write the host_stat of hosts (by id) and let ts_ping become now; which of them were written, and not locked by
+    somebody else. The keys of a status are the names in the statement: KB, ``load`` is load average x 100,
+    ``boot_time`` an epoch."""
+    rows = json.dumps([{"host": host_id, **status} for host_id, status in statuses.items()])
+    return frozenset(connection.execute(_UPDATE_HOST_STATS, {"rows": rows}).scalars())
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: bool) -> None:
@@ -184,15 +240,21 @@ def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: b
     process there, and while they are released others would come in their place. Else, while the host has procs, the
     first report after their end does it."""
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
-    connection.execute(LOCK_HOST, {"host": host_id})
+    connection.execute(_LOCK_HOST, {"host": host_id})
     connection.execute(_RESIZE_HOST, {"host": host_id, "boot": boot, **asdict(size)})
-    reconcile_host(connection, host_id)
+    reconcile_hosts(connection, [host_id])
 
 
-def reconcile_host(connection: Connection, host_id: str) -> bool:
-    """Set idle to total minus the procs, in the order lock, read, write. Returns whether it was wrong."""
-    connection.execute(LOCK_HOST, {"host": host_id})
-    return connection.execute(_RECONCILE_HOST, {"host": host_id}).first() is not None
+def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
+    """Lock those of these host rows that nobody else has locked; which they are."""
+    return list(connection.execute(_LOCK_FREE_HOSTS, {"hosts": array(host_ids)}).scalars())
+
+
+def reconcile_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
+    """Set idle to total minus the procs, in the order lock, read, write, but for hosts that somebody else has locked.
+    Returns the hosts where it was wrong."""
+    locked = lock_free_hosts(connection, host_ids)
+    return list(connection.execute(_RECONCILE_HOSTS, {"hosts": array(locked)}).scalars())
 
 
 _LOCK_CORES = (
@@ -208,7 +270,7 @@ _LOCK_CORES = (
 
 def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
     """Note how many centicores are locked on a host's RQD. Commits on the host wait, and see it."""
-    connection.execute(LOCK_HOST, {"host": host_id})
+    connection.execute(_LOCK_HOST, {"host": host_id})
     for statement in _LOCK_CORES:
         connection.execute(statement, {"host": host_id, "centicores": centicores})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.reports import host_reports as reports_module
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.host_reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.reports.host_reports import RECONCILE_SECONDS, HostReports, StatusOutcome, StatusReport
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
@@ -66,9 +67,17 @@ class Desk:
     def status(self, report: report_pb2.HostReport) -> list[str]:
         """Handle a report; the hosts whose change was told to the host caches."""
         before = len(self.changes.published)
-        if kill := self.reports.status(report):
-            kill()
+        for outcome in self.statuses([report]):
+            if outcome.error is not None:
+                raise outcome.error
+            if outcome.kill is not None:
+                outcome.kill()
         return self.changes.published[before:]
+
+    def statuses(self, reports: Sequence[report_pb2.HostReport], *, age: float = 0.0) -> list[StatusOutcome]:
+        """What becomes of reports that are handled together and waited so long for it."""
+        received_at = reports_module.monotonic() - age
+        return self.reports.statuses([StatusReport(report, received_at) for report in reports])
 
 
 @pytest.fixture

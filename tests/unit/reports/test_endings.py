@@ -41,6 +41,7 @@ FIELDS: dict[str, Any] = {
     "autoeat": False,
     "timeout_minutes": 0,
     "timeout_llu_minutes": 0,
+    "layer_memory_kb": 1_048_576,
     "layer_open": 1,
     "job_open": 1,
 }

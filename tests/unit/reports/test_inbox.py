@@ -1,37 +1,40 @@
-"""Host reports that wait: the latest wins, boots are kept, one host is served by one thread."""
+"""Host reports that wait: the latest wins, boots are kept, many hosts are served at once, and each by one thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.reports import service
-from opencue_sched.reports.service import HostInbox
+from opencue_sched.reports import inbox
+from opencue_sched.reports.inbox import HostInbox, Mail
 from tests.kit.polling import eventually
 
-Mail = tuple[str, dict[str, Any]]
+Served = tuple[str, Mail]
 
 
 class Desk:
-    """Serves one host at a time, and only as often as it is let."""
+    """Serves only as often as it is let."""
 
-    def __init__(self) -> None:
-        self.inbox = HostInbox(self.serve)
-        self.served: list[Mail] = []
+    def __init__(self, *, threads: int = 1, together: int = 1, gather_seconds: float = 0.0) -> None:
+        self.inbox = HostInbox(
+            self.serve, name="desk", threads=threads, together=together, gather_seconds=gather_seconds
+        )
+        self.served: list[Served] = []
+        self.batches: list[list[str]] = []
         self._turns = threading.Semaphore(0)
 
-    def serve(self, host_name: str, mail: dict[str, Any]) -> None:
-        self.served.append((host_name, mail))
+    def serve(self, hosts: Sequence[Served]) -> None:
+        self.batches.append([name for name, _ in hosts])
+        self.served += hosts
         self._turns.acquire()
 
     def put_status(self, name: str, load: int) -> bool:
         return self.inbox.put(name, status=status(load))
 
-    def next(self) -> Mail:
+    def next(self) -> Served:
         """Let the host go that is served, and wait for the one after it."""
         before = len(self.served)
         self._turns.release()
@@ -45,11 +48,6 @@ class Desk:
         eventually(lambda: not self.put_status("late", 0))
         self._turns.release(1000)
         closing.join()
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "REPORT_THREADS", 1)
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def status(load: int) -> report_pb2.HostReport:
     return report_pb2.HostReport(host=report_pb2.RenderHost(name="h", load=load))
 
 
-def load_of(mail: Mail) -> int:
+def load_of(mail: Served) -> int:
     return int(mail[1]["status"].host.load)
 
 
@@ -91,10 +89,56 @@ def test_hosts_are_served_in_the_order_they_began_to_wait(desk: Desk) -> None:
     assert [desk.next()[0] for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_a_host_is_not_served_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_is_served_together_as_far_as_it_may() -> None:
+    # given a thread that serves three hosts at once, and is busy
+    desk = Desk(together=3)
+    try:
+        desk.put_status("first", 0)
+        eventually(lambda: len(desk.served) == 1)
+        # when five hosts send something meanwhile, one of them twice
+        for name in ("a", "b", "a", "c", "d", "e"):
+            desk.put_status(name, 0)
+        desk.next()
+        desk.next()
+        # then they are served in turn, three at once, and each once
+        assert desk.batches == [["first"], ["a", "b", "c"], ["d", "e"]]
+    finally:
+        desk.over()
+
+
+def test_a_host_that_reports_alone_waits_for_others_to_be_served_with() -> None:
+    desk = Desk(together=2, gather_seconds=60.0)
+    try:
+        # given a host that waits for another
+        desk.put_status("a", 0)
+        # when the inbox is closed before one comes, then it does not wait on
+        desk.over()
+        assert desk.served == []
+    finally:
+        desk.over()
+
+
+def test_what_serving_raises_ends_neither_the_thread_nor_the_turn_of_the_host() -> None:
+    failures = [RuntimeError("unforeseen")]
+    served: list[str] = []
+
+    def serve(hosts: Sequence[Served]) -> None:
+        served.extend(name for name, _ in hosts)
+        if failures:
+            raise failures.pop()
+
+    desk = HostInbox(serve, name="desk", threads=1)
+    try:
+        for count in (1, 2):
+            desk.put("a", status=status(0))
+            eventually(lambda count=count: len(served) == count)
+    finally:
+        desk.close()
+
+
+def test_a_host_is_not_served_twice_at_once() -> None:
     # given a host that is being served, and a thread to spare
-    monkeypatch.setattr(service, "REPORT_THREADS", 2)
-    desk = Desk()
+    desk = Desk(threads=2)
     try:
         desk.put_status("a", 1)
         eventually(lambda: len(desk.served) == 1)
@@ -113,7 +157,7 @@ def test_a_host_is_not_served_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MOST_HOSTS", 1)
+    monkeypatch.setattr(inbox, "MOST_HOSTS", 1)
     desk = Desk()
     try:
         desk.put_status("first", 0)
