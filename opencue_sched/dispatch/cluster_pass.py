@@ -151,6 +151,8 @@ class _Pass:
     """Why no frame of a planned layer can be launched, by layer id."""
     contended: bool = False
     """Whether other planners had frames that this pass would have planned."""
+    unread: bool = False
+    """Whether the plan came to more layers than a plan reads frames of."""
     gave_back: bool = False
     ended: bool = False
 
@@ -236,8 +238,6 @@ class _Pass:
             if report.plan is None or (report.ended is PassEnd.NO_JOBS and not report.frames_booked):
                 continue
             report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
-            if not report.frames_booked and report.plan.at_cap:
-                self.runner.at_caps.add(report.cluster.key)
         return committed
 
     def _follow(self) -> None:
@@ -302,6 +302,9 @@ class _Pass:
         for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
+            # Before anything is booked: a run that ends meanwhile must find the cluster here.
+            if plan.at_cap:
+                runner.at_caps.add(cluster.key)
             report.show_name = runner.backlog.show_name(cluster.show_id)
             report.jobs = len({verdict.job_id for verdict in plan.verdicts})
             report.verdicts = (*report.verdicts, *plan.verdicts)
@@ -365,11 +368,12 @@ class _Pass:
 
     def _fill(self, planner: Planner, idle_cores: int) -> None:
         """Plan, with the portions of frames that the plan comes to."""
-        reads = 0
-        while (wanted := planner.run()) and reads < _MOST_READS:
+        for _ in range(_MOST_READS):
+            if not (wanted := planner.run()):
+                return
             self.runner.backlog.read_portions(wanted, max(2 * idle_cores, 20))
             self.progress()
-            reads += 1
+        self.unread = bool(planner.run())
 
     def _read_details(self, planned: Sequence[PlannedProc]) -> LaunchDetails | None:
         """What the planned frames are launched with; None in a dry run. Layers that cannot be launched are said so, and
@@ -557,7 +561,8 @@ class _Pass:
         for report in self.reports:
             # A layer without a host may have wanted one that the plan had for frames which were refused or lost: the
             # next pass reads these hosts again.
-            report.go_on = report.plan is not None and (report.plan.full or (self.gave_back and without_host))
+            more = self.unread or (self.gave_back and without_host)
+            report.go_on = report.plan is not None and (report.plan.full or more)
             # No event tells when a host may be tried again, or a layer or frame start. The database counts the seconds:
             # its clock, by which these start, is not that of the board.
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]

@@ -148,7 +148,7 @@ def next_state(report: PassReport, saturated_seconds: float) -> tuple[End, float
     ``again``: posted at once. ``sleep``: posted when its time is over. ``idle``: posted when a sweep or an event finds
     work. ``put_off``: a store was in trouble, which says nothing of the cluster.
     """
-    if report.frames_booked or report.go_on:
+    if report.go_on:
         return "again", 0.0
     if report.ended in (PassEnd.NOT_READY, PassEnd.QUERY_ERROR):
         return "put_off", STORE_TROUBLE_SLEEP_SECONDS

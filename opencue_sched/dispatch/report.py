@@ -43,7 +43,7 @@ class PassReport:
     losses: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
     go_on: bool = False
-    """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
+    """There is more to place right away: a bound ended the plan, or a host came free that some layer had wanted."""
     look_again: float | None = None
     """Seconds after which there may be something to do that no event tells of: a host that PostgreSQL or an RQD refused
     may be tried again, or a layer may start. None without either."""

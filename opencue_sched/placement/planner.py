@@ -301,6 +301,8 @@ class Planner:
                     for state in self._states_of(show, waiting, frames=()):
                         state.reason = self._why(state)
             for states in show.states.values():
+                if self._is_used_up(show, states):
+                    states[0].plan.full = True
                 self._verdict(states)
         return list(self.plans.values())
 
@@ -478,6 +480,14 @@ class Planner:
         """Whether frames of the layer that may find a host are not in the plan, as far as is known."""
         placed = sum(state.placed for state in show.states.get(waiting.layer.id, ()))
         return waiting.frames > placed and self._may_find_host(show, waiting)
+
+    def _is_used_up(self, show: _Show, states: Sequence[_LayerState]) -> bool:
+        """Whether all frames of a layer that were read are in the plan, and more of it may find a host."""
+        placed = sum(state.placed for state in states)
+        if not placed or any(state.frames for state in states) or sum(state.waiting for state in states) <= placed:
+            return False
+        reach = self._reach(show, states[0].layer.tags)
+        return not reach.closed and not any(states[0].search.need.covers(idle) for idle in reach.nothing_idle)
 
     def _reach(self, show: _Show, tags: frozenset[str]) -> _Reach:
         """What is known of the hosts of those of the tags that the show's clusters have."""

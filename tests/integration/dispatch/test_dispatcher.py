@@ -86,18 +86,38 @@ def plant(engine: Engine, **layer: Any) -> None:
         farm.job([LayerSpec(**layer)])
 
 
-def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
-    here: Passes, dispatcher: Dispatcher, engine: Engine
+@pytest.mark.parametrize(
+    ("layers", "booked"),
+    [([LayerSpec(frames=300)], 200), ([LayerSpec(frames=150)] * 2, 250)],
+    ids=["all that was read of a layer", "a first plan"],
+)
+def test_a_cluster_whose_plan_a_bound_ended_goes_on_at_once_with_a_message_of_its_own(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, layers: list[LayerSpec], booked: int
 ) -> None:
-    plant(engine, frames=1)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=300, memory_gb=2_000, hostname_tag=False)
+        farm.job(layers)
     posting = a_posting(here)
     report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
-    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
+    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, booked)
     assert [enqueued.uuid for enqueued in SENT] == [posting]
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing
     assert isinstance(dispatch(dispatcher, posting, SENT[0].ticket - 1), ClaimRefused)
+
+
+def test_a_cluster_that_placed_all_it_could_rests_until_it_is_woken(
+    here: Passes, dispatcher: Dispatcher, engine: Engine
+) -> None:
+    plant(engine, frames=3)
+    posting = a_posting(here)
+    report = dispatch(dispatcher, posting)
+    assert isinstance(report, PassReport)
+    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 2)
+    assert rests(here, posting) == pytest.approx(5, abs=1)
+    assert SENT == []
 
 
 @pytest.mark.parametrize("others", [[], [LayerSpec(memory_gb=500)]], ids=["nothing else", "work without a host"])
@@ -222,8 +242,8 @@ def test_a_message_leads_to_one_pass_over_every_cluster_that_is_ready(
     assert sum("commit" in report.seconds for report in reports) == 1
     for other in others:
         assert isinstance(dispatcher.dispatch(other.uuid, other.ticket), ClaimRefused)
-    # and one message goes out for what is to be looked at again
-    assert len(SENT) == 1
+    # and none goes out, for all three placed what they could
+    assert SENT == []
 
 
 def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(

@@ -85,7 +85,6 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(process: Process, e
         return run_task(dispatch.dispatch_cluster, process, posting)["ended"]
 
     eventually(lambda: ended() == "booked", RECENT, "a first frame")
-    eventually(lambda: ended() == "saturated", RECENT, "a cluster at its cap")
     eventually(lambda: ended() == "dropped", RECENT, "a cluster at rest")
 
     # when somebody raises it
