@@ -371,6 +371,8 @@ class _Pass:
         for _ in range(_MOST_READS):
             if not (wanted := planner.run()):
                 return
+            # What is planned already is not what more frames are read for.
+            self.runner.backlog.backlog.take(planner.procs())
             self.runner.backlog.read_portions(wanted, max(2 * idle_cores, 20))
             self.progress()
         self.unread = bool(planner.run())

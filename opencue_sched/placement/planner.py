@@ -68,7 +68,8 @@ def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Ca
     waiting, with how many were placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
     planner = Planner(snapshot, pool, policy, new_id)
-    planner.run()
+    while planner.run():
+        pass
     return planner.judge()
 
 
@@ -77,6 +78,8 @@ class _LayerState:
     """Frames of one layer that ask for the same memory: what they ask for, how far they are, why hosts said no."""
 
     show: _Show
+    listed: Waiting
+    """The layer as the backlog has it, with all its frames."""
     cluster: Cluster
     plan: Plan
     job: Job
@@ -84,12 +87,13 @@ class _LayerState:
     search: Search
     waiting: int
     frames: deque[Frame]
-    """Not planned yet, in their order."""
-    every: int
+    """Not planned yet, in their order, of those that were read."""
     most: int
     """Frames that it may have in this round."""
     open_allocs: frozenset[str] = frozenset()
     placed: int = 0
+    all_read: bool = False
+    """Whether a read found no more of the layer's frames than those that were there."""
     wasted: int = 0
     asked: bool = False
     refused: Refusal | None = None
@@ -201,6 +205,9 @@ class Planner:
         their portions and call it again."""
         self._soft = True
         for show in self._shows:
+            for waiting in show.wanted:
+                if waiting.layer.id in show.states:
+                    self._take_more(show, waiting)
             show.rest, show.drawn, show.wanted = iter(show.work), None, []
             show.by_rank, show.later = deque(), deque()
             for states in show.states.values():
@@ -219,6 +226,7 @@ class Planner:
                 for state in softly:
                     state.reason = None
             self._round(self._shows)
+            wanted = [waiting for show in self._shows for waiting in show.wanted]
         return wanted
 
     def procs(self) -> list[PlannedProc]:
@@ -263,10 +271,6 @@ class Planner:
             self.headroom.take(proc.vertices, proc.reservation, frames=-1)
             self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.reservation.cores)
         for show in self._shows:
-            # Layers whose frames were not read, because no host was found, may find one now.
-            show.states = {
-                layer_id: states for layer_id, states in show.states.items() if any(state.every for state in states)
-            }
             for states in show.states.values():
                 for state in states:
                     state.reason, state.second, state.most = None, False, self._first_part(state)
@@ -279,8 +283,6 @@ class Planner:
                         state.placed -= 1
                         if again:
                             state.frames.appendleft(proc.frame)
-                        else:
-                            state.every -= 1
             if show.work.draw is not None:
                 cores = sum(proc.reservation.cores for proc in procs if proc.layer.id in show.states)
                 show.work.draw.count(-cores, drawn=False)
@@ -301,9 +303,9 @@ class Planner:
                     for state in self._states_of(show, waiting, frames=()):
                         state.reason = self._why(state)
             for states in show.states.values():
-                if self._is_used_up(show, states):
-                    states[0].plan.full = True
-                self._verdict(states)
+                # Of a layer none of whose frames can be had now, no search says why.
+                if any(state.placed or not state.all_read for state in states):
+                    self._verdict(states)
         return list(self.plans.values())
 
     def _why(self, state: _LayerState) -> Refusal:
@@ -377,9 +379,6 @@ class Planner:
             return []
         for waiting in show.rest:
             states = self._open_states(show, waiting)
-            if show.wanted:
-                self._look_ahead(show)
-                return []
             if states and not states[0].second:
                 return states
         show.rest = None
@@ -398,11 +397,7 @@ class Planner:
                 heappop(show.drawn)
                 continue
             for waiting in show.work.of_job(job_id):
-                states = self._open_states(show, waiting)
-                if show.wanted:
-                    self._look_ahead(show)
-                    return None
-                for state in states:
+                for state in self._open_states(show, waiting):
                     if show.rest is None or not state.second:
                         return state
             heappop(show.drawn)
@@ -421,24 +416,9 @@ class Planner:
             if show.bounded and waiting.job.id not in show.booking_jobs:
                 self._leave_for_the_next_plan(show)
                 return []
-            frames = show.work.portion(waiting.layer)
-            if frames is None:
-                if self._finds_host_unread(show, waiting):
-                    show.wanted.append(waiting)
-                return []
-            states = self._states_of(show, waiting, frames)
+            # Where they were not read, they are when a host is found: for nothing where none is.
+            states = self._states_of(show, waiting, show.work.portion(waiting.layer) or ())
         return [state for state in states if state.reason is None]
-
-    def _finds_host_unread(self, show: _Show, waiting: Waiting) -> bool:
-        """Whether a host takes a frame of the layer, as far as is known without its frames: they are read for nothing
-        where none does."""
-        states = self._states_of(show, waiting, frames=())
-        for state in states:
-            state.reason = self._why(state)
-        if all(state.reason is not _FLOWING and not state.softly_refused for state in states):
-            return False
-        del show.states[waiting.layer.id]
-        return True
 
     def _leave_for_the_next_plan(self, show: _Show) -> None:
         """A bound on the plan is reached: what else of the show may find a host comes at once with the next."""
@@ -481,13 +461,29 @@ class Planner:
         placed = sum(state.placed for state in show.states.get(waiting.layer.id, ()))
         return waiting.frames > placed and self._may_find_host(show, waiting)
 
-    def _is_used_up(self, show: _Show, states: Sequence[_LayerState]) -> bool:
-        """Whether all frames of a layer that were read are in the plan, and more of it may find a host."""
-        placed = sum(state.placed for state in states)
-        if not placed or any(state.frames for state in states) or sum(state.waiting for state in states) <= placed:
-            return False
-        reach = self._reach(show, states[0].layer.tags)
-        return not reach.closed and not any(states[0].search.need.covers(idle) for idle in reach.nothing_idle)
+    def _ask_for_more(self, state: _LayerState) -> Refusal | None:
+        """All frames that were read of a layer are in the plan, and there is a host for another: the show stops here
+        until more are read, so that no layer behind it has the host."""
+        if state.all_read or state.waiting <= state.placed:
+            return _FLOWING
+        state.show.wanted.append(state.listed)
+        self._look_ahead(state.show)
+        return None
+
+    def _take_more(self, show: _Show, waiting: Waiting) -> None:
+        """Go on with what was read of a layer since the plan had all of it that was there."""
+        states = show.states[waiting.layer.id]
+        known = {frame.id for state in states for frame in state.frames}
+        known.update(proc.frame.id for proc in self.procs() if proc.layer.id == waiting.layer.id)
+        frames = [frame for frame in show.work.portion(waiting.layer) or () if frame.id not in known]
+        for part, part_frames, count in memory_slices(waiting.layer, frames, len(frames)):
+            state = next((it for it in states if it.layer.memory_min_kb == part.memory_min_kb), None)
+            if state is None:
+                states.append(self._state_of(show, waiting, part, part_frames, count))
+            else:
+                state.frames.extend(part_frames)
+        for state in states:
+            state.all_read = not state.frames
 
     def _reach(self, show: _Show, tags: frozenset[str]) -> _Reach:
         """What is known of the hosts of those of the tags that the show's clusters have."""
@@ -502,33 +498,27 @@ class Planner:
         return reach
 
     def _states_of(self, show: _Show, waiting: Waiting, frames: Sequence[Frame]) -> list[_LayerState]:
-        job, layer = waiting.job, waiting.layer
+        parts = memory_slices(waiting.layer, frames, waiting.frames)
+        states = [self._state_of(show, waiting, *part) for part in parts]
+        show.states[waiting.layer.id] = states
+        return states
+
+    def _state_of(
+        self, show: _Show, listed: Waiting, layer: Layer, frames: Sequence[Frame], waiting: int
+    ) -> _LayerState:
+        """That of the part of a listed layer whose frames ask for the same memory, of which so many wait."""
         tags = self._reach(show, layer.tags).tags
         # A layer that several clusters reach counts for the first of them.
         clusters = show.work.clusters
         cluster = next((it for it in clusters if not layer.tags.isdisjoint(it.tags)), clusters[0])
-        states = []
-        for part, part_frames, part_waiting in memory_slices(layer, frames, waiting.frames):
-            search = Search.of(job, part, smallest_need(part), tags)
-            state = _LayerState(
-                show,
-                cluster,
-                self.plans[cluster],
-                job,
-                part,
-                search,
-                part_waiting,
-                deque(part_frames),
-                every=len(part_frames),
-                most=0,
-            )
-            state.most = self._first_part(state)
-            states.append(state)
-        show.states[layer.id] = states
-        return states
+        search = Search.of(listed.job, layer, smallest_need(layer), tags)
+        plan = self.plans[cluster]
+        state = _LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)
+        state.most = self._first_part(state)
+        return state
 
     def _first_part(self, state: _LayerState) -> int:
-        return min(state.every, self.policy.queue.dispatch_frames_per_layer_limit)
+        return min(state.waiting, self.policy.queue.dispatch_frames_per_layer_limit)
 
     def _count_turn(self, show: _Show, state: _LayerState, frames: int) -> None:
         """What the layer started counts in the draw of its show."""
@@ -550,10 +540,10 @@ class Planner:
     def _end_turn(self, show: _Show, state: _LayerState, reason: Refusal) -> None:
         """The layer has its part of the round, or can have no more."""
         goes_on = self.policy.queue.whole_rounds and self.planned < self.policy.max_frames
-        if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.every:
+        if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.waiting and not state.all_read:
             # It has its part of the round; it goes on after every other layer of the show had its own. The rest is
             # still the show's, before one that uses more of its size has anything.
-            state.most, state.second = state.every, True
+            state.most, state.second = state.waiting, True
             if show.by_rank and show.by_rank[0] is state:
                 show.by_rank.popleft()
             elif state in show.by_rank:
@@ -585,7 +575,7 @@ class Planner:
     def _step(self, state: _LayerState) -> Refusal | None:
         """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
         job, layer, plan = state.job, state.layer, state.plan
-        if not state.every or not state.search.tags:
+        if not state.search.tags:
             return self._why(state)
         if state.placed >= state.most:
             return _FLOWING
@@ -600,6 +590,8 @@ class Planner:
         host = self._next_host(state)
         if host is None:
             return self._shortage(state)
+        if not state.frames:
+            return self._ask_for_more(state)
         plan.attempts[layer.id] += 1
         if not self._fill(state, host):
             state.wasted += 1

@@ -86,22 +86,17 @@ def plant(engine: Engine, **layer: Any) -> None:
         farm.job([LayerSpec(**layer)])
 
 
-@pytest.mark.parametrize(
-    ("layers", "booked"),
-    [([LayerSpec(frames=300)], 200), ([LayerSpec(frames=150)] * 2, 250)],
-    ids=["all that was read of a layer", "a first plan"],
-)
-def test_a_cluster_whose_plan_a_bound_ended_goes_on_at_once_with_a_message_of_its_own(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, layers: list[LayerSpec], booked: int
+def test_a_cluster_whose_plan_was_full_goes_on_at_once_with_a_message_of_its_own(
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=300, memory_gb=2_000, hostname_tag=False)
-        farm.job(layers)
+        farm.job([LayerSpec(frames=300)])
     posting = a_posting(here)
     report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
-    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, booked)
+    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 250)
     assert [enqueued.uuid for enqueued in SENT] == [posting]
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing

@@ -107,6 +107,31 @@ def test_tags_match_in_every_spelling(here: Passes, engine: Engine, spelling: st
     assert here.run([cluster])[0].frames_booked == 1
 
 
+@pytest.mark.parametrize(
+    "here",
+    [{"priority_draw": 0, "layer_host_share": False, "dispatch_frames_per_layer_limit": 1_000}],
+    indirect=True,
+    ids=["by rank"],
+)
+def test_the_first_layer_has_the_hosts_also_when_all_that_was_read_of_it_is_planned(
+    here: Passes, engine: Engine
+) -> None:
+    # given more idle cores than a read of frames brings, and a layer that has frames for all of them
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=240, memory_gb=2_000, hostname_tag=False)
+        first = farm.job([LayerSpec(frames=300)], priority=100)
+        farm.job([LayerSpec(frames=300)], priority=50)
+        cluster = cluster_of(farm)
+
+    # when a pass fills them
+    (report,) = here.run([cluster])
+
+    # then no frame of another is on them
+    assert report.frames_booked == 240
+    assert running_layers(engine) == {first.layers[0].id}
+
+
 @pytest.mark.parametrize("here", [{"max_jobs_per_cluster_pass": 3}], indirect=True)
 def test_a_plan_takes_frames_of_so_many_jobs_and_the_next_one_follows_at_once(here: Passes, engine: Engine) -> None:
     with engine.begin() as connection:
