@@ -14,7 +14,7 @@ from benchmarks.accounting import main as accounting
 from benchmarks.figures import console, show, write_json
 from opencue_sched.embedded.servers.services import POSTGRES_VARIABLE
 
-SCALE_PARTS = ("drain", "steady", "rounds", "large")
+SCALE_PARTS = ("drain", "steady", "rounds", "large", "plan")
 POSITIVE = click.IntRange(min=1)
 RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
 
@@ -103,7 +103,7 @@ def stress(workers: int, scale: float, database_url: str | None, base: str | Non
 @click.option("--frames", type=POSITIVE, help="steady: frames that wait at the hand-over; what lasts if not given.")
 @click.option("--layers", type=POSITIVE, help="steady: layers that they are in; so many that each has 40 if not given.")
 @click.option("--base", help="steady: by turns also with the workers and beat of this commit, taken out of git.")
-@click.option("--rounds", type=POSITIVE, help="drain, steady: runs with each number of workers; 3 and 1 if not given.")
+@click.option("--rounds", type=POSITIVE, help="drain, steady, plan: times it is done; 3, 1 and 7 if not given.")
 @click.option("--scale", default=1.0, show_default=True, help="drain: size of the farm; 1 is OpenCue's stress suite.")
 @click.option("--database-url", help="drain: a database (empty, ours, or Cuebot's) instead of one from a wheel.")
 @postgres
@@ -130,10 +130,11 @@ def scale(
     steady  five shows on one farm: the fill from empty to 99 %, then the full farm with frames ending
     rounds  20,000 frames on 1,553 hosts, as fifty layers and as one
     large   10,000 hosts of 360,000 cores, 200,000 waiting frames of five shows: time of a plan, memory of a worker
+    plan    1,000 frames on 10,000 hosts with 20,000 waiting layers, in memory: processor time of a plan
 
     Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, more
     than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, or
-    a plan takes more than 100 ms on average for 10,000 hosts.
+    a plan takes more than 100 ms on average for 10,000 hosts (plan: of the processor, by the median).
 
     Example: python -m benchmarks scale --steady --workers 1,4 --frames 1000000 --layers 20000
     """
@@ -171,6 +172,10 @@ def scale(
         from benchmarks.fills import run_large
 
         figures["large"] = [it.as_dict() for it in run_large(workers, seconds=seconds, console=console)]
+    if "plan" in parts:
+        from benchmarks.plans import run_plans
+
+        figures["plan"] = [result.as_dict() for result in run_plans(rounds=rounds or 7, console=console)]
     for part, results in figures.items():
         show(results, f"scale: {part}")
     write_json(json_path, figures if len(figures) > 1 else next(iter(figures.values())))

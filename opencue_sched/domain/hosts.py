@@ -98,11 +98,28 @@ class Host:
         running = self.running
         if layer_id:
             running = {**running, layer_id: running.get(layer_id, 0) + 1}
-        return replace(
-            self,
-            running=running,
-            idle_centicores=self.idle_centicores - taken.cores * CENTICORES_PER_CORE,
-            idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
-            idle_gpus=self.idle_gpus - taken.gpus,
-            idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,
+        return self.without(taken, running)
+
+    def without(self, taken: Reservation, running: Mapping[str, int]) -> Host:
+        """The same host with so much less idle, and so many frames of each layer. A plan asks for it with each frame:
+        a call of ``dataclasses.replace`` takes twice as long."""
+        return Host(
+            self.id,
+            self.name,
+            self.facility_id,
+            self.alloc_id,
+            self.tags,
+            self.os_names,
+            self.thread_mode,
+            self.total_centicores,
+            self.idle_centicores - taken.cores * CENTICORES_PER_CORE,
+            self.total_memory_kb,
+            self.idle_memory_kb - taken.memory_kb,
+            self.total_gpus,
+            self.idle_gpus - taken.gpus,
+            self.total_gpu_memory_kb,
+            self.idle_gpu_memory_kb - taken.gpu_memory_kb,
+            running,
+            self.recent,
+            self.hold,
         )

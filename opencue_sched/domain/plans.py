@@ -69,7 +69,7 @@ class Work(Protocol):
     def __iter__(self) -> Iterator[Waiting]:
         """Its layers in the order in which they should be served."""
 
-    def of_job(self, job_id: str) -> Sequence[Waiting]:
+    def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
 
     def priorities(self) -> Mapping[str, int]:

@@ -533,10 +533,10 @@ class BacklogWork:
             ):
                 yield entry
 
-    def of_job(self, job_id: str) -> Sequence[Waiting]:
+    def of_job(self, job_id: str) -> Iterator[Waiting]:
         with self._backlog._lock:
             entries = self._show.in_order(job_id)
-        return list(filter(self._is_open, entries))
+        return filter(self._is_open, entries)
 
     def priorities(self) -> Mapping[str, int]:
         with self._backlog._lock:

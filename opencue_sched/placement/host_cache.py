@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -362,9 +362,13 @@ class HostCache:
             if known_to is not None:
                 for host in filter(accept, self._known(known_to, indexes, need, strategy)):
                     return host
-            ranked = merge(*(index.ranked(need, strategy) for index in indexes), key=itemgetter(0))
-            # A host with two of the tags has the same rank in both groups, so its repeats follow each other.
-            accepted = filter(accept, (next(same)[1] for _, same in groupby(ranked, key=itemgetter(0))))
+            if len(indexes) == 1:
+                ranked = indexes[0].ranked(need, strategy)
+                accepted = filter(accept, (host for _, host in ranked))
+            else:
+                # A host with two of the tags has the same rank in both groups, so its repeats follow each other.
+                ranked = merge(*(index.ranked(need, strategy) for index in indexes), key=itemgetter(0))
+                accepted = filter(accept, (next(same)[1] for _, same in groupby(ranked, key=itemgetter(0))))
             if score is None:
                 return next(accepted, None)
             return min(islice(accepted, SCORED_CANDIDATES), key=score, default=None)
@@ -372,14 +376,12 @@ class HostCache:
     def idle_cores(self, clusters: Iterable[Cluster]) -> int:
         """Whole cores idle on the hosts of these clusters' tags, each host once."""
         with self._lock:
-            ids = {
-                host_id
-                for cluster in clusters
-                for group in self._groups_with(cluster.facility_id, cluster.shard, cluster.tags)
-                for of_class in group.classes.values()
-                for host_id in of_class
-            }
-            return sum(self._shown[host_id].idle_cores for host_id in ids)
+            idle = dict[str, int]()
+            for cluster in clusters:
+                for group in self._groups_with(cluster.facility_id, cluster.shard, cluster.tags):
+                    for index in group.by_alloc.values():
+                        idle.update(index.idle_cores())
+            return sum(idle.values())
 
     def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
         """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and
@@ -555,11 +557,18 @@ class HostCache:
 
 def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
     """The host without what is held of it, with the layers it is held for."""
-    taken = [hold.taken for hold in holds.values()]
-    cores, memory_kb = sum(it.cores for it in taken), sum(it.memory_kb for it in taken)
-    sums = Reservation(cores, memory_kb, sum(it.gpus for it in taken), sum(it.gpu_memory_kb for it in taken))
-    held_for = Counter(hold.layer_id for hold in holds.values() if hold.layer_id)
-    return replace(host.less(sums), running=held_for + Counter(host.running)) if held_for else host.less(sums)
+    if not holds:
+        return host
+    cores = memory_kb = gpus = gpu_memory_kb = 0
+    running = dict(host.running)
+    for hold in holds.values():
+        cores += hold.taken.cores
+        memory_kb += hold.taken.memory_kb
+        gpus += hold.taken.gpus
+        gpu_memory_kb += hold.taken.gpu_memory_kb
+        if hold.layer_id:
+            running[hold.layer_id] = running.get(hold.layer_id, 0) + 1
+    return host.without(Reservation(cores, memory_kb, gpus, gpu_memory_kb), running)
 
 
 def _layers_known_to(host: Host | None) -> set[str]:

@@ -82,6 +82,14 @@ class HostIndex:
                             rank_cores = cores if best_cores else -cores
                             yield (level, rank_cores, bucket if best_memory else -bucket, host_id), host
 
+    def idle_cores(self) -> Iterator[tuple[str, int]]:
+        """The ids of the hosts with a core idle, and how many they have."""
+        for by_cores in self._levels.values():
+            for cores in by_cores.irange(minimum=1):
+                for hosts in by_cores[cores].values():
+                    for host_id in hosts:
+                        yield host_id, cores
+
     def rank(self, host_id: str, strategy: HostBookingStrategy) -> Rank | None:
         """The host's place in the strategy's order; None if it is not here."""
         place = self._places.get(host_id)
