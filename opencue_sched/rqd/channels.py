@@ -80,9 +80,10 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
     def believed_since(self, since: float) -> bool:
         """Whether the host's RQD has told its name since then, over a connection that is there: where it is not, the
         next call dials anew, and another machine may answer."""
-        return self.host.named_at > since and self._is_up()
+        return self.host.named_at > since and self.is_up()
 
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
+        """Whether gRPC is connected now; True as well where it does not say."""
         # gRPC tells everybody else by a callback, for which each channel would have a thread.
         asked: Any = getattr(getattr(self.channel, "_channel", None), "check_connectivity_state", None)
         try:
@@ -259,6 +260,8 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         with self._lock:
             if connection.closed and calls > 0:
                 raise _Replaced
+            if calls > 0 and not connection.is_up():
+                connection.host.named_at = -math.inf  # this call dials anew
             connection.calls += calls
             if ended is not None:
                 self._learn(connection, ended, details)

@@ -16,7 +16,7 @@ from opencue_sched.embedded.rqds.simulated_host import HostSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.rqd.kill import Fate, RqdKiller, RunningFrameRef, Whereabouts, kill_and_confirm, look
+from opencue_sched.rqd.kill import Fate, RqdKiller, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import Answer, classify, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
@@ -93,14 +93,17 @@ def test_a_host_is_booked_again_once_it_answers_by_its_own_name() -> None:
             eventually(lambda: launch_all(channels, [request("sim0001")])[0].error is None)
 
 
-def test_a_machine_that_takes_the_address_of_a_host_is_asked_for_its_name_at_once() -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["the first call", "after a kill"])
+def test_a_machine_that_takes_the_address_of_a_host_is_asked_for_its_name_at_once(killed: bool) -> None:
     # given a host that told its name a moment ago, and has taken a frame
     port = free_port()
     with RqdChannels(Rqd(addresses={"sim0001": f"127.1.0.1:{port}"}, timeout=5.0), clock=lambda: 0.0) as channels:
         with SimulatedFarm([HostSpec("sim0001")], port=port):
             assert launch_all(channels, [request("sim0001")])[0].error is None
-        # when another machine answers at its address, and nobody has called meanwhile
+        # when another machine answers at its address
         with SimulatedFarm([HostSpec("sim0002")], port=port) as others:
+            if killed:
+                assert not kill(channels, "sim0001", request("sim0001").ref.frame_id, "test")
             (outcome,) = launch_all(channels, [request("sim0001")])
             # then nothing starts there
             assert others.runs() == []
