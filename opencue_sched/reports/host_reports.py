@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Any
 
 import structlog
 from opencue_proto import report_pb2
@@ -174,7 +173,7 @@ class HostReports:
         named = [
             (frame.resource_id, frame.frame_id, status.id) for status in statuses for frame in status.message.frames
         ]
-        used: list[dict[str, Any]] = []
+        used: list[reported_runs.Usage] = []
         with self.releaser.engine.begin() as connection:
             rows = iter(reported_runs.read_reported(connection, named))
             for status in statuses:

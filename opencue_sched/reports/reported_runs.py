@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import attrgetter
 
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.states import JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.reports.reported_host import LATEST_EPOCH, LONGEST_ID, MOST_KB, SHOWN_CHARACTERS
-from opencue_sched.store.reported_runs import ReportedRun
+from opencue_sched.store.reported_runs import ReportedRun, Usage
 
 _FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory")
-_VIRTUAL_MEMORY = ("vsize", "max_vsize", "used_swap_memory")
+_frame_memory = attrgetter(*_FRAME_MEMORY)
+_virtual_memory = attrgetter("vsize", "max_vsize", "used_swap_memory")
 
 
 def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bool = False) -> None:
     """Refuse (InvalidInput) a frame whose ids cannot be ids or whose memory no host has. ``where`` begins its text."""
-    for key in ("resource_id", "frame_id"):
-        value = getattr(frame, key)
+    for key, value in (("resource_id", frame.resource_id), ("frame_id", frame.frame_id)):
         if len(value) > LONGEST_ID or not value.isprintable() or (needs_ids and not value):
             raise InvalidInput(f"{where}{key} {value[:SHOWN_CHARACTERS]!r} is not an id")
-    for key in _FRAME_MEMORY:
-        value = getattr(frame, key)
-        if value > MOST_KB:
-            raise InvalidInput(f"{where}{key} {value} KB of frame {frame.frame_id} is more than any host has")
+    memory = _frame_memory(frame)
+    if max(memory) > MOST_KB:
+        key, value = next(each for each in zip(_FRAME_MEMORY, memory, strict=True) if each[1] > MOST_KB)
+        raise InvalidInput(f"{where}{key} {value} KB of frame {frame.frame_id} is more than any host has")
 
 
 SETTLED_SECONDS = 4.0
@@ -53,18 +53,15 @@ def unowned(run: ReportedRun, proc_id: str, host_id: str) -> tuple[str, float]:
     return f"no proc has its frame, which is {run.frame_state}", run.frame_age
 
 
-def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
-    """What `reported_runs.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown.
-    Negative numbers, which RQD reports while it cannot tell, become zero."""
-    return {
-        "resource_id": reported.resource_id,
-        "frame_id": reported.frame_id,
-        "layer_id": run.layer_id,
-        "job_id": run.job_id,
-        "layer_memory_kb": run.layer_memory_kb,
-        **{name: max(0, getattr(reported, name)) for name in (*_FRAME_MEMORY, *_VIRTUAL_MEMORY)},
-        "llu_time": max(0, min(reported.llu_time, LATEST_EPOCH)),
-    }
+def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> Usage:
+    """What a host reports of a frame that a proc of it has. Negative numbers, which RQD reports while it cannot tell,
+    become zero."""
+    memory = (*_frame_memory(reported), *_virtual_memory(reported))
+    if min(memory) < 0:
+        memory = tuple(max(0, kb) for kb in memory)
+    llu_time = max(0, min(reported.llu_time, LATEST_EPOCH))
+    ids = (reported.resource_id, reported.frame_id, run.layer_id, run.job_id)
+    return Usage._make((*ids, run.layer_memory_kb, *memory, llu_time))
 
 
 class LogSilences:

@@ -8,10 +8,17 @@ from collections.abc import Iterable
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
-def array(values: Iterable[str | int]) -> str:
-    """The literal of an array of texts or integers, to be bound where a statement casts it to its type."""
-    return "{" + ",".join(str(value) if isinstance(value, int) else _quoted(value) for value in values) + "}"
+def texts(values: Iterable[str]) -> str:
+    """The literal of an array of texts, to be bound where a statement casts it to its type."""
+    values = list(values)
+    if not values:
+        return "{}"
+    joined = "".join(values)
+    if '"' in joined or "\\" in joined:
+        values = [value.translate(_ESCAPED) for value in values]
+    return '{"' + '","'.join(values) + '"}'
 
 
-def _quoted(value: str) -> str:
-    return f'"{value.translate(_ESCAPED)}"'
+def numbers(values: Iterable[int]) -> str:
+    """The literal of an array of integers, to be bound where a statement casts it to its type."""
+    return "{" + repr(list(values))[1:-1] + "}"

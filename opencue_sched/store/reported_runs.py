@@ -7,12 +7,12 @@ skipped (SKIP LOCKED) and written by the next report.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store import frame_memory
-from opencue_sched.store.arrays import array
+from opencue_sched.store.arrays import numbers, texts
 from opencue_sched.store.reports import AS_WRITTEN, lock_free_hosts
 
 UNCHANGED_SECONDS = 60.0
@@ -22,7 +22,7 @@ without one are killed, by how long ago their frame was written."""
 # Some of the columns of `procs.read_runs`, by fewer tables.
 _READ_REPORTED = text(
     f"""
-    {AS_WRITTEN}
+    SELECT set_config('enable_bitmapscan', 'off', true); {AS_WRITTEN}
     SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
            coalesce(CASE WHEN proc.pk_host <> run.host
                          THEN (SELECT str_name FROM host WHERE host.pk_host = proc.pk_host) END, '') AS other_host_name,
@@ -41,25 +41,39 @@ _READ_REPORTED = text(
              AS run(proc, frame, host, place)
       LEFT JOIN proc ON proc.pk_proc = run.proc
       LEFT JOIN frame ON frame.pk_frame = run.frame
-      LEFT JOIN proc owner ON owner.pk_frame = run.frame
       LEFT JOIN job ON job.pk_job = frame.pk_job
       LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
+      -- Not looked for where the proc has the frame; OFFSET 0 keeps the condition in front of the look.
+      LEFT JOIN LATERAL (SELECT * FROM proc had WHERE had.pk_frame = run.frame
+                            AND proc.pk_frame IS DISTINCT FROM run.frame OFFSET 0) owner ON true
      ORDER BY run.place
     """  # noqa: S608 - only our own constant
 )
-_NUMBERS = (
-    "rss",
-    "max_rss",
-    "pss",
-    "max_pss",
-    "vsize",
-    "max_vsize",
-    "used_gpu_memory",
-    "max_used_gpu_memory",
-    "used_swap_memory",
-    "llu_time",
-)
-"""The columns are RQD's, see RunningFrameInfo."""
+
+
+class Usage(NamedTuple):
+    """What a host reports of a running frame, and whose it is. The fields from ``rss`` on are RQD's, see
+    RunningFrameInfo: KB, and an epoch, 0 when unknown."""
+
+    proc_id: str
+    frame_id: str
+    layer_id: str
+    job_id: str
+    layer_memory_kb: int
+    """What the frame's layer asks for."""
+    rss: int
+    max_rss: int
+    pss: int
+    max_pss: int
+    used_gpu_memory: int
+    max_used_gpu_memory: int
+    vsize: int
+    max_vsize: int
+    used_swap_memory: int
+    llu_time: int
+
+
+_NUMBERS = Usage._fields[Usage._fields.index("rss") :]
 # The frames are written where something of them is new, the procs always: that is their ping.
 _UPDATE_RUNS = text(
     f"""
@@ -140,31 +154,33 @@ asks for. ``other_host_name`` is empty where the proc is one of that host's."""
 
 def read_reported(connection: Connection, runs: Sequence[tuple[str, str, str]]) -> Sequence[ReportedRun]:
     """What is known about each (proc id, frame id, id of the host that reports it), in the order given."""
-    procs, frames, hosts = (array(run[which] for run in runs) for which in range(3))
+    if not runs:
+        return ()
+    procs, frames, hosts = map(texts, zip(*runs, strict=True))
     return connection.execute(_READ_REPORTED, {"procs": procs, "frames": frames, "hosts": hosts}).all()
 
 
-def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, frames_to_raise: int) -> None:
-    """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise. The keys are
-    ``resource_id``, ``frame_id``, ``layer_id``, ``job_id``, ``layer_memory_kb`` and RQD's columns.
+def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_raise: int) -> None:
+    """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise.
 
     A frame with a peak above its layer's minimum gets a minimum of its own for its next start; once ``frames_to_raise``
     of a layer have one, the layer's is raised (`frame_memory.note_peaks`). No statement waits for a lock.
     """
-    numbers = {name: array(run[name] for run in runs) for name in _NUMBERS}
-    ids = {"procs": array(run["resource_id"] for run in runs), "frames": array(run["frame_id"] for run in runs)}
-    connection.execute(_UPDATE_RUNS, {**ids, **numbers, "unchanged": UNCHANGED_SECONDS})
+    columns = dict(zip(Usage._fields, zip(*runs, strict=True), strict=True))
+    ids = {"procs": texts(columns["proc_id"]), "frames": texts(columns["frame_id"])}
+    numbers_of = {name: numbers(columns[name]) for name in _NUMBERS}
+    connection.execute(_UPDATE_RUNS, {**ids, **numbers_of, "unchanged": UNCHANGED_SECONDS})
     for owner, statement in _RAISE_PEAKS.items():
-        peaks: dict[str, tuple[int, int]] = {}
-        for run in runs:
-            rss, pss = peaks.get(run[owner], (0, 0))
-            peaks[run[owner]] = max(rss, run["max_rss"]), max(pss, run["max_pss"])
-        highest = {name: array(peak[which] for peak in peaks.values()) for which, name in enumerate(("rss", "pss"))}
-        connection.execute(statement, {"ids": array(peaks), **highest})
-    needy = [run for run in runs if run["max_rss"] > run["layer_memory_kb"]]
+        rss: dict[str, int] = {}
+        pss: dict[str, int] = {}
+        for owner_id, max_rss, max_pss in zip(*(columns[name] for name in (owner, "max_rss", "max_pss")), strict=True):
+            rss[owner_id] = max(rss.get(owner_id, 0), max_rss)
+            pss[owner_id] = max(pss.get(owner_id, 0), max_pss)
+        connection.execute(statement, {"ids": texts(rss), "rss": numbers(rss.values()), "pss": numbers(pss.values())})
+    needy = [run for run in runs if run.max_rss > run.layer_memory_kb]
     if needy:
-        layers = {run["layer_id"] for run in needy}
-        peaks_kb = {run["frame_id"]: run["max_rss"] for run in needy}
+        layers = {run.layer_id for run in needy}
+        peaks_kb = {run.frame_id: run.max_rss for run in needy}
         frame_memory.note_peaks(connection, peaks_kb, layers, frames_to_raise=frames_to_raise)
 
 
@@ -174,5 +190,9 @@ def grow_reservations(connection: Connection, wanted_kb: Mapping[str, Mapping[st
     # Hosts before procs, against the usual order: what others have locked is skipped, so there is no deadlock.
     locked = lock_free_hosts(connection, wanted_kb)
     wishes = [(proc_id, kb, host_id) for host_id in locked for proc_id, kb in wanted_kb[host_id].items()]
-    procs, memory, hosts = (array(wish[which] for wish in wishes) for which in range(3))
-    return frozenset(connection.execute(_GROW, {"procs": procs, "memory": memory, "hosts": hosts}).scalars())
+    wanted = {
+        "procs": texts(proc_id for proc_id, _, _ in wishes),
+        "memory": numbers(kb for _, kb, _ in wishes),
+        "hosts": texts(host_id for _, _, host_id in wishes),
+    }
+    return frozenset(connection.execute(_GROW, wanted).scalars())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from opencue_proto import report_pb2
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.clients.store_errors import describe
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
@@ -76,17 +76,12 @@ def pinged(view: FarmView) -> set[str]:
 
 
 @contextmanager
-def statements(engine: Engine) -> Iterator[list[str]]:
-    sent: list[str] = []
-
-    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        sent.append(statement)
-
-    event.listen(engine, "before_cursor_execute", count)
+def listening(engine: Engine, name: str, listener: Callable[..., object]) -> Iterator[None]:
+    event.listen(engine, name, listener)
     try:
-        yield sent
+        yield
     finally:
-        event.remove(engine, "before_cursor_execute", count)
+        event.remove(engine, name, listener)
 
 
 def test_one_bad_report_among_forty_costs_only_itself(view: FarmView, desk: Desk) -> None:
@@ -176,13 +171,58 @@ def test_the_same_statements_for_any_number_of_hosts(view: FarmView, desk: Desk,
     for number, hosts in enumerate((1, 40)):
         reports = farm.reports(rss=2 * GB + number, max_rss=2 * GB + number)[-hosts:]
         # when one of them reports, and when all do
-        with statements(engine) as sent:
+        sent: list[str] = []
+        with listening(engine, "before_cursor_execute", lambda *sends: sent.append(sends[2])):  # noqa: B023
             assert all(outcome.error is None for outcome in desk.statuses(reports))
         counts.append(len(sent))
     # then as many statements are sent
     assert counts[0] == counts[1] <= 12
     assert view.one("SELECT count(*) AS n FROM proc WHERE int_mem_reserved = :kb", kb=2 * GB + 1).n == 80
     view.assert_consistent()
+
+
+# What a session has counted and not told yet.
+_ROWS_READ = """
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0) FROM pg_class
+     WHERE relkind IN ('r', 'i') AND oid > 16384
+"""
+
+
+def rows_read(engine: Engine, desk: Desk, reports: Sequence[report_pb2.HostReport]) -> int:
+    """How many rows, and entries of indexes, PostgreSQL reads in the transactions that write reports."""
+    before, read = 0, 0
+
+    def counted(connection: Connection) -> int:
+        with connection.connection.cursor() as cursor:
+            cursor.execute(_ROWS_READ)
+            return int((cursor.fetchone() or (0,))[0])
+
+    def begin(connection: Connection) -> None:
+        nonlocal before
+        before = counted(connection)
+
+    def commit(connection: Connection) -> None:
+        nonlocal read
+        read += counted(connection) - before
+
+    with listening(engine, "begin", begin), listening(engine, "commit", commit):
+        assert all(outcome.error is None for outcome in desk.statuses(reports))
+    return read
+
+
+def test_what_is_read_for_reports_does_not_grow_with_the_farm(view: FarmView, desk: Desk, engine: Engine) -> None:
+    # given twenty hosts that report, beside as many frames again, and then four times as many, that run elsewhere
+    farm = crowd(view, 20, frames=8)
+    read = []
+    for others in (160, 640):
+        with view.farm() as more:
+            more.job([LayerSpec(frames=others)], show=more.show(f"others{others}"), name=f"others{others}")
+        view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
+        view.run_sql("ANALYZE")
+        # when they report
+        read.append(rows_read(engine, desk, farm.reports(rss=100_000 + others)))
+    # then no more is read for it
+    assert read[1] <= 1.2 * read[0]
 
 
 def test_the_memory_of_each_host_goes_as_far_as_its_own(view: FarmView, desk: Desk) -> None:
@@ -235,15 +275,13 @@ def test_what_is_killed_between_two_statements_loses_nothing_that_the_next_repor
                 raise Killed
 
         # when the process is killed before one of the statements
-        event.listen(engine, "before_cursor_execute", kill)
         try:
-            desk.statuses(reports)
+            with listening(engine, "before_cursor_execute", kill):
+                desk.statuses(reports)
         except Killed:
             killed += 1
         else:
             break
-        finally:
-            event.remove(engine, "before_cursor_execute", kill)
         # then pings of a host and its procs were written together or not
         apart = "SELECT FROM proc JOIN host_stat USING (pk_host) WHERE proc.ts_ping <> host_stat.ts_ping"
         assert view.rows(apart) == []

@@ -284,7 +284,7 @@ def test_a_database_made_without_some_of_cuebots_indexes_gets_them(empty_databas
     with _session(empty_database_url) as connection:
         connection.execute(text("DROP INDEX i_limit_record_pk_limit_record, i_layerstat_int_waiting_count"))
     schema.upgrade(empty_database_url)
-    assert _catalog(empty_database_url) == whole
+    assert _catalog(empty_database_url)["index"] == whole["index"]
 
 
 def test_two_migrations_at_once_take_turns(empty_database_url: str) -> None:

@@ -51,4 +51,4 @@ def test_time_limits() -> None:
 
 def test_numbers_rqd_could_not_tell_become_zero() -> None:
     used = usage(OWNED, report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", rss=-1, llu_time=-5))
-    assert (used["rss"], used["llu_time"], used["layer_id"]) == (0, 0, "l1")
+    assert (used.rss, used.llu_time, used.layer_id) == (0, 0, "l1")
