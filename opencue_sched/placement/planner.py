@@ -221,7 +221,9 @@ class Planner:
             # off.
             self._soft = False
             for show in self._shows:
-                softly = [it for states in show.states.values() for it in states if it.softly_refused and it.frames]
+                # Also those of which nothing was read yet: they are read when this round finds a host.
+                refused = (it for states in show.states.values() for it in states if it.softly_refused)
+                softly = [state for state in refused if state.frames or not state.all_read]
                 show.rest, show.drawn, show.by_rank = None, None, deque(softly)
                 for state in softly:
                     state.reason = None

@@ -11,6 +11,7 @@ from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.placement.backlog import JUDGED_PER_PLAN, Backlog
 from opencue_sched.placement.planner import Planner
+from opencue_sched.placement.policies.admissions import layer_share
 from tests.kit.values import GIB, counting_ids, make_caps, make_cluster, make_host, make_job, make_layer, make_policy
 from tests.unit.placement.frozen_pool import FrozenPool
 
@@ -44,12 +45,12 @@ def backlog() -> Backlog:
     return backlog
 
 
-def plan(backlog: Backlog, pool: CountingPool) -> tuple[Planner, int]:
+def plan(backlog: Backlog, pool: CountingPool, *, tags: tuple[str, ...] = ("general",)) -> tuple[Planner, int]:
     """The plan on these hosts, and how often it asked for portions of frames."""
-    work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+    work = backlog.work([make_cluster(*tags)], own=ALL_BUCKETS, now=0.0)
     snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
-    policy = make_policy(dispatch_frames_per_layer_limit=20)
-    planner = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([make_cluster()]))
+    policy = make_policy(dispatch_frames_per_layer_limit=20, soft_admissions=(layer_share,))
+    planner = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([make_cluster(*tags)]))
     reads = 0
     while wanted := planner.run():
         reads += 1
@@ -79,3 +80,14 @@ def test_a_freed_core_goes_to_the_first_layer_with_few_searches(backlog: Backlog
     assert (proc.layer.id, reads) == ("j000l000", 1)
     assert backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0).portion(make_layer("j000l001")) is None
     assert pool.searches <= 10 + JUDGED_PER_PLAN
+
+
+def test_a_layer_that_has_its_share_of_the_hosts_goes_on_though_nothing_of_it_was_read(backlog: Backlog) -> None:
+    # given one host, which runs more of a layer than its share
+    layer = make_layer("only", frames=0, waiting_frames=50, tags=frozenset({"apart"}))
+    backlog.apply([(make_job("j", facility_id="fac"), layer, "v")], read_at=backlog.instant())
+    host = make_host("h", cores=32, idle_centicores=200, tags=frozenset({"apart"}), running={"only": 30})
+
+    planner, reads = plan(backlog, CountingPool([host]), tags=("apart",))
+
+    assert (len(planner.procs()), reads) == (2, 1)
