@@ -138,9 +138,9 @@ class BacklogFeed:
                 self.note(layers, jobs=jobs, shows=shows)
                 raise
 
-    def read_portions(self, wanted: Iterable[Waiting], frames: int) -> None:
-        """Read the first frames of these layers, so many of each."""
-        sizes = self.backlog.portion_sizes(wanted, frames)
+    def read_portions(self, wanted: Iterable[Waiting]) -> None:
+        """Read the first frames of these layers."""
+        sizes = self.backlog.portion_sizes(wanted)
         read_at = self.backlog.instant()
         uncounted = self._settings.queue.uncounted_exit_statuses
         portions = ask(self._engine, fetch_portions, self._facts(), sizes, uncounted=uncounted)

@@ -285,7 +285,6 @@ class _Pass:
         snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched)
         self.progress()
         clusters = [cluster for work in self.works for cluster in work.clusters]
-        idle_cores = runner.hosts.cache.idle_cores(clusters)
         # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.
         shows = {cluster.show_id for cluster in clusters}
         policy = self._policy(snapshot, runner.plan_sizes.most(self.report.cluster.shard, shows))
@@ -296,9 +295,9 @@ class _Pass:
             # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
             # get it back from the other threads.
             lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
-            idle_cores=idle_cores,
+            idle_cores=runner.hosts.cache.idle_cores(clusters),
         )
-        self._place(planner, idle_cores)
+        self._place(planner)
         for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
@@ -323,16 +322,16 @@ class _Pass:
             admissions.append(kept_apart(apart))
         return replace(policy, admissions=tuple(admissions), max_frames=min(policy.max_frames, most_frames))
 
-    def _place(self, planner: Planner, idle_cores: int) -> None:
+    def _place(self, planner: Planner) -> None:
         """Plan, with the portions of frames that the plan comes to, and the permits of what it takes."""
         runner, permits = self.runner, self.runner.permits
         for _ in range(_TRIES):
-            self._fill(planner, idle_cores)
+            self._fill(planner)
             while (unknown := planner.unknown_caps()) and (over := planner.learn(read_caps(runner.ledger, unknown))):
                 # What is full gives its hosts to others.
                 runner.backlog.backlog.settle(over)
                 planner.take_back(over, again=True)
-                self._fill(planner, idle_cores)
+                self._fill(planner)
             asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
             if not asked:
                 return
@@ -366,14 +365,14 @@ class _Pass:
         except RedisError as error:
             log.warning("permits_left_to_expire", frames=len(left), error=str(error))
 
-    def _fill(self, planner: Planner, idle_cores: int) -> None:
+    def _fill(self, planner: Planner) -> None:
         """Plan, with the portions of frames that the plan comes to."""
         for _ in range(_MOST_READS):
             if not (wanted := planner.run()):
                 return
             # What is planned already is not what more frames are read for.
             self.runner.backlog.backlog.take(planner.procs())
-            self.runner.backlog.read_portions(wanted, max(2 * idle_cores, 20))
+            self.runner.backlog.read_portions(wanted)
             self.progress()
         self.unread = bool(planner.run())
 

@@ -169,7 +169,7 @@ class _Duty:
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
-        hosts = fetch_hosts_by_id(self.connection, sorted(ids), staleness, by_index=False)
+        hosts = fetch_hosts_by_id(self.connection, sorted(ids), staleness)
         return {host.id: host for host in hosts}
 
     def _candidates(

@@ -31,6 +31,8 @@ from opencue_sched.placement.policies.order import VirtualTimes
 
 PORTION_SECONDS = 10.0
 """Life of a portion of frames, as long as a permit lives: what was read before is read again before it is used."""
+FIRST_FRAMES_OF_A_PORTION = 20
+"""Read of a layer that a plan comes to: on a full farm it takes a few frames of each."""
 MOST_FRAMES_OF_A_PORTION = 200
 """A frame that is retried is behind no more than so many of its layer."""
 JUDGED_SECONDS = 60.0
@@ -246,8 +248,9 @@ class Backlog:
             elif not frames:
                 self.fail(layer_id, f"its counter says that {waiting} frames wait, and none does")
 
-    def portion_sizes(self, wanted: Iterable[Waiting], frames: int) -> dict[str, int]:
-        """How many frames of each layer to read, so that so many of them are there for a plan."""
+    def portion_sizes(self, wanted: Iterable[Waiting]) -> dict[str, int]:
+        """How many frames of each layer to read: a few that a plan may take at first, and always as many more as it has
+        taken."""
         with self._lock:
             sizes = {}
             for waiting in wanted:
@@ -255,7 +258,8 @@ class Backlog:
                 if entry is not None:
                     # What is booked waits no more in what a read from now on returns.
                     unusable = len(entry.in_flight) + len(entry.taken)
-                    sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, frames) + unusable
+                    usable = max(FIRST_FRAMES_OF_A_PORTION, len(entry.in_flight))
+                    sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, usable) + unusable
             return sizes
 
     def versions(self, buckets: Collection[int] = ALL_BUCKETS) -> dict[str, str]:

@@ -23,6 +23,7 @@ from opencue_sched.domain.shards import BUCKETS
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.hosts import log_bad_row
+from opencue_sched.store.lookups import row_of
 from opencue_sched.store.pending import DELAY_MAY_COME, JOB_SWITCHED_ON, SHOW_IS_OURS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
@@ -75,31 +76,33 @@ class Portion:
     """Seconds until a frame may start that waits for the delay of its layer; None without one among the first."""
 
 
-# The limits of a layer, or NULL: few have any, and PostgreSQL can tell these by a hash of all.
+# The limits of a layer, or NULL: few have any, and of all layers PostgreSQL can tell these by a hash.
 _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer)
                 THEN ARRAY(SELECT DISTINCT ll.pk_limit_record
                            FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                            WHERE ll.pk_layer = l.pk_layer ORDER BY ll.pk_limit_record) END"""
 # The version: xmin is another after every UPDATE of a row, whoever makes it. Of job_resource only the priority is kept,
 # and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
-_VERSION = f"""concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
-                       extract(epoch FROM q.until), ':', array_to_string({_LIMIT_IDS}, ' '))"""
-# All that a version is made of, of the layers ``ls`` that some condition names.
-_WAITING = f"""
+_VERSION = """concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
+                     extract(epoch FROM q.until), ':', array_to_string({limits}, ' '))"""
+# All that a version is made of.
+_JOINS = """
+    FROM layer_stat ls
     JOIN layer l ON l.pk_layer = ls.pk_layer
     JOIN job j ON j.pk_job = l.pk_job
     JOIN show s ON s.pk_show = j.pk_show
     LEFT JOIN job_resource r ON r.pk_job = j.pk_job
     LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
     LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
-    {{usage}}
+"""
+_WAITS = f"""
     WHERE ls.int_waiting_count > 0 AND {JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
 """
 _COLUMNS = f"""
     SELECT l.pk_layer, l.pk_job, l.str_name, l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min,
            l.int_gpus_min, l.int_gpu_mem_min, l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count,
-           {_LIMIT_IDS} AS limit_ids, {_VERSION} AS version,
+           {{limits}} AS limit_ids, {_VERSION} AS version,
            CASE WHEN {{starts}} > now() THEN CAST(extract(epoch FROM {{starts}}) AS double precision) END AS starts_at,
            CASE WHEN u.int_frame_success_count > 0
                 THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds,
@@ -108,37 +111,53 @@ _COLUMNS = f"""
            CAST(extract(epoch FROM j.ts_started) AS double precision) AS started_at,
            CASE WHEN q.until > now() THEN CAST(extract(epoch FROM q.until) AS double precision) END AS quarantined_until
 """  # noqa: S608 - only our own constants
-_WITH_USAGE = _WAITING.format(usage="LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer")
 
 # All layers of the backlog.
-_ALL_LAYERS = f"{_COLUMNS} FROM layer_stat ls {_WITH_USAGE}"
+_ALL_LAYERS = f"{_COLUMNS} {_JOINS} LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer {_WAITS}".replace(
+    "{limits}", _LIMIT_IDS
+)
 
-# Those of some layers, jobs and shows. Each list is looked up by an index of its own, and what it names by the primary
-# keys: from some hundred ids on PostgreSQL would rather read whole tables, in which finished jobs stay for weeks.
+# Those of some layers, jobs and shows. Whatever the statistics say, each is looked up by the index of its key: what one
+# layer costs must not grow with those that wait, nor with the finished jobs that stay for weeks.
 _NAMED_LAYERS = f"""
-    SELECT set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true),
-           set_config('jit', 'off', true);
     WITH named AS MATERIALIZED (
         SELECT pk_layer FROM unnest(CAST(:layers AS varchar[])) AS named(pk_layer)
         UNION
         SELECT of_job.pk_layer
         FROM unnest(CAST(:jobs AS varchar[])) AS named(pk_job)
-        JOIN layer_stat of_job ON of_job.pk_job = named.pk_job AND of_job.int_waiting_count > 0
+        JOIN {row_of("layer_stat", "of_job", "pk_job = named.pk_job")} ON of_job.int_waiting_count > 0
         UNION
         SELECT of_job.pk_layer
         FROM unnest(CAST(:shows AS varchar[])) AS named(pk_show)
-        JOIN job j ON j.pk_show = named.pk_show AND {JOB_SWITCHED_ON}
-        JOIN layer_stat of_job ON of_job.pk_job = j.pk_job AND of_job.int_waiting_count > 0
+        JOIN {row_of("job", "j", "pk_show = named.pk_show AND str_state = 'PENDING'")} ON {JOB_SWITCHED_ON}
+        JOIN {row_of("layer_stat", "of_job", "pk_job = j.pk_job")} ON of_job.int_waiting_count > 0
     )
-    {_COLUMNS} FROM named JOIN layer_stat ls ON ls.pk_layer = named.pk_layer {_WITH_USAGE}
-"""  # noqa: S608 - only our own constants
+    {_COLUMNS}
+    FROM named
+    JOIN {row_of("layer_stat", "ls", "pk_layer = named.pk_layer")} ON true
+    JOIN {row_of("layer", "l", "pk_layer = ls.pk_layer")} ON true
+    JOIN {row_of("job", "j", "pk_job = l.pk_job")} ON true
+    JOIN {row_of("show", "s", "pk_show = j.pk_show")} ON true
+    LEFT JOIN {row_of("job_resource", "r", "pk_job = j.pk_job")} ON true
+    LEFT JOIN {row_of("folder_resource", "f", "pk_folder = j.pk_folder")} ON true
+    LEFT JOIN {row_of("opencue_sched_quarantine", "q", "pk_job = j.pk_job")} ON true
+    LEFT JOIN {row_of("layer_usage", "u", "pk_layer = l.pk_layer")} ON true
+    CROSS JOIN LATERAL (
+        SELECT ARRAY(SELECT DISTINCT of_layer.pk_limit_record
+                     FROM {row_of("layer_limit", "of_layer", "pk_layer = l.pk_layer")}
+                     JOIN {row_of("limit_record", "its", "pk_limit_record = of_layer.pk_limit_record")} ON true
+                     ORDER BY 1) AS ids
+        OFFSET 0
+    ) limits
+    {_WAITS}
+""".replace("{limits}", "limits.ids")  # noqa: S608 - only our own constants
 
 # The versions of all layers of the backlog whose ids are in some buckets, by the first byte of their MD5.
 _VERSIONS = f"""
-    SELECT ls.pk_layer, ls.int_waiting_count, {_VERSION} FROM layer_stat ls {_WAITING.format(usage="")}
+    SELECT ls.pk_layer, ls.int_waiting_count, {_VERSION.replace("{limits}", _LIMIT_IDS)} {_JOINS} {_WAITS}
       AND (CAST(:buckets AS integer[]) IS NULL
            OR get_byte(decode(left(md5(ls.pk_layer), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
-"""  # noqa: S608 - only our own constants
+"""
 
 # The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
@@ -153,8 +172,8 @@ _PORTIONS = f"""
            set_config('jit', 'off', true);
     SELECT l.pk_layer, ls.int_waiting_count, waiting.*, held.back_in
     FROM unnest(CAST(:layers AS varchar[]), CAST(:most AS int[])) AS wanted(pk_layer, most)
-    JOIN layer l ON l.pk_layer = wanted.pk_layer
-    JOIN layer_stat ls ON ls.pk_layer = wanted.pk_layer
+    JOIN {row_of("layer", "l", "pk_layer = wanted.pk_layer")} ON true
+    JOIN {row_of("layer_stat", "ls", "pk_layer = wanted.pk_layer")} ON true
     CROSS JOIN LATERAL (
         SELECT array_agg(f.pk_frame) AS ids, array_agg(f.str_name) AS names, array_agg(f.int_number) AS numbers,
                array_agg(f.int_version) AS versions, array_agg(f.since) AS since,
@@ -196,8 +215,7 @@ def fetch_layers(
     """All layers of the backlog in ``facilities``, or anywhere; those of these ids, jobs and shows where any are named.
     One that is named and absent has no waiting frame, or its job may not run.
 
-    Naming some switches sequential scans off for the rest of the transaction. A row that makes no sense costs its own
-    layer, one of a job that job's.
+    A row that makes no sense costs its own layer, one of a job that job's.
     """
     parameters: dict[str, Any] = {"facilities": facilities}
     if layer_ids is None and not job_ids and not show_ids:

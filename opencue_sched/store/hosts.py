@@ -23,26 +23,28 @@ from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
+from opencue_sched.store.lookups import row_of
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, hold_of
 from opencue_sched.store.shows import delete_rows, set_rows
 from opencue_sched.store.tags import compared_tag
 
 _COLUMNS = f"""
-    SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
+    h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
            h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
            ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
            ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
            {HOLD_COLUMNS}
-    FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
-    LEFT JOIN ({HELD}) held USING (pk_host)
-    WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
 
 _OF_TAGS = text(
-    f"""{_COLUMNS}
+    f"""
+    SELECT {_COLUMNS}
+    FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
+    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    WHERE {MAY_TAKE_FRAMES}
       AND a.pk_facility = :facility_id
       AND h.pk_host IN (
           SELECT t.pk_host FROM host_tag t WHERE {compared_tag("t.str_tag")} = ANY(CAST(:tags AS varchar[]))
@@ -52,12 +54,17 @@ _OF_TAGS = text(
     """  # noqa: S608 - only our own constant
 )
 
-_BY_ID = f"{_COLUMNS} AND h.pk_host = ANY(CAST(:ids AS varchar[]))"
-_READ_BY_ID = text(_BY_ID)
-# From thirty ids of 1,553 hosts on PostgreSQL would rather read all hosts, and a pass on a full farm asks for some
-# hundred. A table that some statement behind this one has to read whole would then cost so much that a server with a
-# just-in-time compiler compiles that statement: hence jit.
-_READ_BY_INDEX = text(f"SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true); {_BY_ID}")
+_BY_ID = text(
+    f"""
+    SELECT {_COLUMNS}
+    FROM unnest(CAST(:ids AS varchar[])) AS named(pk_host)
+    JOIN {row_of("host", "h", "pk_host = named.pk_host")} ON true
+    JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
+    JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
+    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    WHERE {MAY_TAKE_FRAMES}
+    """  # noqa: S608 - only our own constants
+)
 
 
 def fetch_groups(
@@ -74,15 +81,9 @@ def fetch_groups(
     return _hosts(connection.execute(_OF_TAGS, parameters))
 
 
-def fetch_hosts_by_id(
-    connection: Connection, ids: Sequence[str], staleness: float, *, by_index: bool = True
-) -> list[Host]:
-    """Those of these hosts that may take frames now; one that is absent may not.
-
-    ``by_index`` keeps the rest of the transaction from reading whole tables as well: for one that only asks this.
-    """
-    statement = _READ_BY_INDEX if by_index else _READ_BY_ID
-    return _hosts(connection.execute(statement, {"ids": list(ids), "staleness": staleness}))
+def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> list[Host]:
+    """Those of these hosts that may take frames now; one that is absent may not."""
+    return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}))
 
 
 @lru_cache(maxsize=10_000)

@@ -151,3 +151,15 @@ def counted_statements(engine: Engine) -> Iterator[list[str]]:
         yield statements
     finally:
         event.remove(engine, "before_cursor_execute", count)
+
+
+@contextmanager
+def rows_read(connection: Connection) -> Iterator[dict[str, tuple[int, int]]]:
+    """The sequential scans of each table meanwhile, and the rows that were found in it by an index."""
+    query = text("SELECT relname, seq_scan, coalesce(idx_tup_fetch, 0) AS fetched FROM pg_stat_xact_user_tables")
+    before = {row.relname: (row.seq_scan, row.fetched) for row in connection.execute(query)}
+    read: dict[str, tuple[int, int]] = {}
+    yield read
+    for row in connection.execute(query):
+        scans, fetched = before.get(row.relname, (0, 0))
+        read[row.relname] = row.seq_scan - scans, row.fetched - fetched

@@ -255,11 +255,11 @@ def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
     postings = {enqueued.cluster.tags: enqueued for _, enqueued in here.sweeper.sweep().send}
     read_portions = BacklogFeed.read_portions
 
-    def failing(feed: BacklogFeed, wanted: Iterable[Waiting], frames: int) -> None:
+    def failing(feed: BacklogFeed, wanted: Iterable[Waiting]) -> None:
         wanted = list(wanted)
         if any("a" in waiting.layer.tags for waiting in wanted):
             raise KeyError("nobody thought of this")
-        read_portions(feed, wanted, frames)
+        read_portions(feed, wanted)
 
     monkeypatch.setattr(BacklogFeed, "read_portions", failing)
 

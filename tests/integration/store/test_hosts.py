@@ -10,10 +10,10 @@ from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.shards import buckets, shard_of
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.errors import RqdFailure
 from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id, full_names
-from tests.kit.gathering import counted_statements
+from tests.kit.gathering import counted_statements, rows_read
 
 KB_PER_GB = 1024 * 1024
 STALENESS = 120.0
@@ -211,3 +211,21 @@ def test_cores_that_are_locked_on_the_rqd_are_not_there_for_frames(engine: Engin
             connection.execute(text("INSERT INTO opencue_sched_locked_cores VALUES (:host, :locked)"), row)
             (host,) = hosts_tagged(connection, farm, "general")
             assert (host.total_centicores, host.idle_centicores) == (total, idle)
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "as filled"])
+def test_hosts_named_by_id_cost_no_more_the_more_there_are(engine: Engine, analyzed: bool) -> None:
+    with engine.begin() as connection:
+        ids = [host.id for host in Farm(connection).hosts([HostSpec()] * 600)]
+    if analyzed:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("ANALYZE"))
+
+    with engine.begin() as connection, rows_read(connection) as read:
+        hosts = fetch_hosts_by_id(connection, ids[:100], STALENESS)
+
+    assert len(hosts) == 100
+    for table in ("host", "host_stat", "host_tag"):
+        scans, rows = read[table]
+        assert scans == 0, table
+        assert rows <= 300, table

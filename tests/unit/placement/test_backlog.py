@@ -16,7 +16,13 @@ from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.placement.backlog import JUDGED_SECONDS, PORTION_SECONDS, Backlog, BacklogWork
+from opencue_sched.placement.backlog import (
+    FIRST_FRAMES_OF_A_PORTION,
+    JUDGED_SECONDS,
+    PORTION_SECONDS,
+    Backlog,
+    BacklogWork,
+)
 from tests.kit.values import make_cluster, make_host, make_job, make_layer, make_need
 
 CLUSTER = make_cluster()
@@ -198,7 +204,9 @@ class TestPortions:
         known.backlog.settle([refused], taken={refused.proc_id})
         known.read_portion("l1", 1, 2, 3)
         assert known.frames(layer) == ["l1-f2", "l1-f3"]
-        assert known.backlog.portion_sizes(known.work(), 10)["l1"] > 10, "so that ten others are read"
+        assert known.backlog.portion_sizes(known.work())["l1"] > FIRST_FRAMES_OF_A_PORTION, (
+            "so that as many others are read"
+        )
 
         known.clock.now += PORTION_SECONDS + 1
         known.read_portion("l1", 1, 2, 3)
