@@ -97,6 +97,8 @@ class PassRunner:
     """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
     freed: Callable[[Collection[str]], None] = lambda _: None
     """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
+    follows: Callable[[Collection[Cluster]], None] = lambda _: None
+    """Told of the clusters of a pass that is about to follow: the pass takes in all that was heard before."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -242,6 +244,7 @@ class _Pass:
 
     def _follow(self) -> None:
         runner = self.runner
+        runner.follows([report.cluster for report in self.reports])
         runner.hosts.follow()
         self.progress()
         for report in self.reports:

@@ -32,10 +32,15 @@ STORE_TROUBLE_SLEEP_SECONDS = 1.0
 """All clusters of a shard wait so long after a store was in trouble, each worker then asks with one pass."""
 
 
+def _nothing_held() -> None:
+    """Where no sweep was held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
-    looked at for postings that are due, after so many seconds."""
+    looked at for postings that are due, after so many seconds. ``hold_sweeps`` keeps this process from sweeping for
+    news of its own shard until what it returns is called: while a pass over that has the claims."""
 
     settings: Settings
     postings: ClusterPostings
@@ -44,6 +49,7 @@ class Dispatcher:
     owner: str
     send: Callable[[Enqueued], None]
     look_in: Callable[[float], None]
+    hold_sweeps: Callable[[], Callable[[], None]] = lambda: _nothing_held
 
     def dispatch(self, posting: str, ticket: int | None = None) -> list[PassReport] | ClaimRefused:
         """One pass over the posted cluster and whatever else of its shard is ready; the posted cluster's report comes
@@ -60,14 +66,18 @@ class Dispatcher:
         claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl_seconds, ticket=ticket)
         if isinstance(claim, ClaimRefused):
             return claim
-        claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
-        self.renewer.keep(*claims, claimed_at=before)
+        release = self.hold_sweeps() if claim.cluster.shard in ("", self.owner) else _nothing_held
         try:
-            return self._pass(claims)
+            claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
+            self.renewer.keep(*claims, claimed_at=before)
+            try:
+                return self._pass(claims, release)
+            finally:
+                self.renewer.drop(*claims)
         finally:
-            self.renewer.drop(*claims)
+            release()
 
-    def _pass(self, claims: Sequence[Claim]) -> list[PassReport]:
+    def _pass(self, claims: Sequence[Claim], release: Callable[[], None]) -> list[PassReport]:
         """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
         cluster, each is tried by itself, so that the others have their pass."""
         ended = False
@@ -77,6 +87,7 @@ class Dispatcher:
             ended = True
             self._end(claims, reports)
             self.renewer.drop(*claims)
+            release()
 
         try:
             return self.runner.run(
@@ -91,7 +102,7 @@ class Dispatcher:
                 raise
             if not trouble and len(claims) > 1:
                 log.warning("pass_tried_by_cluster", clusters=len(claims), error=describe(error))
-                return [report for claim in claims for report in self._pass([claim])]
+                return [report for claim in claims for report in self._pass([claim], release)]
             reason = failure_reason(error)
             reports = [PassReport(it.cluster, ended=PassEnd.QUERY_ERROR, error=reason) for it in claims]
             if not trouble:

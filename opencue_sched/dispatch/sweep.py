@@ -132,6 +132,11 @@ class Sweeper:
         """Have the next sweep read the clusters anew, without waiting for the interval."""
         self._read_at = float("-inf")
 
+    def are_all(self, clusters: Collection[Cluster]) -> bool:
+        """Whether no other cluster of this process's shard had work when it swept last."""
+        mine = {cluster.key for cluster in self._active if cluster.shard in ("", self._settings.instance)}
+        return bool(mine) and mine <= {cluster.key for cluster in clusters}
+
     def sweep(
         self,
         *,

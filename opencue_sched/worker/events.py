@@ -167,7 +167,7 @@ of a tenth of a second share a sweep, and with it a pass."""
 
 class Waker(PeriodicThread):
     """Turns notifications - new work, freed hosts, changed caps - into sweeps: the first at once, those that follow
-    soon share one.
+    soon share one. While a pass is under way what is noted is kept (`hold`).
 
     ``sweep(show ids, host ids)`` returns after how many seconds at most it wants the same hosts again, 0: never. What
     is noted during a sweep goes into the next. What a failed sweep was told is left to the periodic ones: a cluster
@@ -187,6 +187,26 @@ class Waker(PeriodicThread):
         self._lock = threading.Lock()
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
+        self._holds = 0
+
+    def hold(self) -> Callable[[], None]:
+        """Make no sweep until what this returns is called, once or again: a pass is under way, and has its clusters
+        claimed. What is noted meanwhile is swept for at once then, unless it was taken in."""
+        with self._lock:
+            self._holds += 1
+        let_go = iter([True])
+
+        def release() -> None:
+            with self._lock:
+                self._holds -= next(let_go, False)
+            self.wake()
+
+        return release
+
+    def took_in_hosts(self) -> None:
+        """Forget the hosts noted by now: a pass over all that could use them is about to look at them."""
+        with self._lock:
+            self._hosts.clear()
 
     def note(self, hosts: Collection[str] = (), *, shows: Collection[str] = ()) -> None:
         """Something was given back on these hosts; these shows have new work, or more headroom."""
@@ -198,7 +218,7 @@ class Waker(PeriodicThread):
     def _wake(self) -> float | None:
         now = time.monotonic()
         with self._lock:
-            if not self._shows and not self._hosts:
+            if self._holds or not (self._shows or self._hosts):
                 return None
             until = self._debounce_until if self._shows else self._collect_until
             if now < until:

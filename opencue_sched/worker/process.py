@@ -46,6 +46,7 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog, VerdictNotes
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.shards import buckets
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_stores
@@ -237,6 +238,7 @@ class Process:
             imported=self.imported,
             at_caps=self.sweeper.at_caps,
             freed=self.waker.note,
+            follows=self._pass_follows,
         )
         return Dispatcher(
             self.settings,
@@ -246,6 +248,7 @@ class Process:
             self.settings.instance,
             self.messenger.send,
             self.due.look_in,
+            self.waker.hold,
         )
 
     @property
@@ -257,6 +260,11 @@ class Process:
         """Where work waits, with what was named until now."""
         self.backlog.follow()
         return self.backlog.backlog.waiting_tags()
+
+    def _pass_follows(self, clusters: Collection[Cluster]) -> None:
+        """A pass over all that could use a host needs no sweep for those that came free before it."""
+        if self.sweeper.are_all(clusters):
+            self.waker.took_in_hosts()
 
     def stopping(self) -> bool:
         """Whether this process takes no more work and is about to end."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from threading import Thread
 from typing import Any, cast
 
@@ -23,11 +24,13 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_wakes
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.plans import Waiting
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.worker.events import Waker
 from tests.kit.gathering import with_start_times
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.passes import Passes, dispatch, passes
@@ -588,3 +591,37 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
 def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
     pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 10, 20, 25, 1000)}
     assert pauses == {0: 0.1, 1: 0.1, 10: 0.1, 20: 0.2, 25: 0.25, 1000: 0.25}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_heard_during_a_pass_is_swept_for_when_its_claims_have_ended(
+    here: Passes, engine: Engine, dispatcher: Dispatcher, fails: bool
+) -> None:
+    # given a pass during which a host comes free
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    states: list[str | None] = []
+
+    def sweep(_shows: Collection[str], _hosts: Collection[str]) -> float:
+        states.append(here.client.hget(f"cue:board:clusters:job:{posting}", "state"))
+        return 0.0
+
+    waker = Waker(sweep)
+
+    def follows(_clusters: Collection[Cluster]) -> None:
+        waker.note(["host"])
+        if fails:
+            raise OperationalError("rows that make no sense", None, Exception())
+
+    held = replace(dispatcher, runner=replace(here.runner, follows=follows), hold_sweeps=waker.hold)
+    waker.start()
+    try:
+        report = dispatch(held, posting)
+        eventually(lambda: states, 10, "a sweep")
+    finally:
+        waker.stop()
+
+    # then the cluster is not a pass's any more when it is swept for
+    assert isinstance(report, PassReport)
+    assert report.frames_booked == (not fails)
+    assert "claimed" not in states

@@ -338,3 +338,15 @@ def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: 
     assert here.sweeper._postings.posted().get(enqueued.cluster.key) == enqueued.uuid
     here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
     assert here.sweeper._postings.posted().get(enqueued.cluster.key) is None
+
+
+def test_a_pass_is_over_all_that_has_work_or_not(here: Passes, engine: Engine) -> None:
+    plant(engine)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(name="fast", tags=["fast"], hostname_tag=False)
+        farm.job([LayerSpec(frames=1, tags="fast")], name="fast")
+    assert not here.sweeper.are_all(here.sweeper.clusters), "nobody has swept yet"
+    first, *others = (cluster for cluster, _ in here.sweeper.sweep().send)
+    assert not here.sweeper.are_all([first])
+    assert here.sweeper.are_all([first, *others])

@@ -112,3 +112,34 @@ def test_new_work_is_swept_for_at_once_and_a_burst_of_it_shares_the_next_sweep(m
     now += DEBOUNCE_SECONDS
     assert waker._wake() is None
     assert [len(shows) for shows, _ in sweeps.asked] == [1, 1000]
+
+
+def test_what_is_noted_during_a_pass_is_swept_for_when_it_ends(monkeypatch):
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    # given two passes under way
+    first, second = waker.hold(), waker.hold()
+    waker.note(["host"], shows=["show"])
+    assert waker._wake() is None
+    # when one ends, and says so twice, nothing is swept for; when both have, all of it is
+    first()
+    first()
+    assert waker._wake() is None
+    assert sweeps.asked == []
+    second()
+    assert waker._wake() is None
+    assert sweeps.asked == [({"show"}, {"host"})]
+
+
+def test_hosts_that_a_pass_took_in_are_not_swept_for(monkeypatch):
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    release = waker.hold()
+    waker.note(["before"], shows=["show"])
+    waker.took_in_hosts()
+    waker.note(["after"])
+    release()
+    assert waker._wake() is None
+    assert sweeps.asked == [({"show"}, {"after"})]
