@@ -24,15 +24,8 @@ from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
+from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

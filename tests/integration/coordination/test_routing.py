@@ -10,17 +10,10 @@ from opencue_sched.coordination import routing
 from opencue_sched.coordination.keys import QueueName
 from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.clusters import Cluster
+from tests.kit.frozen_clock import Clock
 from tests.kit.instances import CLUSTER, GROUP, TYPE, present
 
 OWN = QueueName("cue", "dispatch", "default", "a")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_cluster_without_a_shard_goes_to_the_first_instance_of_the_group_however_much_that_has_to_do(redis_client):
@@ -99,7 +92,7 @@ def test_a_message_goes_where_somebody_consumes(redis_client, consumed, first, a
 
 def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client, monkeypatch):
     presence = present(redis_client, "a")
-    clock = Clock()
+    clock = Clock(100.0)
     monkeypatch.setattr(routing, "boot_clock", clock)
     router = Router(redis_client, "cue", "default")
     assert router.queue_for(CLUSTER).instance == "a"

@@ -17,19 +17,11 @@ from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
+from tests.kit.frozen_clock import Clock
 
 KEYS = LeaderKeys("cue", "beat")
 HOUR = 3600.0
 TASKS = {"often": 0.001, "now-and-then": 30.0}
-
-
-class Clock:
-    """Of this host: it says how long things take."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Beat(LeaderScheduler):

@@ -32,6 +32,7 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.reports.run_ends import CompletedFrame
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, ReadingAnew
 from tests.kit.runs import complete_frame
 
@@ -82,14 +83,6 @@ _HISTORY = """
 SELECT u.pk_layer FROM layer_usage u JOIN job USING (pk_job)
 WHERE job.pk_show = :show AND u.int_frame_success_count > 0
 """
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

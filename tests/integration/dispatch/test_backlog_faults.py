@@ -19,19 +19,12 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
 from opencue_sched.settings import Rqd, Settings
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
 from tests.kit.plans import KB_PER_GB
 
 CORES = 4
 """Of the only host."""
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

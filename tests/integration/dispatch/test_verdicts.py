@@ -18,15 +18,8 @@ from opencue_sched.dispatch.verdicts import (
     VerdictNotes,
 )
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -22,16 +22,9 @@ from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store.hosts import set_state
 from tests.kit.counted import Counted
+from tests.kit.frozen_clock import Clock
 from tests.kit.reported_hosts import GB, render_host
 from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, complete_frame, start
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 2_000_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Desk:
@@ -43,7 +36,7 @@ class Desk:
         self.ledger = RecordedLedger()
         self.changes = RecordedChanges()
         self.counts = Counted()
-        self.clock = Clock()
+        self.clock = Clock(2_000_000_000.0)
         self.reports = HostReports(
             Releaser(
                 engine,

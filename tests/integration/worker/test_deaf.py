@@ -23,15 +23,9 @@ from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
 from opencue_sched.worker.process import Process
 from tasks import dispatch
+from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
 from tests.kit.tasks import run_task
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.postings import ClaimRenewer
+from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
 
 
@@ -36,14 +37,6 @@ class Board:
         return [claim for claim in claims if claim not in self.refused]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def board() -> Board:
     return Board()
@@ -51,7 +44,7 @@ def board() -> Board:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    clock = Clock()
+    clock = Clock(100.0)
     monkeypatch.setattr("opencue_sched.coordination.postings.boot_clock", clock)
     return clock
 

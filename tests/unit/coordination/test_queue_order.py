@@ -6,16 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.coordination.transport import QUEUE_AGE_SECONDS, AgedOrder
+from tests.kit.frozen_clock import Clock
 
 QUEUES = ["instance", "group", "type"]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def order_of(queues, clock) -> AgedOrder:
@@ -25,7 +18,7 @@ def order_of(queues, clock) -> AgedOrder:
 
 
 def test_queues_are_asked_as_declared():
-    order = order_of(QUEUES, Clock())
+    order = order_of(QUEUES, Clock(0.0))
     assert order.consume(3) == QUEUES
     assert order.rotate("instance") == "instance"
     assert order.consume(3) == QUEUES
@@ -33,7 +26,7 @@ def test_queues_are_asked_as_declared():
 
 
 def test_a_queue_passed_over_for_its_age_is_asked_first_once():
-    clock = Clock()
+    clock = Clock(0.0)
     order = order_of(QUEUES, clock)
     for second in range(1, 6):
         clock.now = float(second)
@@ -45,7 +38,7 @@ def test_a_queue_passed_over_for_its_age_is_asked_first_once():
 
 @given(steps=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=200))
 def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
-    clock = Clock()
+    clock = Clock(0.0)
     order = order_of(QUEUES, clock)
     first_at = dict.fromkeys(QUEUES, 0.0)
     for busy in steps:
@@ -60,7 +53,7 @@ def test_whatever_is_busy_each_queue_comes_first_within_a_few_ages(steps):
 
 
 def test_queues_that_come_and_go_are_followed():
-    order = AgedOrder(clock=Clock())
+    order = AgedOrder(clock=Clock(0.0))
     assert order.consume(3) == []
     order.update(QUEUES)
     order.update(["group"])

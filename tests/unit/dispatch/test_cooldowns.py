@@ -5,22 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns
+from tests.kit.frozen_clock import Clock
 
 
 def hosts(clock: Clock) -> Cooldowns[str]:
     return Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_host_that_is_found_locked_again_rests_longer_each_time_and_never_too_long() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     locked = hosts(clock)
     rests = []
     for _ in range(8):
@@ -32,13 +25,13 @@ def test_a_host_that_is_found_locked_again_rests_longer_each_time_and_never_too_
 
 
 def test_each_host_rests_for_its_own_locks() -> None:
-    locked = hosts(Clock())
+    locked = hosts(Clock(100.0))
     locked.failed("h1")
     assert [locked.failed(host) for host in ("h1", "h2")] == [2 * FIRST_LOCKED_SECONDS, FIRST_LOCKED_SECONDS]
 
 
 def test_a_host_nobody_had_for_a_while_begins_with_the_shortest_rest() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     locked = hosts(clock)
     locked.failed("h1")
     locked.failed("h1")
@@ -47,7 +40,7 @@ def test_a_host_nobody_had_for_a_while_begins_with_the_shortest_rest() -> None:
 
 
 def test_a_host_found_locked_once_is_planned_again_at_once_and_one_that_stays_locked_is_not() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     locked = Cooldowns[str](FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock, free=1)
     assert [locked.failed("h1") for _ in range(3)] == [0.0, FIRST_LOCKED_SECONDS, 2 * FIRST_LOCKED_SECONDS]
     locked.worked("h1")

@@ -23,6 +23,7 @@ from opencue_sched.placement.backlog import (
     Backlog,
     BacklogWork,
 )
+from tests.kit.frozen_clock import Clock
 from tests.kit.values import make_cluster, make_host, make_job, make_layer, make_need
 
 CLUSTER = make_cluster()
@@ -43,14 +44,6 @@ def frames_of(layer_id: str, *numbers: int) -> tuple[Frame, ...]:
 def proc(layer: Layer, frame: Frame, job: Job | None = None) -> PlannedProc:
     vertices = Vertices("show", "alloc", "folder", "j1", layer.id, "dept")
     return PlannedProc(f"p-{frame.id}", job or waiting_job(), layer, frame, make_host(), make_need(), vertices)
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

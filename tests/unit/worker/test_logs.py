@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.settings import Logging
 from opencue_sched.worker.logs import configure_logging
+from tests.kit.frozen_clock import Clock
 
 
 class Terminal(io.StringIO):
@@ -50,13 +51,6 @@ def test_a_terminal_gets_text_and_everything_else_json(monkeypatch, tmp_path, st
     assert "told" in shown
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 REPLICA = ReadOnlyError("You can't write against a read only replica.")
 
 
@@ -66,7 +60,7 @@ def lines(log) -> list[dict[str, object]]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -16,14 +16,7 @@ from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import metrics, probes, process
 from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.workload import Workload
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.kit.frozen_clock import Clock
 
 
 @pytest.fixture
