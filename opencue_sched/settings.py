@@ -204,8 +204,8 @@ class Queue(_Section):
         0.25,
         ge=0,
         le=1,
-        description="Part of the selections among a show's jobs that is drawn, with chances by priority; the rest goes "
-        "by rank. 0: strict rank, in which low priorities may starve. 1: all drawn.",
+        description="Part of the cores which a show starts that its jobs get in turn, in the measure of their "
+        "priorities; the rest goes by rank. 0: strict rank, in which low priorities may starve. 1: all in turn.",
     )
     whole_rounds: bool = Field(
         True, description="What is idle after every layer had its frames of a pass goes to whichever has more."

@@ -1,1 +1,1 @@
-"""One cluster pass: gather, plan, book, commit, launch, settle."""
+"""One cluster pass: follow, plan, book, commit, launch, settle."""
