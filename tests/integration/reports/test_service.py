@@ -341,6 +341,22 @@ def test_no_report_waits_for_an_rqd_that_does_not_answer(
             over.set()
 
 
+def test_no_status_report_waits_for_completions_that_wait(view: FarmView, stub: Any, service: ReportService) -> None:
+    # given more completions than are answered at once, of frames that somebody has locked
+    run = start(view, LayerSpec(frames=80), running=80, cores=0.1, memory_gb=0.1)
+    with view.engine.connect() as somebody:
+        somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
+        calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=60) for index in range(80)]
+        view.wait_for_waiters(1)
+        # when a host reports, then it is answered, and its report is handled
+        stub.ReportStatus(status(run.host.name), timeout=10)
+        eventually(lambda: service.count["host_report"] == 1)
+        assert not any(call.done() for call in calls)
+        somebody.rollback()
+    for call in calls:
+        call.result()
+
+
 def test_a_completion_survives_the_absence_of_the_database(
     view: FarmView, stub: Any, service: ReportService, engine: Engine, postgres_server: Any
 ) -> None:
