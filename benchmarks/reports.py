@@ -165,11 +165,12 @@ def _round(hosts: int, code: Path | None) -> dict[str, _Round]:
         rqds = _start_frames(bench, made, stubs)
         recompute(bench.engine, ledger, age_seconds=_AGE_SECONDS)
         # What a service, or a table, does for the first time is not measured.
-        _measure(bench, [rqd.report for rqd in rqds])
-        rounds = {STATUS_REPORTS: _measure(bench, [rqd.report for rqd in rqds])}
+        _send(bench, [rqd.report for rqd in rqds])
+        counts = _Counts(bench)
+        rounds = {STATUS_REPORTS: _measure(bench, counts, [rqd.report for rqd in rqds])}
         ends = [_ending(rqd, run) for rqd in rqds for run in rqd.runs]
-        rounds |= _measure_both(bench, rqds, ends[: len(ends) // 2])
-        rounds[COMPLETIONS] = _measure(bench, ends[len(ends) // 2 :])
+        rounds |= _measure_both(bench, counts, rqds, ends[: len(ends) // 2])
+        rounds[COMPLETIONS] = _measure(bench, counts, ends[len(ends) // 2 :])
         rounds[AGAIN] = _measure_restart(bench, port, rqds)
     return rounds
 
@@ -232,23 +233,51 @@ def _start_frames(bench: Workbench, hosts: Sequence[HostIds], stubs: Sequence[An
     return rqds
 
 
-def _measure(bench: Workbench, sends: Sequence[Callable[[], None]]) -> _Round:
-    """Send it all, many hosts at once, and wait until the service has counted as many events."""
-    processes, handled_before, counts = bench.processes(), _handled(bench), _counts(bench)
-    cpu_before, began = read(processes), time.monotonic()
+class _Counts:
+    """What PostgreSQL counted from one phase to the next."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._before = self._read()
+
+    def since_last(self) -> Counter[str]:
+        """Transactions, rows, and where it can statements and their times (ms), since this was last asked."""
+        before, self._before = self._before, self._read()
+        return self._before - before
+
+    def _read(self) -> Counter[str]:
+        time.sleep(_COUNTS_SECONDS)
+        counts = self._bench.counters()
+        if _configuration():
+            with self._bench.engine.connect() as connection:
+                counts.update(connection.execute(_STATEMENTS).one()._asdict())
+        return counts
+
+
+def _send(bench: Workbench, sends: Sequence[Callable[[], None]]) -> list[float]:
+    """Send it all, many hosts at once, and wait until the service has counted as many events; how long each answer
+    took."""
+    handled_before = _handled(bench)
     with ThreadPoolExecutor(_SENDERS) as senders:
         answers = list(senders.map(_timed, sends))
     _wait_for(bench, handled_before + len(sends))
-    seconds = time.monotonic() - began
-    cpu = read(processes).since(cpu_before)
-    return _Round(
-        len(sends), seconds, 1000 * median(answers), cpu, _counts(bench) - counts, resident_mb(processes[_SERVICE][0])
-    )
+    return answers
 
 
-def _measure_both(bench: Workbench, rqds: Sequence[_Rqd], ends: Sequence[Callable[[], None]]) -> dict[str, _Round]:
+def _measure(bench: Workbench, counts: _Counts, sends: Sequence[Callable[[], None]]) -> _Round:
+    processes = bench.processes()
+    cpu_before, began = read(processes), time.monotonic()
+    answers = _send(bench, sends)
+    seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
+    memory = resident_mb(processes[_SERVICE][0])
+    return _Round(len(sends), seconds, 1000 * median(answers), cpu, counts.since_last(), memory)
+
+
+def _measure_both(
+    bench: Workbench, counts: _Counts, rqds: Sequence[_Rqd], ends: Sequence[Callable[[], None]]
+) -> dict[str, _Round]:
     """Send completions at their rate, and status reports of one host after the other at theirs meanwhile."""
-    processes, handled_before, counts = bench.processes(), _handled(bench), _counts(bench)
+    processes, handled_before = bench.processes(), _handled(bench)
     cpu_before, began = read(processes), time.monotonic()
     over = threading.Event()
 
@@ -265,11 +294,11 @@ def _measure_both(bench: Workbench, rqds: Sequence[_Rqd], ends: Sequence[Callabl
         reported = statuses.result()
     sent = time.monotonic() - began
     _wait_for(bench, handled_before + len(ended) + len(reported), at_most=True)
-    cpu, counts = read(processes).since(cpu_before), _counts(bench) - counts
+    cpu, counted = read(processes).since(cpu_before), counts.since_last()
     memory = resident_mb(processes[_SERVICE][0])
     return {
-        f"{STATUS_REPORTS}, of both": _Round(len(reported), sent, 1000 * median(reported), cpu, counts, memory),
-        f"{COMPLETIONS}, of both": _Round(len(ended), sent, 1000 * median(ended), cpu, counts, memory),
+        f"{STATUS_REPORTS}, of both": _Round(len(reported), sent, 1000 * median(reported), cpu, counted, memory),
+        f"{COMPLETIONS}, of both": _Round(len(ended), sent, 1000 * median(ended), cpu, counted, memory),
     }
 
 
@@ -278,11 +307,9 @@ def _measure_restart(bench: Workbench, port: int, rqds: Sequence[_Rqd]) -> _Roun
     bench.fleet.stop(_SERVICE)
     began = time.monotonic()
     _start_service(bench, port, f"{_SERVICE}2")
-    processes, handled_before = bench.processes(), _handled(bench)
+    processes = bench.processes()
     cpu_before = read(processes)
-    with ThreadPoolExecutor(_SENDERS) as senders:
-        answers = list(senders.map(_timed, [rqd.report for rqd in rqds]))
-    _wait_for(bench, handled_before + len(rqds))
+    answers = _send(bench, [rqd.report for rqd in rqds])
     seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
     memory = resident_mb(processes[_SERVICE][0])
     return _Round(len(rqds), seconds, 1000 * median(answers), cpu, Counter(), memory)
@@ -330,16 +357,6 @@ def _wait_for(bench: Workbench, handled: float, *, at_most: bool = False) -> Non
 def _handled(bench: Workbench) -> float:
     """Events the service has counted; each report of this benchmark leads to one."""
     return bench.counters()["scheduler_release_events_total"]
-
-
-def _counts(bench: Workbench) -> Counter[str]:
-    """What PostgreSQL counted so far: transactions, rows, and where it can statements and their times (ms)."""
-    time.sleep(_COUNTS_SECONDS)
-    counts = bench.counters()
-    if _configuration():
-        with bench.engine.connect() as connection:
-            counts.update(connection.execute(_STATEMENTS).one()._asdict())
-    return counts
 
 
 def _result(phase: str, hosts: int, rounds: Sequence[_Round]) -> ReportsResult:

@@ -35,6 +35,7 @@ _LARGEST_HOST = f"""(
             AND {compared_tag("host_tag.str_tag")} = ANY({compared_tags("layer.str_tags")})
      )
 )"""  # noqa: S608 - only our own constants
+
 _LARGEST_HOSTS = text(
     f"""
     SELECT layer.pk_layer AS id, {_LARGEST_HOST} AS memory
@@ -59,20 +60,28 @@ _AFTER_FAILURES = text(
     RETURNING pk_frame, memory_kb
     """  # noqa: S608 - only our own constant
 )
+_ASKING = text(
+    """
+    SELECT used.frame, layer.pk_layer AS layer, used.peak
+      FROM json_to_recordset(CAST(:rows AS json)) AS used(frame varchar, peak bigint)
+      JOIN frame ON frame.pk_frame = used.frame
+      JOIN layer ON layer.pk_layer = frame.pk_layer
+      LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = used.frame
+     WHERE layer.int_mem_min < used.peak AND (asked.memory_kb IS NULL OR asked.memory_kb < used.peak)
+    """
+)
 # A frame that somebody else has locked is left to the next report.
 _AS_REPORTED = text(
-    f"""
+    """
     WITH needed AS (
-        SELECT frame.pk_frame, frame.pk_layer, least({_LARGEST_HOST}, used.peak) AS memory
-          FROM json_to_recordset(CAST(:rows AS json)) AS used(frame varchar, peak bigint)
-          JOIN frame ON frame.pk_frame = used.frame
-          JOIN layer ON layer.pk_layer = frame.pk_layer AND layer.int_mem_min < used.peak
-          JOIN job ON job.pk_job = layer.pk_job
+        SELECT frame.pk_frame, frame.pk_layer, wanted.memory
+          FROM json_to_recordset(CAST(:rows AS json)) AS wanted(frame varchar, memory bigint)
+          JOIN frame ON frame.pk_frame = wanted.frame
          ORDER BY frame.pk_frame FOR NO KEY UPDATE OF frame SKIP LOCKED)
     INSERT INTO opencue_sched_frame_memory AS asked (pk_frame, pk_layer, memory_kb)
     SELECT pk_frame, pk_layer, memory FROM needed
     ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = excluded.memory_kb WHERE asked.memory_kb < excluded.memory_kb
-    """  # noqa: S608 - only our own constant
+    """
 )
 
 
@@ -136,7 +145,11 @@ def note_peaks(
     """Running frames (id -> peak memory) that need more than their layer asks for, and their layers: as
     ``ask_for_more``, but with the peak itself, and without waiting for a lock."""
     rows = [{"frame": frame, "peak": peak} for frame, peak in peaks_kb.items()]
-    connection.execute(_AS_REPORTED, {"rows": json.dumps(rows)})
+    asking = connection.execute(_ASKING, {"rows": json.dumps(rows)}).all()
+    if asking:
+        largest = largest_hosts(connection, {row.layer for row in asking})
+        wanted = [{"frame": row.frame, "memory": min(row.peak, largest.get(row.layer, row.peak))} for row in asking]
+        connection.execute(_AS_REPORTED, {"rows": json.dumps(wanted)})
     connection.execute(_RAISE_AS_REPORTED, {"layers": list(layer_ids), "frames": frames_to_raise})
 
 

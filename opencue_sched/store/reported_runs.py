@@ -19,10 +19,17 @@ UNCHANGED_SECONDS = 60.0
 """A frame whose memory and log stay as they are is written this often: frames without a proc are lost, and processes
 without one are killed, by how long ago their frame was written."""
 
+_BY_KEY = f"SELECT set_config('enable_bitmapscan', 'off', true); {AS_WRITTEN}"
+_PLAN_FREELY = text(
+    """
+    SELECT set_config(name, 'on', true)
+      FROM unnest(ARRAY['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'enable_bitmapscan']) AS name
+    """
+)
 # Some of the columns of `procs.read_runs`, by fewer tables.
 _READ_REPORTED = text(
     f"""
-    SELECT set_config('enable_bitmapscan', 'off', true); {AS_WRITTEN}
+    {_BY_KEY}
     SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
            coalesce(CASE WHEN proc.pk_host <> run.host
                          THEN (SELECT str_name FROM host WHERE host.pk_host = proc.pk_host) END, '') AS other_host_name,
@@ -179,6 +186,8 @@ def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_rais
         connection.execute(statement, {"ids": texts(rss), "rss": numbers(rss.values()), "pss": numbers(pss.values())})
     needy = [run for run in runs if run.max_rss > run.layer_memory_kb]
     if needy:
+        # Few rows, and all hosts that a layer may use.
+        connection.execute(_PLAN_FREELY)
         layers = {run.layer_id for run in needy}
         peaks_kb = {run.frame_id: run.max_rss for run in needy}
         frame_memory.note_peaks(connection, peaks_kb, layers, frames_to_raise=frames_to_raise)
