@@ -26,10 +26,10 @@ MEMORY_INCREASE_KB = 2_097_152
 # allocation to which the show has a subscription. Asked only of frames that need more memory, which are few.
 _LARGEST_HOST = f"""(
     SELECT max(host.int_mem)
-      FROM host
-      JOIN alloc ON alloc.pk_alloc = host.pk_alloc AND alloc.pk_facility = job.pk_facility
-      JOIN subscription ON subscription.pk_alloc = host.pk_alloc AND subscription.pk_show = job.pk_show
-     WHERE EXISTS (
+      FROM subscription
+      JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc AND alloc.pk_facility = job.pk_facility
+      JOIN host ON host.pk_alloc = alloc.pk_alloc
+     WHERE subscription.pk_show = job.pk_show AND EXISTS (
          SELECT 1 FROM host_tag
           WHERE host_tag.pk_host = host.pk_host
             AND {compared_tag("host_tag.str_tag")} = ANY({compared_tags("layer.str_tags")})

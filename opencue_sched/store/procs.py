@@ -20,8 +20,13 @@ HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
 """What procs hold of their host, in a SELECT from them. One that reserves less than nothing holds nothing: else more
 than the host has would be idle, and no column might hold that."""
 
+# The rest of the transaction is planned with its joins as they are written: trying other orders took longer than all
+# else that ends a run costs PostgreSQL.
 _LOCK_FRAMES = text(
-    "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
+    """
+    SELECT set_config('join_collapse_limit', '1', true);
+    SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE
+    """
 )
 _LOCK_PROCS = text(
     """

@@ -113,9 +113,8 @@ _LOWER_LAYER_MEMORY = text(
     """
     WITH locked AS (
         SELECT layer.pk_layer, greatest(CAST(wanted.rss AS bigint), layer_mem.int_max_rss) AS rss
-          FROM layer JOIN layer_mem USING (pk_layer)
-          JOIN json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, rss bigint)
-            ON wanted.layer = layer.pk_layer
+          FROM json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, rss bigint)
+          JOIN layer ON layer.pk_layer = wanted.layer JOIN layer_mem ON layer_mem.pk_layer = layer.pk_layer
          WHERE layer.b_optimize
          ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
     aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
