@@ -23,7 +23,7 @@ ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispa
 	dispatch/test_caps_of_passes.py dispatch/test_what_may_run.py dispatch/test_backlog_faults.py dispatch/test_plan*.py \
 	dispatch/test_promises.py accounting/test_tables.py \
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
-	reports/test_completion.py reports/test_dependencies.py insight)
+	reports/test_completion.py reports/test_dependencies.py reports/test_reports_together.py insight)
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
 # OPENCUE_SCHED_COMPAT_DATABASE_URL.
 MIGRATIONS ?=
