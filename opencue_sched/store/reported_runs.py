@@ -84,6 +84,7 @@ _NUMBERS = Usage._fields[Usage._fields.index("rss") :]
 # The frames are written where something of them is new, the procs always: that is their ping.
 _UPDATE_RUNS = text(
     f"""
+    {_BY_KEY}
     WITH run AS MATERIALIZED (
         SELECT * FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[]),
                              {", ".join(f"CAST(:{name} AS bigint[])" for name in _NUMBERS)})
@@ -174,9 +175,6 @@ def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_rais
     of a layer have one, the layer's is raised (`frame_memory.note_peaks`). No statement waits for a lock.
     """
     columns = dict(zip(Usage._fields, zip(*runs, strict=True), strict=True))
-    ids = {"procs": texts(columns["proc_id"]), "frames": texts(columns["frame_id"])}
-    numbers_of = {name: numbers(columns[name]) for name in _NUMBERS}
-    connection.execute(_UPDATE_RUNS, {**ids, **numbers_of, "unchanged": UNCHANGED_SECONDS})
     for owner, statement in _RAISE_PEAKS.items():
         rss: dict[str, int] = {}
         pss: dict[str, int] = {}
@@ -191,6 +189,10 @@ def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_rais
         layers = {run.layer_id for run in needy}
         peaks_kb = {run.frame_id: run.max_rss for run in needy}
         frame_memory.note_peaks(connection, peaks_kb, layers, frames_to_raise=frames_to_raise)
+    # Last, as completions wait for these rows until the transaction ends.
+    ids = {"procs": texts(columns["proc_id"]), "frames": texts(columns["frame_id"])}
+    numbers_of = {name: numbers(columns[name]) for name in _NUMBERS}
+    connection.execute(_UPDATE_RUNS, {**ids, **numbers_of, "unchanged": UNCHANGED_SECONDS})
 
 
 def grow_reservations(connection: Connection, wanted_kb: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
