@@ -36,7 +36,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog, VerdictNotes, after_book
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.plans import PlannedProc, Snapshot
-from opencue_sched.domain.shards import buckets
+from opencue_sched.domain.shards import buckets, place_of
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import DatabaseFailure, FrameLost, HostLocked, LayerChanged, NotReady
 from opencue_sched.placement.backlog import BacklogWork
@@ -265,7 +265,8 @@ class _Pass:
         works = []
         for (_, show_id), reports in by_show.items():
             clusters = [report.cluster for report in reports]
-            work = runner.backlog.backlog.work(clusters, own=own, now=now, left_alone=left_alone)
+            place = place_of(clusters[0].shard, runner.hosts.division())
+            work = runner.backlog.backlog.work(clusters, own=own, now=now, place=place, left_alone=left_alone)
             if not runner.backlog.may_book(show_id):
                 continue
             # Also where nothing else waits: nobody else says why these layers do.

@@ -44,6 +44,11 @@ def shards(division: Division) -> Division:
     return division or ("",)
 
 
+def place_of(shard: str, division: Division) -> float:
+    """Where a shard comes among all of a division, from 0 to below 1; 0 for one that is not in it."""
+    return division.index(shard) / len(division) if shard in division else 0.0
+
+
 @lru_cache(maxsize=64)
 def buckets(shard: str, division: Division) -> frozenset[int]:
     """The buckets of a shard. Of a shard that is not in the division, those it would have if it were: its instance has

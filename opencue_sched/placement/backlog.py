@@ -143,9 +143,10 @@ class _Show:
             self.orders = {shard: SortedKeyList(self.entries.values(), key=partial(_rank, shard))}
         return self.orders[shard]
 
-    def draw(self, shard: str) -> VirtualTimes:
+    def draw(self, shard: str, place: float) -> VirtualTimes:
         if shard not in self.draws:
-            self.draws = {shard: VirtualTimes(shard)}
+            self.draws = {shard: VirtualTimes()}
+        self.draws[shard].place = place
         return self.draws[shard]
 
 
@@ -321,15 +322,22 @@ class Backlog:
             return [_failed(bad_layer) for bad_layer in (*self._bad.values(), *found) if bad_layer.show_id == show_id]
 
     def work(
-        self, clusters: Sequence[Cluster], *, own: frozenset[int], now: float, left_alone: Collection[str] = ()
+        self,
+        clusters: Sequence[Cluster],
+        *,
+        own: frozenset[int],
+        now: float,
+        place: float = 0.0,
+        left_alone: Collection[str] = (),
     ) -> BacklogWork:
         """What waits of these clusters, which are of one show, facility and shard. ``own``: buckets whose frames this
-        process takes first. ``now``: epoch seconds of the database. ``left_alone``: layers that are not planned."""
+        process takes first. ``place``: of the shard among all (domain.shards.place_of). ``now``: epoch seconds of the
+        database. ``left_alone``: layers that are not planned."""
         cluster = clusters[0]
         with self._lock:
             show = self._shows[cluster.facility_id, cluster.show_id]
             tags = frozenset(tag for it in clusters for tag in it.tags)
-            return BacklogWork(self, show, tuple(clusters), tags, own, now, left_alone)
+            return BacklogWork(self, show, tuple(clusters), tags, own, now, place, left_alone)
 
     def set_aside(self, now: float) -> Counter[str]:
         """How many layers a time or a fault keeps from being planned, by what it is. ``now``: epoch seconds of the
@@ -504,6 +512,7 @@ class BacklogWork:
         tags: frozenset[str],
         own: frozenset[int],
         now: float,
+        place: float,
         left_alone: Collection[str],
     ) -> None:
         self._backlog = backlog
@@ -514,7 +523,7 @@ class BacklogWork:
         self._now = now
         self._left_alone = left_alone
         self._order = list(show.order(clusters[0].shard))
-        self._draw = show.draw(clusters[0].shard)
+        self._draw = show.draw(clusters[0].shard, place)
 
     @property
     def clusters(self) -> Sequence[Cluster]:

@@ -66,8 +66,9 @@ class VirtualTimes:
     Not thread-safe. Nothing of it is stored: a process that starts anew costs each job one turn.
     """
 
-    def __init__(self, shard: str) -> None:
-        self._shard = shard
+    def __init__(self, place: float = 0.0) -> None:
+        self.place = place
+        """Of the shard among all, from 0 to below 1. It may change: what is known of jobs stays."""
         self._times: dict[str, float] = {}
         self._now = 0.0
         """The virtual time of the show: the largest at which a job was served."""
@@ -79,8 +80,7 @@ class VirtualTimes:
 
     def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
         """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids. One that
-        comes, or comes back, begins up to one turn after the show's time, by a hash: planners of several shards
-        interleave, and nobody saves credit."""
+        comes, or comes back, begins up to one turn after the show's time: nobody saves credit."""
         for job_id in priorities.keys() - self._times.keys():
             self._times[job_id] = self._first_time(job_id, priorities[job_id])
         return [(self._times[job_id], job_id) for job_id in priorities]
@@ -106,8 +106,11 @@ class VirtualTimes:
             self._drawn_cores //= 2
 
     def _first_time(self, job_id: str, priority: int) -> float:
-        digest = blake2b(f"{job_id}|{self._shard}".encode(), digest_size=4).digest()
-        return self._now + int.from_bytes(digest) / 2**32 / max(priority, 1)
+        # Each shard begins at another part of the turn, and these are evenly spread: of N planners one has the job's
+        # first turn within an Nth of it, as one planner that served all hosts would.
+        digest = blake2b(job_id.encode(), digest_size=4).digest()
+        part = (int.from_bytes(digest) / 2**32 + self.place) % 1.0
+        return self._now + part / max(priority, 1)
 
 
 _CORES_REMEMBERED = 10_000

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencue_sched.domain.shards import place_of
 from opencue_sched.placement.policies.order import Shares, Use, VirtualTimes
 from tests.kit.values import make_caps
 
@@ -25,7 +27,7 @@ def served(draw: VirtualTimes, priorities: dict[str, int], turns: int, *, cores:
 
 @given(st.floats(0, 1), st.lists(st.integers(1, 9), min_size=50, max_size=80))
 def test_the_part_of_the_cores_is_drawn(part: float, cores_of_turns: list[int]) -> None:
-    draw, drawn, total = VirtualTimes("w1"), 0, 0
+    draw, drawn, total = VirtualTimes(), 0, 0
     for cores in cores_of_turns:
         is_drawn = draw.is_due(part)
         draw.count(cores, drawn=is_drawn)
@@ -34,7 +36,7 @@ def test_the_part_of_the_cores_is_drawn(part: float, cores_of_turns: list[int]) 
 
 
 def test_nothing_and_everything_can_be_drawn() -> None:
-    draw = VirtualTimes("")
+    draw = VirtualTimes()
     assert (draw.is_due(0), draw.is_due(1)) == (False, True)
     draw.count(5, drawn=True)
     assert (draw.is_due(0), draw.is_due(1)) == (False, True)
@@ -43,13 +45,13 @@ def test_nothing_and_everything_can_be_drawn() -> None:
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 20), min_size=2))
 def test_jobs_are_drawn_in_the_measure_of_their_priority(priorities: dict[str, int]) -> None:
     turns = 20 * sum(priorities.values())
-    got = served(VirtualTimes("w1"), priorities, turns)
+    got = served(VirtualTimes(), priorities, turns)
     assert all(abs(got[job_id] - 20 * priority) <= priority + 2 for job_id, priority in priorities.items())
 
 
 def test_a_job_that_comes_back_has_saved_no_credit() -> None:
     # given two jobs that were served alike, of which one then has nothing that waits while the other gets a lot
-    draw, both = VirtualTimes("w1"), {"a": 1, "b": 1}
+    draw, both = VirtualTimes(), {"a": 1, "b": 1}
     served(draw, both, 10)
     draw.left("a")
     served(draw, {"b": 1}, 100)
@@ -59,10 +61,25 @@ def test_a_job_that_comes_back_has_saved_no_credit() -> None:
     assert abs(got["a"] - got["b"]) <= 2
 
 
-def test_planners_of_different_shards_begin_with_different_jobs() -> None:
-    priorities = dict.fromkeys((f"j{number}" for number in range(20)), 1)
-    firsts = {min(VirtualTimes(shard).times(priorities))[1] for shard in ("w1", "w2", "w3", "w4")}
-    assert len(firsts) > 1
+def test_the_planners_of_four_shards_serve_each_job_as_soon_as_one_would() -> None:
+    # given four planners, which know nothing of each other
+    priorities = {f"j{number}": 100 if number % 2 else 50 for number in range(400)}
+    division = ("w1", "w2", "w3", "w4")
+    planners = [VirtualTimes(place_of(shard, division)) for shard in division]
+    first: dict[str, int] = {}
+    # when each of them has a turn, again and again
+    for turn in count():
+        for planner in planners:
+            _, job_id = min(planner.times(priorities))
+            planner.served(job_id, 4, priorities[job_id])
+            first.setdefault(job_id, 4 * turn)
+        if len(first) == 400:
+            break
+    # then each job of a priority has had one when its part of all turns is one, or soon after
+    for priority in (50, 100):
+        due = sum(priorities.values()) / priority
+        latest = max(at for job_id, at in first.items() if priorities[job_id] == priority)
+        assert latest <= 1.25 * due
 
 
 def shares_of(cores_by_show: dict[str, int], size_by_show: dict[str, int]) -> Shares:
