@@ -1,14 +1,16 @@
 """The latency benchmark: from COMMIT to RUNNING, with beat and settings at defaults and RQDs that speak real gRPC.
 
 How long does a new job wait on an idle farm, and how long is a core idle after a frame's end while frames wait? The
-latter is asked with ends far apart, each of which finds the farm at rest, and with ends close together. A frame is
-RUNNING when the transaction that says so is committed (commit timestamps of PostgreSQL), and started when the
+latter is asked with ends far apart, each of which finds the farm at rest, and with ends close together. And how long
+does a new job wait on idle hosts beside 1,000,000 frames of its show which need more memory than any host has? A frame
+is RUNNING when the transaction that says so is committed (commit timestamps of PostgreSQL), and started when the
 LaunchFrame call has reached its RQD.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import time
@@ -23,6 +25,7 @@ from typing import TypeVar
 from rich.console import Console
 from sqlalchemy import text
 
+from benchmarks.farm_load import FarmLoad, JobLoad, Work
 from benchmarks.proc_times import read
 from benchmarks.workbench import Workbench, workbench
 from opencue_sched.embedded.farms.farm import Farm
@@ -35,6 +38,8 @@ HOSTS = 8
 CORES_OF_EACH = 4
 BACKLOG_FRAMES = 60
 GOAL_MEDIAN_MS, GOAL_P99_MS = 150.0, 600.0
+WAITING_JOBS, LAYERS_OF_EACH, FRAMES_OF_EACH = 250, 80, 50
+"""1,000,000 frames in 20,000 layers."""
 
 # Ages only, so that the first worker may book a few seconds after its start; the rest is as shipped.
 ENVIRONMENT = {
@@ -44,6 +49,8 @@ ENVIRONMENT = {
 _Result = TypeVar("_Result")
 
 _WAIT_SECONDS = 30.0
+_JOBS_WRITTEN = 10
+"""By one transaction: no statement takes long enough to be cancelled."""
 _POLL_SECONDS = 0.005
 _SETTLED_SECONDS = 3.0
 _PAUSE_SECONDS = (0.4, 2.2)
@@ -133,6 +140,11 @@ def run_latency(*, workers: int, rounds: int, console: Console) -> list[LatencyR
         results.append(_measure(site, "freed core, one at a time", workers, freed, console))
         freed = _freed_cores(site, rounds, _BURST_PAUSE_SECONDS)
         results.append(_measure(site, "freed core, busy farm", workers, freed, console))
+    with _site(workers) as site:
+        _write_backlog(site)
+        _warm_up(site)
+        phase = "new job, 1,000,000 frames wait"
+        results.append(_measure(site, phase, workers, _new_jobs(site, rounds), console))
     return results
 
 
@@ -211,6 +223,21 @@ def _warm_up(site: _Site) -> None:
         site.farm.finish(host, frame)
     _wait(lambda: site.busy() == 0)
     time.sleep(_SETTLED_SECONDS)
+
+
+def _write_backlog(site: _Site) -> None:
+    """Work of the show that is before any other in its order and fits no host, each layer with a memory of its own."""
+    load = FarmLoad()
+    memories = itertools.count(500)
+    jobs = [
+        JobLoad([Work(FRAMES_OF_EACH, 1, next(memories), 10) for _ in range(LAYERS_OF_EACH)], priority=200)
+        for _ in range(WAITING_JOBS)
+    ]
+    for first in range(0, WAITING_JOBS, _JOBS_WRITTEN):
+        with site.bench.engine.begin() as connection:
+            load.add_jobs(connection, site.show, jobs[first : first + _JOBS_WRITTEN])
+    with site.bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE"))
 
 
 def _fill(site: _Site) -> None:

@@ -456,7 +456,10 @@ class Planner:
         if reach.closed:
             return False
         need = waiting.need
-        return not any(need.covers(idle) for idle in reach.nothing_idle)
+        for idle in reach.nothing_idle:  # noqa: SIM110 - any() takes twice as long, for each of 20,000 layers
+            if need.covers(idle):
+                return False
+        return True
 
     def _has_more(self, show: _Show, waiting: Waiting) -> bool:
         """Whether frames of the layer that may find a host are not in the plan, as far as is known."""
