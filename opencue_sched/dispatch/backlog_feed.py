@@ -74,7 +74,7 @@ class BacklogFeed:
         self._own = own
         self._found = found
         self._clock = clock
-        self.backlog = Backlog(clock)
+        self.backlog = Backlog(clock, portion_seconds=settings.accounting.commit_deadline)
         self._reading = threading.Lock()
         """Held by the thread that reads what was named."""
         self._lock = threading.Lock()

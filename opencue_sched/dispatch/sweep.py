@@ -39,7 +39,8 @@ is made ten times a second, and new work asks for a sweep of its own."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
-woken for them ten times a second at most, and where many clusters could use them less often, at least four times."""
+woken for them ten times a second at most, and where many clusters could use them, or there are many shards, less often,
+at least four times."""
 
 
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
@@ -208,7 +209,7 @@ class Sweeper:
         active = frozenset(ready)
         at_caps = self.at_caps if wake_hosts else ()
         reaching = {c for c in active if c.key in at_caps or not freed_tags.isdisjoint(c.tags)}
-        pause = pause_between_wakes(len(reaching))
+        pause = pause_between_wakes(len(reaching) * len(shards(division)))
         due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
         self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
         # 3. A cluster that an operator put into the trash stays there, whatever its postings are called now: before
@@ -271,5 +272,5 @@ class Sweeper:
 
 
 def pause_between_wakes(clusters: int) -> float:
-    """Seconds for which a cluster is not woken again for a freed host that so many clusters could use."""
+    """Seconds for which a cluster is not woken again for a freed host that so many clusters of all shards could use."""
     return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _WOKEN_PER_SECOND))

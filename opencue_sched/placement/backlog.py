@@ -30,7 +30,7 @@ from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.policies.order import VirtualTimes
 
 PORTION_SECONDS = 10.0
-"""Life of a portion of frames, as long as a permit lives: what was read before is read again before it is used."""
+"""Life of a portion of frames: what was read before is read again before it is used."""
 FIRST_FRAMES_OF_A_PORTION = 20
 """Read of a layer that a plan comes to: on a full farm it takes a few frames of each."""
 MOST_FRAMES_OF_A_PORTION = 200
@@ -172,10 +172,17 @@ def _least_of(one: Reservation, other: Reservation) -> Reservation:
 
 
 class Backlog:
-    """What waits, by show and facility. Thread-safe; ``clock`` is in seconds and never runs backwards."""
+    """What waits, by show and facility. Thread-safe; ``clock`` is in seconds and never runs backwards.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    A portion of frames may be used for ``portion_seconds``: no longer than another process keeps the permit of what it
+    has booked of these frames since they were read.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, portion_seconds: float = PORTION_SECONDS
+    ) -> None:
         self._clock = clock
+        self._portion_seconds = portion_seconds
         self._latest = -math.inf
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
@@ -395,7 +402,7 @@ class Backlog:
                     if proc.proc_id in booked:
                         entry.booked[proc.frame.id] = instant
                     else:
-                        entry.taken[proc.frame.id] = instant + PORTION_SECONDS
+                        entry.taken[proc.frame.id] = instant + self._portion_seconds
                     if entry.frames <= 0:
                         self._mark_stale(entry)
                 elif proc.proc_id in lost:
@@ -632,7 +639,7 @@ class BacklogWork:
 
     def _is_read(self, entry: _Entry) -> bool:
         """Whether the portion may be used: it is not too old, and not used up where more frames wait."""
-        if entry.portion is None or self._backlog._clock() - entry.portion_at > PORTION_SECONDS:
+        if entry.portion is None or self._backlog._clock() - entry.portion_at > self._backlog._portion_seconds:
             return False
         used_up = all(frame.id in entry.in_flight for frame in entry.portion)
         return not (used_up and entry.frames > len(entry.in_flight) and entry.portion_at < entry.used_at)

@@ -254,6 +254,31 @@ def test_a_process_that_stood_still_for_a_minute_books_nothing_twice(
     assert len(deaf.ids("SELECT pk_frame FROM frame WHERE str_state = 'RUNNING'")) == 3 * CORES
 
 
+def test_a_permit_lives_for_as_long_as_others_may_plan_what_they_read_before_the_commit(
+    deaf: Deaf, engine: Engine, settings: Settings
+) -> None:
+    # given a process that has frames in its memory which another one has booked meanwhile
+    job = deaf.job(frames=5 * CORES)
+    assert deaf.run().frames_booked == CORES
+    deaf.everything_ends()
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
+        assert other.run([deaf.cluster])[0].frames_booked == CORES
+    deaf.everything_ends()
+    client = deaf.passes.client
+    permits = list(client.scan_iter("cue:permit:*"))
+    deadline = settings.accounting.commit_deadline
+    assert min(map(client.pttl, permits)) > 1000 * deadline
+
+    # when they have run out, as long after
+    client.delete(*permits)
+    deaf.clock.now += deadline + 1
+
+    # then it plans others, and loses none
+    report = deaf.run()
+    assert (report.frames_booked, dict(report.losses)) == (CORES, {})
+    assert deaf.booked(job) == CORES
+
+
 def test_an_emptied_redis_lets_no_frame_be_booked_twice(deaf: Deaf, engine: Engine, settings: Settings) -> None:
     # given a process that has frames in its memory which another one has booked meanwhile, under permits
     job = deaf.job(frames=5 * CORES)
