@@ -17,9 +17,10 @@ from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.clients.store_errors import is_trouble
 from opencue_sched.insight.health import check_for_beat
 from opencue_sched.settings import Settings
+from opencue_sched.store.backlog import fetch_portions
 from opencue_sched.store.booking import set_timeouts
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.hosts import fetch_hosts_by_id
+from opencue_sched.store.schema import check_schema
 from tests.kit.refusing_postgres import refusing_postgres
 
 WRITE = text("INSERT INTO opencue_sched_fence (name, fence) VALUES ('a', 1)")
@@ -75,7 +76,7 @@ def test_no_session_compiles_statements(engine: Engine, settings: Settings) -> N
         assert connection.execute(jit).scalar_one() == "off"
         connection.rollback()
         assert connection.execute(jit).scalar_one() == "on"
-        fetch_hosts_by_id(connection, [], 60)
+        fetch_portions(connection, check_schema(connection), {"layer": 1})
         assert connection.execute(jit).scalar_one() == "off"
     fresh.dispose()
 
