@@ -24,7 +24,7 @@ from opencue_sched.coordination.change_log import BacklogChanges
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.domain.plans import Waiting
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
-from opencue_sched.placement.backlog import Backlog
+from opencue_sched.placement.backlog import PORTION_SECONDS, Backlog
 from opencue_sched.settings import Settings
 from opencue_sched.store.backlog import fetch_layers, fetch_portions, fetch_versions
 from opencue_sched.store.pending import fetch_limit_caps, fetch_shares
@@ -74,7 +74,10 @@ class BacklogFeed:
         self._own = own
         self._found = found
         self._clock = clock
-        self.backlog = Backlog(clock, portion_seconds=settings.accounting.commit_deadline)
+        # A permit lives until the commit's deadline. What was booked under one may be in what others read before that
+        # commit: they are done with it by then, unless the commit takes more than half of the time that it has.
+        most = settings.accounting.commit_deadline / 2
+        self.backlog = Backlog(clock, portion_seconds=min(PORTION_SECONDS, most))
         self._reading = threading.Lock()
         """Held by the thread that reads what was named."""
         self._lock = threading.Lock()

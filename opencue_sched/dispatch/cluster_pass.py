@@ -341,8 +341,7 @@ class _Pass:
                 return
             self._check_claims()
             frames = [(proc.frame.id, proc.frame.version) for proc in asked]
-            # Until the commit is over, and then for as long as others may use what they read before it.
-            seconds = 2 * runner.settings.accounting.commit_deadline
+            seconds = runner.settings.accounting.commit_deadline
             granted = permits.take(frames, self.owner, seconds=seconds)
             had = [proc for proc in asked if proc.frame.id in granted]
             refused = [proc for proc in asked if proc.frame.id not in granted]

@@ -30,7 +30,7 @@ from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.policies.order import VirtualTimes
 
 PORTION_SECONDS = 10.0
-"""Life of a portion of frames: what was read before is read again before it is used."""
+"""Life of a portion of frames at most: what was read before is read again before it is used."""
 FIRST_FRAMES_OF_A_PORTION = 20
 """Read of a layer that a plan comes to: on a full farm it takes a few frames of each."""
 MOST_FRAMES_OF_A_PORTION = 200
