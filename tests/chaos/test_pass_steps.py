@@ -286,12 +286,12 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
 @pytest.mark.long
 @pytest.mark.parametrize("full", [False, True], ids=["all-fits", "plan-full"])
 def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(stage, full):
-    # given what one message leads to: the claims, one pass, the ends of the claims, one message
+    # given what one message leads to: the claims, one pass, the ends of the claims, one message if there is more to do
     whole = stage.joint_scene()
     planned = len(PLACES) * FEWER - full
     stage.dies_together(whole, 0, planned)
     of_claims = [what for what in whole.done if what in (CLAIM, CLAIM_WITH, COMMIT, LAUNCH, END, SEND)]
-    ended = [*[END] * len(PLACES), SEND]
+    ended = [*[END] * len(PLACES), *([SEND] if full else [])]
     then = (
         [*ended, COMMIT, LAUNCH] if full else [COMMIT, *([*ended, LAUNCH] if stage.launch_last else [LAUNCH, *ended])]
     )
@@ -304,8 +304,11 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
         stage.dies_together(scene, after, planned)
         assert scene.done == whole.done[:after], "each does the same"
         had = stage.goes_on(scene)
-        # then each cluster has a pass again, with nobody to tell of it, and all that can be booked is
-        assert had.keys() == {*scene.clusters}, scene.done
+        # then each cluster has a pass again, with nobody to tell of it, but for those that may rest because their pass
+        # placed all it could and ended, and all that can be booked is
+        rest = 0 if full else scene.done.count(END)
+        assert had.keys() <= {*scene.clusters}, scene.done
+        assert len(had) == len(scene.clusters) - rest, scene.done
         for part in stage.scenes[-len(PLACES) :]:
             assert len(stage.procs(part)) == FEWER, scene.done
 

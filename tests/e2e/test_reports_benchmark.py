@@ -14,8 +14,8 @@ HOSTS = 100
 def test_reports_of_many_hosts_cost_few_statements_and_the_rows_that_they_name() -> None:
     found = {result.phase: result for result in run_reports(hosts=HOSTS, rounds=1, base=None, console=console)}
     statuses, completions = found[STATUS_REPORTS], found[COMPLETIONS]
-    # The statistics of the host, and each frame with its proc; few frames' peaks are those of a layer or job.
-    assert statuses.rows_updated_each.median <= 2 * FRAMES_OF_EACH + 1.5
+    # The statistics of the host, and each frame with its proc; of the frames' peaks some are those of a layer and job.
+    assert statuses.rows_updated_each.median <= 2.5 * FRAMES_OF_EACH
     assert statuses.transactions_each.median <= 0.3
     assert completions.rows_updated_each.median <= 4
     assert completions.transactions_each.median <= 0.3
