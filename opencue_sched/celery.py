@@ -104,6 +104,24 @@ def _refuse_other_schedulers(scheduler: str) -> None:
         _refuse(InvalidInput(f"the scheduler {scheduler} fires without the leader gate, beside other beats; {cure}"))
 
 
+def _guard_detaching_workers() -> None:
+    """Have the scheduler of an embedded beat looked at before ``celery worker --detach`` detaches: the command makes
+    the worker when nobody hears a reason any more, and asks nothing of ours before. Nothing where Celery has not loaded
+    that command."""
+    command: Any = sys.modules.get("celery.bin.worker")
+    if command is None:
+        return
+    detach = command.detach
+
+    def detach_with_our_scheduler(*given: Any, **options: Any) -> Any:
+        params = click.get_current_context().params
+        if params["beat"]:
+            _refuse_other_schedulers(params["scheduler"] or app.conf.beat_scheduler)
+        return detach(*given, **options)
+
+    command.detach = detach_with_our_scheduler
+
+
 app = SchedulerApp("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")
 
@@ -234,4 +252,5 @@ def _beat_starts(sender: Any, **_: Any) -> None:
 
 app.steps["worker"].add(ProcessStep)
 guard_start(_refuse)
+_guard_detaching_workers()
 app.steps["consumer"].add(PresenceStep)

@@ -60,6 +60,8 @@ def test_a_process_that_can_tell_nobody_why_it_cannot_start_has_its_exit_status(
         ("beat", "--detach", "-S", "celery.beat:PersistentScheduler"),
         ("worker", "-B", "--scheduler", "celery.beat:PersistentScheduler"),
         ("worker", "--beat", "--", "beat.scheduler=celery.beat:PersistentScheduler"),
+        ("worker", "-B", "--detach", "--scheduler", "celery.beat:PersistentScheduler"),
+        ("worker", "-B", "--detach", "--", "beat.scheduler=celery.beat:PersistentScheduler"),
     ],
     ids=" ".join,
 )
