@@ -65,6 +65,18 @@ class Deaf:
         self.execute("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
         self.passes.runner.hosts.missed()
 
+    def is_overtaken(self) -> tuple[JobIds, set[str]]:
+        """Run the first frames of a layer, and keep the next ones in memory while another process books these. All that
+        ran has ended; returns the job and what the other process booked."""
+        job = self.job(frames=5 * CORES)
+        assert self.run().frames_booked == CORES
+        self.everything_ends()
+        with passes(self.passes.engine, self.passes.settings, "other", named=True) as other:
+            assert other.run([self.cluster])[0].frames_booked == CORES
+        booked = self.ids("SELECT pk_frame FROM proc")
+        self.everything_ends()
+        return job, booked
+
     def ids(self, query: str) -> set[str]:
         with self.passes.engine.connect() as connection:
             return set(connection.execute(text(query)).scalars())
@@ -231,19 +243,9 @@ def test_what_a_pass_took_is_free_again_wherever_it_fails(deaf: Deaf) -> None:
     assert step > 5
 
 
-def test_a_process_that_stood_still_for_a_minute_books_nothing_twice(
-    deaf: Deaf, engine: Engine, settings: Settings
-) -> None:
-    # given a process that stops with the frames of a long layer in its memory
-    job = deaf.job(frames=5 * CORES)
-    assert deaf.run().frames_booked == CORES
-    deaf.everything_ends()
-
-    # when another one books meanwhile, and some of that ends
-    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
-        assert other.run([deaf.cluster])[0].frames_booked == CORES
-    booked = deaf.ids("SELECT pk_frame FROM proc")
-    deaf.everything_ends()
+def test_a_process_that_stood_still_for_a_minute_books_nothing_twice(deaf: Deaf) -> None:
+    # given a process that stood still with frames in its memory, while another one booked these
+    job, booked = deaf.is_overtaken()
     deaf.clock.now += 60
 
     # then what it plans when it goes on is what waits still
@@ -255,18 +257,13 @@ def test_a_process_that_stood_still_for_a_minute_books_nothing_twice(
 
 
 def test_a_permit_lives_for_as_long_as_others_may_plan_what_they_read_before_the_commit(
-    deaf: Deaf, engine: Engine, settings: Settings
+    deaf: Deaf,
 ) -> None:
     # given a process that has frames in its memory which another one has booked meanwhile
-    job = deaf.job(frames=5 * CORES)
-    assert deaf.run().frames_booked == CORES
-    deaf.everything_ends()
-    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
-        assert other.run([deaf.cluster])[0].frames_booked == CORES
-    deaf.everything_ends()
+    job, _ = deaf.is_overtaken()
     client = deaf.passes.client
     permits = list(client.scan_iter("cue:permit:*"))
-    deadline = settings.accounting.commit_deadline
+    deadline = deaf.passes.settings.accounting.commit_deadline
     assert min(map(client.pttl, permits)) > 1000 * deadline / 2
 
     # when they have run out, half as long after
@@ -279,15 +276,9 @@ def test_a_permit_lives_for_as_long_as_others_may_plan_what_they_read_before_the
     assert deaf.booked(job) == CORES
 
 
-def test_an_emptied_redis_lets_no_frame_be_booked_twice(deaf: Deaf, engine: Engine, settings: Settings) -> None:
+def test_an_emptied_redis_lets_no_frame_be_booked_twice(deaf: Deaf) -> None:
     # given a process that has frames in its memory which another one has booked meanwhile, under permits
-    job = deaf.job(frames=5 * CORES)
-    assert deaf.run().frames_booked == CORES
-    deaf.everything_ends()
-    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), "other", named=True) as other:
-        assert other.run([deaf.cluster])[0].frames_booked == CORES
-    booked = deaf.ids("SELECT pk_frame FROM proc")
-    deaf.everything_ends()
+    job, booked = deaf.is_overtaken()
 
     # when the permits are gone, with all else but the counters' epoch
     client = deaf.passes.client
