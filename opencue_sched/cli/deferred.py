@@ -34,7 +34,7 @@ force_option = click.option(
     is_flag=True,
     help="Have a worker reap now instead of within 30 s, which ends what ran on hosts that are DOWN.",
 )
-reason_option = click.option("--reason", metavar="TEXT", help="Why, for the logs.")
+reason_option = click.option("--reason", metavar="TEXT", help="Why, for the logs and as a comment.")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import Any
 import click
 from sqlalchemy import Connection, Engine, Row
 
+from opencue_sched.cli.chosen_jobs import comment_on_jobs
+from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
     ALLOCATION,
@@ -30,6 +32,7 @@ from opencue_sched.domain.units import memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
+from opencue_sched.store.comments import add_comment
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.reports import lock_cores
 
@@ -107,12 +110,14 @@ def list_hosts(
 def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
-    return _COLUMNS.shown(row, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
+    columns = _COLUMNS.and_also(comments_column(connection, "host", host.id))
+    return columns.shown(row, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 
 @host_command.on_farm("lock render01 render02")
 @_HOSTS
-def lock(engine: Engine, chosen: list[NamedRow]) -> Done:
+@click.option("--reason", metavar="TEXT", help="Why, as a comment of the hosts.")
+def lock(engine: Engine, chosen: list[NamedRow], reason: str | None) -> Done:
     """Lock hosts: nothing more is booked on them; what runs goes on. Their RQDs are told, as Cuebot does."""
     ids, source = [host.id for host in chosen], current_user() or "opencue-sched"
     with engine.begin() as connection:
@@ -127,6 +132,9 @@ def lock(engine: Engine, chosen: list[NamedRow]) -> Done:
             new=LockState.LOCKED,
             source=source,
         )
+        if reason:
+            message = who_and_why("locked", reason)
+            add_comment(connection, "host", ids, user=source, subject="locked", message=message)
     _tell_locked(engine, chosen, "LockAll", "nothing of this scheduler is booked there all the same")
     return _COLUMNS.listed(ask(engine, hosts.list_hosts, host_ids=ids))
 
@@ -167,6 +175,7 @@ def _tell_locked(engine: Engine, chosen: Sequence[NamedRow], call: str, otherwis
                 click.echo(f"note: the RQD of {name} was not told: {why}; {otherwise}", err=True)
 
 
+add_comment_command(host_command, HOST, "host", 'comment render01 "the fan is broken, ticket 4711"')
 tags = Commands("host tags", "Add or remove manual tags.")
 host_command.add_command(tags)
 
@@ -345,6 +354,9 @@ def kill(
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
                 result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
+            if result.changed:
+                with engine.begin() as connection:
+                    comment_on_jobs(connection, [job.id], f"{counted(len(result.changed), 'frame')} killed", reason)
             results.append(settle(engine, job, result, alive, force=force))
     killed = [frame for it, _ in results for frame in it.changed]
     deferred = [frame for it, _ in results for frame in it.deferred]

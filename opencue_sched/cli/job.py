@@ -8,6 +8,8 @@ from typing import Any
 import click
 from sqlalchemy import Connection, Engine
 
+from opencue_sched.cli.chosen_jobs import choosing_jobs, comment_on_jobs
+from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
     JOB,
@@ -15,7 +17,6 @@ from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     SHOW,
     Commands,
-    ask_first,
     core_cap,
     core_count,
     frame_range,
@@ -171,34 +172,71 @@ def info(connection: Connection, job: NamedRow) -> Done:
     they wait.
     """
     layers = jobs.layers_of(connection, job.id)
-    return _COLUMNS.shown(jobs.job_of(connection, job.id), "layers", layers, _LAYER_COLUMNS)
+    columns = _COLUMNS.and_also(comments_column(connection, "job", job.id))
+    return columns.shown(jobs.job_of(connection, job.id), "layers", layers, _LAYER_COLUMNS)
 
 
-def _set_command(example: str, table: str, column: str, does: str, kind: Any = None) -> None:
-    """Add a command that sets a column of jobs to what is typed, of a kind; of none, whether its name is that of the
-    column."""
+def _set_command(example: str, table: str, column: str, does: str, kind: Any = None, *, many: str = "") -> None:
+    """Add a command that sets a column of jobs to what is typed, of a kind; without a kind, whether the command's name
+    is that of the column. ``many`` is the verb of its question, where it takes filters as well as names."""
     verb, *typed = example.split()
     value = click.Argument(["value"], type=kind, metavar=verb.rpartition("-")[2].upper())
     words = " ".join((verb, "demo-sh010-alice_comp_v001", *typed))
 
-    @job_command.in_transaction(words, does=does, params=[value] if kind else [], context_settings=NEGATIVE_NUMBERS)
-    @_JOBS
-    def set_column(connection: Connection, chosen: list[NamedRow], value: int | bool = verb == "pause") -> Done:
+    @job_command.on_farm(words, does=does, params=[value] if kind else [], context_settings=NEGATIVE_NUMBERS)
+    @(choosing_jobs(many, _COLUMNS) if many else _JOBS)
+    @reason_option
+    def set_column(
+        engine: Engine, chosen: list[NamedRow], reason: str | None, value: int | bool = verb == "pause"
+    ) -> Done:
         ids = [job.id for job in chosen]
-        set_rows(connection, table, "pk_job", ids, {column: value})
-        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
+        amount = cores(value) if kind in (core_cap, core_count) else value
+        with engine.begin() as connection:
+            set_rows(connection, table, "pk_job", ids, {column: value})
+            comment_on_jobs(connection, ids, f"{verb} {amount:g}" if kind else f"{verb}d", reason)
+            return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
 _MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
 _PRIORITY = click.IntRange(-INT_MAX, INT_MAX)
-_set_command("pause", "job", "b_paused", "Pause jobs: nothing more of them is booked; what runs goes on.")
-_set_command("unpause", "job", "b_paused", "Let paused jobs go on.")
-_set_command("priority 80", "job_resource", "int_priority", "Set the priority of jobs; higher goes first.", _PRIORITY)
+_set_command("pause", "job", "b_paused", "Pause jobs: nothing more of them is booked; what runs goes on.", many="Pause")
+_set_command("unpause", "job", "b_paused", "Let paused jobs go on.", many="Unpause")
+_set_command(
+    "priority 80",
+    "job_resource",
+    "int_priority",
+    "Set the priority of jobs; higher goes first.",
+    _PRIORITY,
+    many="Set the priority of",
+)
 _set_command("max-cores 200", "job_resource", "int_max_cores", _MOST("cores"), core_cap)
 _set_command("min-cores 10", "job_resource", "int_min_cores", "Set the cores jobs should get at least.", core_count)
 _set_command("max-gpus 4", "job_resource", "int_max_gpus", _MOST("GPUs"), gpu_cap)
 
 
+@job_command.on_farm("set demo-sh010-alice_comp_v001 --max-retries 3 --autoeat")
+@_JOBS
+@click.option("--max-retries", type=click.IntRange(0, INT_MAX), metavar="RETRIES", help="Of each frame, until DEAD.")
+@click.option("--autoeat/--no-autoeat", default=None, help="Whether frames that would be DEAD are EATEN.")
+@reason_option
+def set_jobs(
+    engine: Engine, chosen: list[NamedRow], max_retries: int | None, autoeat: bool | None, reason: str | None
+) -> Done:
+    """Set how often frames of jobs are retried, and whether they are given up then. Frames that are dead stay so."""
+    given = {"int_max_retries": max_retries, "b_autoeat": autoeat}
+    columns = {column: value for column, value in given.items() if value is not None}
+    if not columns:
+        raise click.UsageError("say what to change; see --help")
+    said = [f"max retries {max_retries}"] if max_retries is not None else []
+    said += [f"auto-eat {'on' if autoeat else 'off'}"] if autoeat is not None else []
+    ids = [job.id for job in chosen]
+    with engine.begin() as connection:
+        set_rows(connection, "job", "pk_job", ids, columns)
+        comment_on_jobs(connection, ids, f"set {', '.join(said)}", reason)
+        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
+
+
+add_comment_command(job_command, JOB, "job", 'comment demo-sh010-alice_comp_v001 "the camera is wrong, wait for v002"')
 job_command.add_command(log_command)
 depends = Commands("job depends", "List or drop what a job waits for.")
 job_command.add_command(depends)
@@ -237,7 +275,8 @@ def _depend_state(depend: jobs.Depend) -> str:
 @_JOB
 @click.argument("depend_ids", nargs=-1, metavar="[DEPEND...]")
 @click.option("--all", "everything", is_flag=True, help="All that the job waits for.")
-def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything: bool) -> Done:
+@reason_option
+def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything: bool, reason: str | None) -> Done:
     """Let a job go on without some of what it waits for, by the ids that `depends list` shows, or --all of it."""
     from opencue_sched.jobs.control import drop_depends
 
@@ -248,6 +287,9 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
         raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
     number, freed = drop_depends(engine, job.id, None if everything else depend_ids)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
+    if number:
+        with engine.begin() as connection:
+            comment_on_jobs(connection, [job.id], f"{counted(number, 'dependency', 'dependencies')} dropped", reason)
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 
 
@@ -283,21 +325,21 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 
 
 @job_command.on_farm("kill demo-sh010-alice_comp_v001 --yes")
-@_JOBS
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@choosing_jobs("Kill", _COLUMNS, asks=True)
 @reason_option
 @force_option
-def kill(engine: Engine, chosen: list[NamedRow], yes: bool, reason: str | None, force: bool) -> Done:
+def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
     Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
     when it gives them up.
     """
-    if not yes:
-        ask_first(f"Kill {', '.join(job.name for job in chosen)}?")
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
+        with engine.begin() as connection:
+            changed = [job.id for job, it in ended if it.finished or it.changed]
+            comment_on_jobs(connection, changed, "killed", reason)
         killed = [(job, *settle(engine, job, it, alive, force=force)) for job, it in ended]
     lines, documents = [], []
     for job, it, silent in killed:
@@ -309,31 +351,75 @@ def kill(engine: Engine, chosen: list[NamedRow], yes: bool, reason: str | None, 
 
 
 def _change_command(verb: str, example: str, does: str) -> None:
-    """Add a command that changes frames, and kills those of them that run first."""
+    """Add a command that changes frames of jobs, and kills those of them that run first."""
+
+    question = f"{example.split()[0].capitalize()} frames of"
 
     @job_command.on_farm(example, does=does, params=_selecting(FrameState.DEAD.value))
-    @_JOB
+    @choosing_jobs(question, _COLUMNS)
     @reason_option
     @force_option
-    def change_frames(engine: Engine, job: NamedRow, reason: str | None, force: bool, **selection: Any) -> Done:
-        with engine.connect() as connection:
-            wanted = _wanted(connection, job, **selection)
-            chosen = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, **wanted)}
-            if not chosen:
-                asked = " or ".join(selection["states"])
-                raise InvalidInput(f"no frame of {job.name} that was named is {asked}; --state says which")
+    def change_frames(
+        engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool, **selection: Any
+    ) -> Done:
+        frames = _frames_to_change(engine, chosen, **selection)
+        results, refusals = [], []
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
-            with working("changing frames, and confirming that what ran is dead"):
-                result = change(list(chosen), reason=who_and_why(verb, reason))
-            deferred = result.deferred
-            result, silent = settle(engine, job, result, alive, force=force)
-            if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-                change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
-        frames = [frame for it, frame in chosen.items() if it in result.changed]
-        document = {"job": job.name, "frames": frames, "changed": result.changed, "deferred": result.deferred}
-        text = f"{job.name}: {counted(len(result.changed), 'frame')} {verb}"
-        return Done(text, {**document, "silent_hosts": silent}, status=1 if result.deferred else 0)
+            for job, names in frames.items():
+                try:
+                    with working(f"changing frames of {job.name}, and confirming that what ran is dead"):
+                        result = change(list(names), reason=who_and_why(verb, reason))
+                except InvalidInput as error:  # this job cannot be pending again; the others are changed all the same
+                    if len(frames) == 1:
+                        raise
+                    refusals.append(f"error: {error}")
+                    continue
+                if result.changed:
+                    with engine.begin() as connection:
+                        did = f"{counted(len(result.changed), 'frame')} {verb}"
+                        comment_on_jobs(connection, [job.id], did, reason)
+                deferred = result.deferred
+                result, silent = settle(engine, job, result, alive, force=force)
+                if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
+                    change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+                results.append((job, names, result, silent))
+        documents = [
+            {
+                "job": job.name,
+                "frames": [name for frame, name in names.items() if frame in result.changed],
+                "changed": result.changed,
+                "deferred": result.deferred,
+                "silent_hosts": silent,
+            }
+            for job, names, result, silent in results
+        ]
+        lines = [f"{job.name}: {counted(len(result.changed), 'frame')} {verb}" for job, _, result, _ in results]
+        left = bool(refusals) or any(result.deferred for _, _, result, _ in results)
+        # Scripts that name one job have always got one document.
+        named = len(click.get_current_context().params["chosen"]) == 1
+        return Done(lines, documents[0] if named else documents, refusals, status=int(left))
+
+
+def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: Any) -> dict[NamedRow, dict[str, str]]:
+    """The names of the selected frames by their ids, of each job that has such frames. Raises InvalidInput where no job
+    has, and for a layer that the only job has not."""
+    found: dict[NamedRow, dict[str, str]] = {}
+    with engine.connect() as connection:
+        for job in chosen:
+            try:
+                wanted = _wanted(connection, job, **selection)
+            except InvalidInput:  # of several jobs only some have this layer
+                if len(chosen) == 1:
+                    raise
+                continue
+            if frames := jobs.frames_of(connection, job.id, **wanted):
+                found[job] = {frame.id: frame.name for frame in frames}
+    if not found:
+        asked = " or ".join(selection["states"])
+        of_which = chosen[0].name if len(chosen) == 1 else f"these {len(chosen)} jobs"
+        raise InvalidInput(f"no frame of {of_which} that was named is {asked}; --state says which")
+    return found
 
 
 _change_command(
@@ -382,12 +468,14 @@ def list_layers(connection: Connection, job: NamedRow) -> Done:
 @click.option("--timeout-llu", type=int, metavar="MINUTES", help="The longest without a log line; 0 is for ever.")
 @click.option("--add-limit", "add", type=LIMIT, multiple=True, help="Also under this limit. May be given again.")
 @click.option("--drop-limit", "drop", type=LIMIT, multiple=True, help="No longer under this limit.")
+@reason_option
 def set_layers(
     connection: Connection,
     job: NamedRow,
     layers: tuple[str, ...],
     add: list[NamedRow],
     drop: list[NamedRow],
+    reason: str | None,
     **given: Any,
 ) -> Done:
     """Change layers of a job, also while it runs: frames that start from now on. What runs keeps what it has.
@@ -400,6 +488,8 @@ def set_layers(
     given = {key: value for key, value in given.items() if value is not None}
     if not given and not add and not drop:
         raise click.UsageError("say what to change; see --help")
+    words = [f"{key.replace('_', '-')} {value}" for key, value in given.items()]
+    words += [f"add-limit {row.name}" for row in add] + [f"drop-limit {row.name}" for row in drop]
     optimize = {key: given.pop(key) for key in ("optimize",) if key in given}
     fields = layer_fields(given) | optimize
     if "tags" in fields:
@@ -407,6 +497,7 @@ def set_layers(
     chosen = layer_ids(connection, job, layers) or []
     limits = {"add_limits": {row.name for row in add}, "drop_limits": {row.id for row in drop}}
     jobs.set_layers(connection, chosen, fields, **limits)
+    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} set: {', '.join(words)}", reason)
     found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
     _check(found, jobs.job_of(connection, job.id))
     notes = unserved(connection, job.id, get_settings())

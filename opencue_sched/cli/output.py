@@ -34,6 +34,7 @@ NAME = 9
 HIGH, LOW = 2, 0
 """Importance of a column that is left out last, and of one that is left out first."""
 
+_ABBREVIATIONS = {"gpu": "GPU", "gpus": "GPUs", "id": "ID", "os": "OS", "uid": "UID"}
 _GAP = "  "
 _WRAPPED = 24
 _WATCH_SECONDS = 2.0
@@ -74,6 +75,12 @@ class Column:
             return self.read(thing)
         name = self.read or self.key
         return thing[name] if isinstance(thing, Mapping) else getattr(thing, name)
+
+    @property
+    def label(self) -> str:
+        """What stands before the value where one thing is shown: the title, or the key in words."""
+        words = self.key.removesuffix("_kb").split("_")
+        return self.title or " ".join(_ABBREVIATIONS.get(word, word.capitalize()) for word in words)
 
     def cell(self, value: Any) -> str:
         if value is None:
@@ -140,6 +147,10 @@ class Columns:
         self._all = columns
         self._titled = [column for column in columns if column.title]
 
+    def and_also(self, *columns: Column) -> Columns:
+        """These columns, and more of them behind."""
+        return Columns(*self._all, *columns)
+
     def document(self, thing: Any) -> dict[str, Any]:
         """A thing, for JSON."""
         return {column.key: column.value(thing) for column in self._all if column.key}
@@ -159,7 +170,7 @@ class Columns:
 
     def shown(self, thing: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
         """One thing, a line for each column with a value, and the things that it has. JSON has them as ``key``."""
-        known = {it.title or it.key: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
+        known = {it.label: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
         width = max(map(cell_len, known))
         lines = [
             (" " * width if number else click.style(_pad(name, width, right=False), bold=True)) + _GAP + _one_line(line)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store.arrays import texts
+from opencue_sched.store.comments import add_comment, drop_comments
 from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
@@ -158,13 +159,6 @@ _RECONCILE_HOSTS = text(
     RETURNING host.pk_host
     """  # noqa: S608
 )
-_ADD_COMMENT = text(
-    """
-    INSERT INTO comments (pk_comment, pk_host, str_user, str_subject, str_message)
-    VALUES (CAST(gen_random_uuid() AS varchar), :host, :user, :subject, :message)
-    """
-)
-_DROP_COMMENTS = text("DELETE FROM comments WHERE pk_host = :host AND str_user = :user AND str_subject = :subject")
 _FULL_TEMP = {"user": "opencue-sched", "subject": "temporary directory full"}
 
 
@@ -280,5 +274,7 @@ def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:
     """Note on the host, as Cuebot does, that its temporary directory is full; None removes the note."""
-    change = _DROP_COMMENTS if message is None else _ADD_COMMENT
-    connection.execute(change, {"host": host_id, "message": message, **_FULL_TEMP})
+    if message is None:
+        drop_comments(connection, "host", host_id, **_FULL_TEMP)
+    else:
+        add_comment(connection, "host", [host_id], **_FULL_TEMP, message=message)

@@ -1,0 +1,106 @@
+"""Comments: what people write on jobs and hosts, and what they did to them and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from tests.kit.command import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+JOB, HOST = "show-sh010-alice_comp", "render01"
+
+
+@pytest.fixture
+def farm(build: Build) -> None:
+    """A job of two dead frames and one that waits, and a host."""
+
+    def make(farm: Farm) -> None:
+        farm.host(name=HOST)
+        job = farm.job([LayerSpec(name="render", frames=3)], name=JOB)
+        dead = text("UPDATE frame SET str_state = 'DEAD', int_version = int_version + 1 WHERE pk_frame = ANY(:frames)")
+        farm.connection.execute(dead, {"frames": list(job.frames[:2])})
+
+    build(make)
+
+
+@pytest.fixture
+def somebody(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("LOGNAME", "wrangler")
+
+
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        (("pause", JOB), "paused"),
+        (("unpause", JOB), "unpaused"),
+        (("priority", JOB, "80"), "priority 80"),
+        (("max-cores", JOB, "12.5"), "max-cores 12.5"),
+        (("set", JOB, "--max-retries", "2", "--autoeat"), "set max retries 2, auto-eat on"),
+        (("retry", JOB), "2 frames retried"),
+        (("eat", JOB), "2 frames eaten"),
+        (("kill", JOB, "--yes"), "killed"),
+    ],
+)
+def test_what_a_person_does_to_a_job_is_a_comment_of_it(
+    cli: Cli, farm: None, somebody: None, rows: Rows, words: tuple[str, ...], subject: str
+) -> None:
+    assert cli("job", *words, "--reason", "the client called").status == 0
+    ((user, written, message, marked),) = rows(
+        "SELECT comments.str_user, str_subject, str_message, b_comment FROM comments JOIN job USING (pk_job)"
+    )
+    assert (user, written, marked) == ("wrangler", subject, True)
+    assert message.startswith(f"{subject} by wrangler on ")
+    assert message.endswith(": the client called")
+
+
+def test_what_is_set_on_layers_is_a_comment_of_their_job(cli: Cli, farm: None, rows: Rows) -> None:
+    assert cli("layer", "set", JOB, "render", "--cores", "2", "--memory", "3GiB").status == 0
+    assert rows("SELECT str_subject FROM comments") == [("render set: cores 2.0, memory 3GiB",)]
+
+
+def test_a_refused_change_leaves_no_comment(cli: Cli, farm: None, rows: Rows) -> None:
+    assert cli("layer", "set", JOB, "render", "--cores", "0.5", "--threadable").status == 1
+    assert cli("job", "retry", JOB, "--frames", "99").status == 1
+    assert rows("SELECT count(*) FROM comments") == [(0,)]
+
+
+def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -> None:
+    assert cli("job", "comment", JOB, "wait for v002\nthe camera is wrong", "--subject", "camera").status == 0
+    assert cli("job", "pause", JOB).status == 0
+    first, second = cli("job", "info", JOB, "--json").json["comments"]
+    assert (first["user"], first["subject"], first["message"]) == (
+        "wrangler",
+        "camera",
+        "wait for v002\nthe camera is wrong",
+    )
+    assert second["subject"] == "paused"
+    shown = cli("job", "info", JOB).out
+    assert "wrangler: camera: wait for v002 the camera is wrong\n" in shown
+    assert "wrangler: paused by wrangler on " in shown
+
+
+def test_a_host_has_comments_and_the_reason_of_its_lock(cli: Cli, farm: None, somebody: None, rows: Rows) -> None:
+    assert cli("host", "comment", HOST, "ticket 4711").out == "commented on 1 host\n"
+    assert cli("host", "lock", HOST, "--reason", "fan").status == 0
+    written, locked = cli("host", "info", HOST, "--json").json["comments"]
+    assert (written["subject"], written["message"]) == ("ticket 4711", "ticket 4711")
+    assert locked["message"].startswith("locked by wrangler on ")
+    assert rows("SELECT b_comment FROM host") == [(True,)]
+
+
+def test_texts_that_are_too_long_are_cut(cli: Cli, farm: None, environment: pytest.MonkeyPatch, rows: Rows) -> None:
+    environment.setenv("LOGNAME", "w" * 50)
+    assert cli("job", "comment", JOB, "x" * 5000).status == 0
+    assert rows("SELECT length(str_user), length(str_subject), length(str_message) FROM comments") == [(36, 128, 4000)]
+
+
+def test_an_empty_comment_is_refused(cli: Cli, farm: None) -> None:
+    assert cli("job", "comment", JOB, " ").status == 1

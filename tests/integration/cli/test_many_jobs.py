@@ -1,0 +1,146 @@
+"""Many jobs at once: commands that take jobs by name, or all pending ones that a filter finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
+from tests.kit.command import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+COMP, LIGHT, OTHER = "show-sh010-alice_comp", "show-sh010-alice_light", "show-sh020-bob_comp"
+COMMANDS = {"pause": (), "unpause": (), "kill": (), "retry": (), "eat": (), "priority": ("80",)}
+
+
+@pytest.fixture
+def jobs(build: Build, engine: Engine) -> dict[str, JobIds]:
+    """Two jobs of Alice and one of Bob, of two dead frames each."""
+
+    def make(farm: Farm) -> dict[str, JobIds]:
+        show = farm.show("show")
+        made = {}
+        for name in (COMP, LIGHT, OTHER):
+            made[name] = farm.job([LayerSpec(name="render", frames=2)], name=name, show=show)
+            user = "bob" if name == OTHER else "alice"
+            farm.connection.execute(
+                text("UPDATE job SET str_user = :user WHERE pk_job = :job"), {"user": user, "job": made[name].id}
+            )
+        farm.connection.execute(text("UPDATE frame SET str_state = 'DEAD', int_version = int_version + 1"))
+        return made
+
+    made: dict[str, JobIds] = build(make)
+    return made
+
+
+@pytest.fixture
+def paused(rows: Rows) -> Callable[[], set[str]]:
+    return lambda: {name for (name,) in rows("SELECT str_name FROM job WHERE b_paused")}
+
+
+def test_jobs_of_a_user_are_paused_together_when_a_person_agrees(
+    cli: Cli, jobs: dict[str, JobIds], paused: Callable[[], set[str]]
+) -> None:
+    refused = cli("job", "pause", "--user", "alice", given="n\n")
+    assert (refused.status, paused()) == (1, set())
+    assert "Pause 2 jobs?" in refused.out
+    listed = {words[0] for words in map(str.split, refused.err.splitlines()) if words}
+    assert {COMP, LIGHT} <= listed
+    assert OTHER not in listed
+
+    agreed = cli("job", "pause", "--user", "alice", given="y\n")
+    assert (agreed.status, paused()) == (0, {COMP, LIGHT})
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (("--show", "show"), {COMP, LIGHT, OTHER}),
+        (("--name", "COMP"), {COMP, OTHER}),
+        (("--name", "comp", "--user", "bob"), {OTHER}),
+    ],
+)
+def test_yes_does_not_ask(
+    cli: Cli, jobs: dict[str, JobIds], paused: Callable[[], set[str]], choice: tuple[str, ...], expected: set[str]
+) -> None:
+    ran = cli("job", "pause", *choice, "--yes", "--json")
+    assert ran.status == 0
+    assert {job["job"] for job in ran.json} == expected == paused()
+
+
+def test_priority_is_set_by_a_filter(cli: Cli, jobs: dict[str, JobIds], rows: Rows) -> None:
+    assert cli("job", "priority", "--user", "bob", "77", "--yes").status == 0
+    assert rows("SELECT pk_job FROM job_resource WHERE int_priority = 77") == [(jobs[OTHER].id,)]
+
+
+@pytest.mark.parametrize(("verb", "state"), [("retry", "WAITING"), ("eat", "EATEN")])
+def test_dead_frames_of_many_jobs_are_changed(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, verb: str, state: str
+) -> None:
+    ran = cli("job", verb, "--user", "alice", "--yes", "--json")
+    assert ran.status == 0
+    assert {job["job"]: len(job["frames"]) for job in ran.json} == {COMP: 2, LIGHT: 2}
+    states = rows("SELECT DISTINCT str_user, frame.str_state FROM frame JOIN job USING (pk_job) ORDER BY str_user")
+    assert states == [("alice", state), ("bob", "DEAD")]
+
+
+def test_jobs_without_such_frames_are_left_out(cli: Cli, jobs: dict[str, JobIds]) -> None:
+    assert cli("job", "retry", LIGHT).status == 0
+    ran = cli("job", "retry", COMP, LIGHT)
+    assert (ran.status, ran.out) == (0, f"{COMP}: 2 frames retried\n")
+    none = cli("job", "retry", COMP, LIGHT)
+    assert none.status == 1
+    assert "no frame of these 2 jobs that was named is DEAD" in none.err
+
+
+def test_a_job_that_cannot_be_pending_again_stops_no_other(
+    cli: Cli, jobs: dict[str, JobIds], build: Build, rows: Rows
+) -> None:
+    # given: Bob's job is over, and another of its name is pending
+    def finish(farm: Farm) -> None:
+        farm.connection.execute(
+            text("UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL WHERE pk_job = :job"),
+            {"job": jobs[OTHER].id},
+        )
+        farm.job(name=OTHER, show=jobs[OTHER].show)
+
+    build(finish)
+    ran = cli("job", "retry", jobs[OTHER].id, COMP)
+    assert ran.status == 1
+    assert ran.out == f"{COMP}: 2 frames retried\n"
+    assert f"error: job {jobs[OTHER].id} cannot be pending again" in ran.err
+
+
+def test_jobs_of_a_filter_are_killed(cli: Cli, jobs: dict[str, JobIds], rows: Rows) -> None:
+    ran = cli("job", "kill", "--user", "alice", "--yes", "--json")
+    assert (ran.status, {job["job"] for job in ran.json}) == (0, {COMP, LIGHT})
+    assert rows("SELECT str_name FROM job WHERE str_state = 'PENDING'") == [(OTHER,)]
+
+
+@pytest.mark.parametrize(("verb", "values"), COMMANDS.items())
+@pytest.mark.parametrize("choice", [(), ("--user", "alice", COMP)])
+def test_without_a_choice_or_with_two_it_is_refused(
+    cli: Cli, jobs: dict[str, JobIds], verb: str, values: tuple[str, ...], choice: tuple[str, ...]
+) -> None:
+    ran = cli("job", verb, *choice, *values)
+    assert ran.status == 2
+    assert "name jobs, or choose them by --show, --user or --name" in ran.err
+
+
+def test_a_filter_that_finds_nothing_is_refused(cli: Cli, jobs: dict[str, JobIds]) -> None:
+    ran = cli("job", "pause", "--user", "nobody", "--yes")
+    assert ran.status == 1
+    assert "no pending job is chosen so" in ran.err
+
+
+def test_jobs_that_are_named_are_changed_without_a_question(
+    cli: Cli, jobs: dict[str, JobIds], paused: Callable[[], set[str]]
+) -> None:
+    assert cli("job", "pause", COMP, OTHER, given="").status == 0
+    assert paused() == {COMP, OTHER}
