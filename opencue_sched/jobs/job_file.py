@@ -214,7 +214,7 @@ class Depend(_Keys):
     frame: _Int | None = None
     type: Literal["layer", "any_frame", "frame_by_frame", "previous_frame"] | None = None
 
-    def kind(self, waiting: LayerSpec | None) -> DependType:
+    def kind(self, waiting: object | None) -> DependType:
         """What makes a layer, or (None) the job, wait."""
         if self.type in ("frame_by_frame", "previous_frame"):
             return DependType(self.type.upper())

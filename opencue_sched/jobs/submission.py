@@ -8,27 +8,21 @@ end, as Cuebot does; the database's own trigger then wakes the scheduler.
 from __future__ import annotations
 
 import json
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.domain.clusters import join_tags
-from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.names import frame_name, near
-from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE
-from opencue_sched.errors import InvalidInput
-from opencue_sched.jobs.job_file import Depend, JobSpec, LayerSpec, depends_of, shell_drops
+from opencue_sched.jobs.depends import DependRows, Target, Targets, find_targets, new_id
+from opencue_sched.jobs.job_file import JobSpec, LayerSpec, depends_of, shell_drops
 from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import folders, named_rows, submit
-from opencue_sched.store.jobs import LayerView, frames_of, layers_of
 from opencue_sched.store.shows import list_shows
 from opencue_sched.text_file import InvalidFile
 
@@ -94,7 +88,7 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     show = place.show
     job = _job_row(spec, place, settings)
     _refuse_impossible(spec, job)
-    depends = _Depends(job["job"], spec, place)
+    depends, met = _depends(job["job"], spec, place)
     layers: list[dict[str, Any]] = []
     frames: list[tuple[str, str, str, int, int, int, int]] = []
     for order, (layer, new) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
@@ -106,7 +100,7 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     if not submit.insert_job(connection, job, layers, frames, [row._asdict() for row in depends.rows]):
         name = spec.full_name
         raise InvalidFile(f"name: a job called {name!r} is already pending; kill it first or choose another")
-    notes = [*_variables_dropped(spec), *depends.met]
+    notes = [*_variables_dropped(spec), *met]
     if not show.managed:
         command = f"opencue-sched show managed {show.name} on"
         notes = [f"show {show.name} is not managed by this scheduler; `{command}` hands it over", *notes]
@@ -142,15 +136,11 @@ def _variables_dropped(spec: JobSpec) -> Iterator[str]:
             yield f"{path}: {said}; names are letters, digits and '_'"
 
 
-def _new_id() -> str:
-    return str(uuid.uuid4())
-
-
 # The rows of the job and its layers, as store.submit names their columns.
 
 
 def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]:
-    folder, show, job_id = place.folder, place.show, _new_id()
+    folder, show, job_id = place.folder, place.show, new_id()
     roots = {os.lower(): root for os, root in settings.log_root.items()}
     logs = roots.get((spec.os or DEFAULT_OS).lower(), settings.log_root[DEFAULT_OS]).rstrip("/")
     return spec.model_dump(exclude={"layers", "depends", "env"}) | {
@@ -212,34 +202,14 @@ def _layer_row(spec: LayerSpec, layer_id: str, order: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _On:
-    """What is waited for: a job, a layer of it, or one of its frames.
-
-    ``range`` and ``frames`` (ids by number) are those of a layer whose frames matter.
-    """
-
-    job: str
-    layer: str = ""
-    range: ChunkedRange | None = None
-    frames: Mapping[int, str] = field(default_factory=dict)
-
-
-_Edge = tuple[str, LayerSpec | None, Depend, _On]
-"""A dependency: the path of its field, the layer that waits (None: the job), itself, and on what."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Place:
-    """What a job file's names stand for. ``external``: what it waits for in other jobs, ``over``: ids of their jobs,
-    layers and frames that are over, ``begun``: ids of their layers of which any frame is."""
+    """What a job file's names stand for. ``targets``: what it waits for in other jobs."""
 
     show: Row[Any]
     folder: Row[Any]
     facility: Row[Any]
     dept_id: str
-    external: Sequence[_Edge]
-    over: Collection[str]
-    begun: Collection[str]
+    targets: Targets
 
 
 def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _Place:
@@ -265,10 +235,10 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
             for name in layer.limits
             if name not in limits
         ]
-    external = _external(connection, spec, satisfying_states(settings.release), problems)
+    targets = find_targets(connection, depends_of(spec), satisfying_states(settings.release), problems)
     if problems or show is None or folder is None or facility is None:
         raise InvalidFile(*problems)
-    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, *external)
+    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, targets)
 
 
 def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:
@@ -285,151 +255,21 @@ def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: l
     return found[0] if found else None
 
 
-def _external(
-    connection: Connection, spec: JobSpec, done: Collection[FrameState], problems: list[str]
-) -> tuple[list[_Edge], set[str], set[str]]:
-    """What the job and its layers wait for in other jobs, kept from ending until the job is in; what of it is over, and
-    begun, as _Place has it."""
-    over: set[str] = set()
-    begun: set[str] = set()
-    wanted = [(path, layer, depend, depend.job.lower()) for path, layer, depend in depends_of(spec) if depend.job]
-    if not wanted:
-        return [], over, begun
-    jobs = named_rows.find_rows(connection, named_rows.Kind.JOB, {name for *_, name in wanted})
-    # The locks come first: what is read after them stays true until we commit.
-    states = submit.hold_jobs(connection, {job.id for job in jobs.values()})
-    over |= {job for job, state in states.items() if state == JobState.FINISHED}
-    layers: dict[str, dict[str, LayerView]] = defaultdict(dict)
-    for row in layers_of(connection, *states):
-        layers[row.job_id][row.name] = row
-        ended = sum(getattr(row, state.lower()) for state in done)
-        if ended:
-            begun.add(row.id)
-        if 0 < ended == row.total:
-            over.add(row.id)
-    numbered = [
-        layers[jobs[name].id][depend.layer].id
-        for _, layer, depend, name in wanted
-        if (depend.frame is not None or depend.kind(layer).composite)
-        and name in jobs
-        and depend.layer in layers[jobs[name].id]
-    ]
-    frames: dict[str, dict[int, str]] = defaultdict(dict)
-    for frame in frames_of(connection, layer_ids=numbered):
-        frames[frame.layer_id][frame.number] = frame.id
-        if frame.state in done:
-            over.add(frame.id)
-    external: list[_Edge] = []
-    for path, layer, depend, name in wanted:
-        try:
-            if name not in jobs:
-                similar = named_rows.similar_names(connection, named_rows.Kind.JOB, name)
-                raise InvalidInput(f"there is no job {name!r}{near(name, similar)}")
-            job = jobs[name]
-            on = _On(job.id) if depend.layer is None else _on_layer(layer, depend, job, layers[job.id], frames)
-            external.append((path, layer, depend, on))
-        except InvalidInput as error:
-            problems.append(f"{path}: {error}")
-    return external, over, begun
-
-
-def _on_layer(
-    waiting: LayerSpec | None,
-    depend: Depend,
-    job: named_rows.NamedRow,
-    layers: Mapping[str, LayerView],
-    frames: Mapping[str, Mapping[int, str]],
-) -> _On:
-    """A layer, or a frame of it, of another job. Raises InvalidInput when there is none, or nothing to wait for."""
-    name = depend.layer or ""
-    layer = layers.get(name)
-    if layer is None:
-        raise InvalidInput(f"job {job.name!r} has no layer {name!r}{near(name, layers)}")
-    if depend.frame is not None and depend.frame not in frames[layer.id]:
-        raise InvalidInput(f"{depend.frame} is not the number of a frame of layer {name!r} ({layer.range})")
-    if waiting is None or not depend.kind(waiting).composite:
-        return _On(job.id, layer.id, None, frames[layer.id])
-    try:
-        chunked = ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk_size))
-    except InvalidInput as error:
-        raise InvalidInput(f"layer {name!r} of job {job.name!r} has no frames to wait for: {error}") from error
-    if frame_pairs(depend.kind(waiting), waiting.frames, chunked) == ():
-        raise InvalidInput(f"layers {waiting.name!r} and {name!r} of job {job.name!r} have no frame in common")
-    return _On(job.id, layer.id, chunked, frames[layer.id])
-
-
-# What a new job waits for, as rows of ``depend`` and as the number of things each of its frames waits for.
-#
-# As in Cuebot, a dependency frame by frame is a composite row with one FRAME_ON_FRAME row below it for each pair, and
-# one that is met already goes in inactive. What two fields of a job file ask for goes in twice, and is met at once.
-
-
-class _Row(NamedTuple):
-    """A row of ``depend``: a job, layer or frame that waits for another one."""
-
-    id: str
-    type: DependType
-    er_layer: str | None
-    er_frame: str | None
-    on_job: str
-    on_layer: str
-    on_frame: str | None
-    active: bool
-    any_frame: bool = False
-    parent: str | None = None
-
-
-class _Depends:
-    """Collects the rows of one job. ``layers``: the job's own, by name, as what others of it wait for; ``waits_for``:
-    active dependencies by frame id; ``met``: notes on what is met."""
-
-    def __init__(self, job_id: str, spec: JobSpec, place: _Place) -> None:
-        """Raises InvalidFile for what would never be met."""
-        self.layers = {
-            layer.name: _On(job_id, _new_id(), layer.frames, {number: _new_id() for number in layer.frames.numbers})
+def _depends(job_id: str, spec: JobSpec, place: _Place) -> tuple[DependRows, list[str]]:
+    """The job's rows of ``depend``, and notes on what is met. Raises InvalidFile for what would never be met."""
+    rows = DependRows(
+        {
+            layer.name: Target(job_id, new_id(), layer.frames, {number: new_id() for number in layer.frames.numbers})
             for layer in spec.layers
         }
-        self.rows: list[_Row] = []
-        self.waits_for: Counter[str] = Counter()
-        self.met: list[str] = []
-        problems = []
-        own = [(*found, self.layers[found[2].layer or ""]) for found in depends_of(spec) if found[2].job is None]
-        for path, layer, depend, on in [*own, *place.external]:
-            if self._add(layer, depend, on, place.begun if depend.type == "any_frame" else place.over):
-                self.met.append(f"{path}: what it waits for is over already")
-            elif on.job in place.over:
-                problems.append(
-                    f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be"
-                )
-        if problems:
-            raise InvalidFile(*problems)
-
-    def _add(self, layer: LayerSpec | None, depend: Depend, on: _On, over: Collection[str]) -> bool:
-        """Frames of the layer, or of the whole job, wait. Whether that is met already, by what is ``over``."""
-        kind, pairs = depend.kind(layer), None
-        waiting = self.layers.values() if layer is None else [self.layers[layer.name]]
-        er = None if layer is None else self.layers[layer.name].layer
-        if kind.composite and layer is not None and on.range is not None:
-            pairs = frame_pairs(kind, layer.frames, on.range)
-            # One chunk of several frames on either side makes it a dependency of layer on layer, as in Cuebot.
-            kind = DependType.LAYER_ON_LAYER if pairs is None else kind
-        if pairs is None:
-            frame = None if depend.frame is None else on.frames[depend.frame]
-            met = (frame or on.layer or on.job) in over
-            any_frame = depend.type == "any_frame"
-            self.rows.append(_Row(_new_id(), kind, er, None, on.job, on.layer, frame, not met, any_frame))
-            if not met:
-                self.waits_for.update(it for one in waiting for it in one.frames.values())
-            return met
-        (own,) = waiting
-        found = [(own.frames[number], on.frames[needed]) for number, needed in pairs if needed in on.frames]
-        still_open = [(er_frame, frame) for er_frame, frame in found if frame not in over]
-        parent = _Row(_new_id(), kind, er, None, on.job, on.layer, None, bool(still_open))
-        self.rows.append(parent)
-        for er_frame, frame in found:
-            sides = er, er_frame, on.job, on.layer, frame
-            self.rows.append(
-                _Row(_new_id(), DependType.FRAME_ON_FRAME, *sides, active=frame not in over, parent=parent.id)
-            )
-        self.waits_for.update(er_frame for er_frame, _ in still_open)
-        return not still_open
+    )
+    notes, problems = [], []
+    own = [(*found, rows.layers[found[2].layer or ""]) for found in depends_of(spec) if found[2].job is None]
+    for path, layer, depend, on in [*own, *place.targets.edges]:
+        if rows.add(layer, depend, on, place.targets.begun if depend.type == "any_frame" else place.targets.over):
+            notes.append(f"{path}: what it waits for is over already")
+        elif on.job in place.targets.over:
+            problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
+    if problems:
+        raise InvalidFile(*problems)
+    return rows, notes
