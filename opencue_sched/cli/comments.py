@@ -9,10 +9,11 @@ import click
 from sqlalchemy import Connection
 
 from opencue_sched.cli.inputs import Commands, NameOf, current_user
-from opencue_sched.cli.output import Column, Done, time_text
+from opencue_sched.cli.output import Column, Done
 from opencue_sched.domain.names import counted
 from opencue_sched.errors import InvalidInput
-from opencue_sched.store.comments import SUBJECT_WIDTH, Comment, CommentedTable, add_comment, comments_of
+from opencue_sched.insight.comments import comment_document, comment_words
+from opencue_sched.store.comments import SUBJECT_WIDTH, CommentedTable, add_comment, comments_of
 from opencue_sched.store.named_rows import NamedRow
 
 NOBODY = "somebody"
@@ -22,15 +23,8 @@ NOBODY = "somebody"
 def comments_column(connection: Connection, table: CommentedTable, row_id: str) -> Column:
     """What ``info`` shows of a job's or host's comments: a line each, the oldest first; JSON has their parts."""
     found = comments_of(connection, table, row_id)
-    documents = [{"created": it.created, "user": it.user, "subject": it.subject, "message": it.message} for it in found]
-    return Column("comments", "Comments", lambda _: documents or None, lambda _: "\n".join(map(comment_line, found)))
-
-
-def comment_line(comment: Comment) -> str:
-    """A comment in one line; of one that says the same twice, once."""
-    message = " ".join(comment.message.split())
-    said = message if message.startswith(comment.subject) else f"{comment.subject}: {message}"
-    return f"{time_text(comment.created)} {comment.user}: {said}"
+    documents = [comment_document(comment) for comment in found]
+    return Column("comments", "Comments", lambda _: documents or None, lambda _: "\n".join(map(comment_words, found)))
 
 
 def add_comment_command(commands: Commands, kind: NameOf, table: CommentedTable, example: str) -> None:

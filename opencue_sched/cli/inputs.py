@@ -130,6 +130,18 @@ def with_names(lines: Sequence[str]) -> list[str]:
     return [_ID.sub(lambda found: names.get(found[0], found[0]), line) for line in lines]
 
 
+class WholeNumber(click.IntRange):
+    """An integer in a range, which a message calls an integer: no word is "a valid integer range"."""
+
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    """A number in a range, which a message calls a number."""
+
+    name = "number"
+
+
 class NameOf(click.types.StringParamType):
     """The name or id of something in the database, completed in a shell. The function of an `on_farm` command, and of
     one that reads or writes, gets its row instead."""
@@ -255,7 +267,7 @@ TOP = Commands("", "-")
 
 def most_option(most: int) -> Callable[[Body], Body]:
     said = "List no more than this many."
-    return click.option("--most", type=click.IntRange(1), default=most, show_default=True, help=said)
+    return click.option("--most", type=WholeNumber(1), default=most, show_default=True, help=said)
 
 
 def new_name(what: str, name: str) -> str:
@@ -269,7 +281,7 @@ def new_name(what: str, name: str) -> str:
 def core_count(value: str) -> int:
     """A number of cores, which may have a fraction, as centicores."""
     try:
-        return centicores_of(click.FloatRange(0)(value))
+        return centicores_of(Number(0)(value))
     except InvalidInput as error:
         raise click.BadParameter(str(error)) from error
 
@@ -286,7 +298,7 @@ def core_cap(value: str) -> int:
 
 def gpu_cap(value: str) -> int:
     """A number of GPUs as a cap: 0 and -1 are no cap."""
-    return click.IntRange(UNLIMITED, INT_MAX)(value) or UNLIMITED
+    return WholeNumber(UNLIMITED, INT_MAX)(value) or UNLIMITED
 
 
 def frame_range(value: str) -> FrameRange:

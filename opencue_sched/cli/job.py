@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -11,12 +12,14 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.cli.chosen_jobs import choosing_jobs, comment_on_jobs
 from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
+from opencue_sched.cli.depend_tree import depend_trees
 from opencue_sched.cli.inputs import (
     JOB,
     LIMIT,
     NEGATIVE_NUMBERS,
     SHOW,
     Commands,
+    WholeNumber,
     core_cap,
     core_count,
     frame_range,
@@ -43,6 +46,7 @@ from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.clusters import join_tags
 from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.moments import moment_of
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
@@ -51,6 +55,7 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.shows import set_rows
+from opencue_sched.store.submit import set_start_after
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
@@ -123,7 +128,8 @@ _LAYER_COLUMNS = Columns(
     Column("eligible", "Eligible Time", importance=LOW),
     Column("timeout_minutes", "Timeout", show=cap_text, importance=LOW),
     Column("timeout_llu_minutes", "LLU Timeout", show=cap_text, importance=LOW),
-    Column("start_after"),
+    Column("start_after", "Start After", importance=LOW),
+    Column("start_after_reason"),
 )
 
 
@@ -198,7 +204,7 @@ def _set_command(example: str, table: str, column: str, does: str, kind: Any = N
 
 
 _MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
-_PRIORITY = click.IntRange(-INT_MAX, INT_MAX)
+_PRIORITY = WholeNumber(-INT_MAX, INT_MAX)
 _set_command("pause", "job", "b_paused", "Pause jobs: nothing more of them is booked; what runs goes on.", many="Pause")
 _set_command("unpause", "job", "b_paused", "Let paused jobs go on.", many="Unpause")
 _set_command(
@@ -216,7 +222,7 @@ _set_command("max-gpus 4", "job_resource", "int_max_gpus", _MOST("GPUs"), gpu_ca
 
 @job_command.on_farm("set demo-sh010-alice_comp_v001 --max-retries 3 --autoeat")
 @_JOBS
-@click.option("--max-retries", type=click.IntRange(0, INT_MAX), metavar="RETRIES", help="Of each frame, until DEAD.")
+@click.option("--max-retries", type=WholeNumber(0, INT_MAX), metavar="RETRIES", help="Of each frame, until DEAD.")
 @click.option("--autoeat/--no-autoeat", default=None, help="Whether frames that would be DEAD are EATEN.")
 @reason_option
 def set_jobs(
@@ -291,6 +297,61 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
         with engine.begin() as connection:
             comment_on_jobs(connection, [job.id], f"{counted(number, 'dependency', 'dependencies')} dropped", reason)
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
+
+
+@depends.on_farm("add demo-sh010-alice_comp_v001 --layer comp --on demo-sh010-alice_sim_v003 --on-layer cache")
+@_JOB
+@click.option("--layer", "layer_name", metavar="NAME", help="What waits; the whole job unless given.")
+@click.option("--on", "on_job", type=JOB, help="The job to wait for; unless given, a layer of the same job is meant.")
+@click.option("--on-layer", metavar="NAME", help="Not for the whole job, but for this layer of it.")
+@click.option("--on-frame", type=int, metavar="NUMBER", help="Not for the whole layer, but for this frame of it.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["layer", "any_frame", "frame_by_frame", "previous_frame"]),
+    help="How a layer waits for a layer, as in a job file; layer unless given.",
+)
+@reason_option
+def add_depend(
+    engine: Engine,
+    job: NamedRow,
+    layer_name: str | None,
+    on_job: NamedRow | None,
+    on_layer: str | None,
+    on_frame: int | None,
+    kind: str | None,
+    reason: str | None,
+) -> Done:
+    """Have a job, or a layer of it, wait for something more. What runs of it goes on, what has rendered stays so.
+
+    Refused where what it would wait for waits for it already.
+    """
+    from opencue_sched.jobs import control as job_control
+    from opencue_sched.jobs.job_file import depend_of
+
+    if on_job is None and on_layer is None:
+        raise click.UsageError("say what to wait for: --on a job, --on-layer a layer")
+    named = {"job": on_job and on_job.id, "layer": on_layer, "frame": on_frame, "type": kind}
+    depend = depend_of({key: value for key, value in named.items() if value is not None}, of_layer=bool(layer_name))
+    added = job_control.add_depend(engine, job, layer_name, depend, get_settings().release)
+    words = (on_frame is not None and f"frame {on_frame}", on_layer and f"layer {on_layer}", on_job and on_job.name)
+    on = " of ".join(word for word in words if word)
+    with engine.begin() as connection:
+        comment_on_jobs(connection, [job.id], f"{layer_name or 'the job'} waits for {on}", reason)
+    text = "what it would wait for is over already" if added.met else f"{counted(added.frames, 'frame')} wait for {on}"
+    document = {"job": job.name, "depends": added.rows, "frames": added.frames, "met": added.met}
+    return Done(f"{job.name}: {text}", document)
+
+
+@depends.on_farm("tree demo-sh010-alice_comp_v001")
+@_JOB
+def tree(engine: Engine, job: NamedRow) -> Done:
+    """Show what a job waits for, over all jobs, and what waits for it: open dependencies only."""
+    return depend_trees(job, *ask(engine, _both_ways, job.id))
+
+
+def _both_ways(connection: Connection, job_id: str) -> tuple[Sequence[jobs.Depend], Sequence[jobs.Depend]]:
+    return jobs.depends_around(connection, job_id), jobs.depends_around(connection, job_id, upwards=True)
 
 
 # ``opencue-sched job frames|kill|retry|eat``.
@@ -490,8 +551,7 @@ def set_layers(
         raise click.UsageError("say what to change; see --help")
     words = [f"{key.replace('_', '-')} {value}" for key, value in given.items()]
     words += [f"add-limit {row.name}" for row in add] + [f"drop-limit {row.name}" for row in drop]
-    optimize = {key: given.pop(key) for key in ("optimize",) if key in given}
-    fields = layer_fields(given) | optimize
+    fields = layer_fields(given)
     if "tags" in fields:
         fields["tags"] = join_tags(fields["tags"])
     chosen = layer_ids(connection, job, layers) or []
@@ -500,10 +560,33 @@ def set_layers(
     comment_on_jobs(connection, [job.id], f"{', '.join(layers)} set: {', '.join(words)}", reason)
     found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
     _check(found, jobs.job_of(connection, job.id))
-    notes = unserved(connection, job.id, get_settings())
+    notes = unserved(connection, job.id, get_settings(), chosen)
     done = _LAYER_COLUMNS.listed(found)
     document = {"job": job.name, "layers": done.document, "notes": notes}
     return Done(done.lines, document, [f"note: {note}" for note in notes])
+
+
+@layer_command.in_transaction(
+    'start-after demo-sh010-alice_comp_v001 render "2026-12-24 18:00" --reason "farm is booked"'
+)
+@_JOB
+@click.argument("layers", nargs=-1, required=True, metavar="LAYER...")
+@click.argument("moment", metavar="TIME|clear")
+@reason_option
+def start_after(
+    connection: Connection, job: NamedRow, layers: tuple[str, ...], moment: str, reason: str | None
+) -> Done:
+    """Let no frame of layers start before a moment: 18:00 (the next), 2026-12-24 18:00 or 2026-12-24; clear ends that.
+
+    What runs goes on. A moment far ahead holds a layer back. Local time, unless an offset follows.
+    """
+    now = datetime.now().astimezone()
+    wanted = None if moment == "clear" else moment_of(moment, now).isoformat()
+    ids = layer_ids(connection, job, layers) or []
+    said = who_and_why("set", reason)
+    set_start_after(connection, dict.fromkeys(ids, wanted), said)
+    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} start-after {moment}", reason)
+    return _LAYER_COLUMNS.listed([row for row in jobs.layers_of(connection, job.id) if row.id in ids])
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:

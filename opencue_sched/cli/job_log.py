@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.inputs import JOB, choose, farm, layer_ids, patiently
+from opencue_sched.cli.inputs import JOB, WholeNumber, choose, farm, layer_ids, patiently
 from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.states import FrameState, JobState, exit_meaning
 from opencue_sched.errors import InvalidInput
@@ -29,7 +29,7 @@ _OVER = frozenset({FrameState.SUCCEEDED, FrameState.DEAD, FrameState.EATEN})
 @click.argument("frame", metavar="FRAME")
 @click.option("--layer", metavar="NAME", help="The layer, where FRAME is a number that several layers have.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the frame is over.")
-@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only the last lines of output. Default: all.")
+@click.option("--tail", type=WholeNumber(0), metavar="LINES", help="Only the last lines of output. Default: all.")
 def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: int | None) -> None:
     """Show the log of a frame: FRAME is its name (0007-render), or its number.
 

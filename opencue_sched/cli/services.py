@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from sqlalchemy import Engine
 
-from opencue_sched.cli.inputs import TOP, ask_first, database, farm, redis_store
+from opencue_sched.cli.inputs import TOP, WholeNumber, ask_first, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
@@ -105,9 +105,9 @@ def report_service_command() -> None:
 
 
 @click.command("demo")
-@click.option("--frames", default=48, show_default=True, type=click.IntRange(1, 999), help="Frames of the animation.")
-@click.option("--hosts", default=3, show_default=True, type=click.IntRange(1, 20), help="Real RQD processes.")
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 8), help="Celery workers.")
+@click.option("--frames", default=48, show_default=True, type=WholeNumber(1, 999), help="Frames of the animation.")
+@click.option("--hosts", default=3, show_default=True, type=WholeNumber(1, 20), help="Real RQD processes.")
+@click.option("--workers", default=2, show_default=True, type=WholeNumber(1, 8), help="Celery workers.")
 @click.option("--keep", is_flag=True, help="Leave the farm up until Ctrl-C.")
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-output"), show_default=True

@@ -15,6 +15,8 @@ from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     SHOW,
     Commands,
+    Number,
+    WholeNumber,
     choose,
     core_cap,
     core_count,
@@ -198,7 +200,7 @@ def managed(engine: Engine, show: NamedRow, state: str) -> Done:
 _LEAST, _MOST_OF_ALL = "What its jobs should get together.", "The most; 0 or -1 is no cap."
 _CAPS = (
     click.Option(["--max-gpus"], type=gpu_cap, metavar="GPUS", help=_MOST_OF_ALL),
-    click.Option(["--min-gpus"], type=click.IntRange(0, INT_MAX), metavar="GPUS", help=_LEAST),
+    click.Option(["--min-gpus"], type=WholeNumber(0, INT_MAX), metavar="GPUS", help=_LEAST),
     click.Option(["--max-cores"], type=core_cap, metavar="CORES", help=_MOST_OF_ALL),
     click.Option(["--min-cores"], type=core_count, metavar="CORES", help=_LEAST),
 )
@@ -409,11 +411,11 @@ def _burst(text: str, size: int) -> int:
     """Cores, or a percentage of the size, as centicores."""
     if not text.endswith("%"):
         return core_count(text)
-    return round(size * click.FloatRange(0, 100_000)(text[:-1]) / 100)
+    return round(size * Number(0, 100_000)(text[:-1]) / 100)
 
 
 _LIMIT = click.argument("limit", type=LIMIT)
-_MOST = click.argument("most", type=click.IntRange(0, INT_MAX), metavar="MAX")
+_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="MAX")
 
 
 limit_command = Commands("limit")

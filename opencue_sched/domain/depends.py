@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,6 +88,37 @@ def waiting_circle(
         circle = tuple(name for name, _ in groupby(name for name, _ in reversed(error.args[1])))
         return circle if len(circle) > 1 else circle * 2
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a dependency: a job, or one of its layers. Ids."""
+
+    job: str
+    layer: str | None = None
+
+
+def waits_for(begin: Side, end: Side, edges: Iterable[tuple[Side, Side]]) -> bool:
+    """Whether ``begin`` is over only after ``end`` has begun, by dependencies from what waits to what is waited for. A
+    frame counts as its whole layer: layers whose frames wait for one another in turns count as waiting altogether."""
+    on: dict[tuple[Side, str], set[tuple[Side, str]]] = defaultdict(set)
+    sides = {begin, end}
+    for waiting, needed in edges:
+        on[waiting, "start"].add((needed, "end"))
+        sides |= {waiting, needed}
+    for side in sides:
+        whole = Side(side.job)
+        on[side, "end"].add((side, "start"))
+        if side != whole:
+            on[whole, "end"].add((side, "end"))  # a job is over when its layers are
+            on[side, "start"].add((whole, "start"))  # and while a job waits, its layers do
+    reached, left = set(), [(begin, "end")]
+    while left:
+        step = left.pop()
+        if step not in reached:
+            reached.add(step)
+            left += on[step]
+    return (end, "start") in reached
 
 
 def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:

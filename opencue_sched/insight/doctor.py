@@ -29,6 +29,7 @@ from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import Members, list_members
 from opencue_sched.dispatch.backlog_feed import DEAF_RESYNC_SECONDS, RESYNC_SECONDS
 from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.domain.names import counted
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.units import duration_text
 from opencue_sched.domain.verdicts import Verdict
@@ -188,7 +189,7 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
     allocs = [it for it in groups if it.name is not None]
     total, locked, down = (sum(getattr(it, name) for it in allocs) for name in ("hosts", "hosts_locked", "hosts_down"))
     usable = total - locked - down
-    text = f"{total} in {len(allocs)} allocations: {usable} usable, {locked} locked, {down} down or silent"
+    text = f"{total} in {counted(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
     if not total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
         yield _warn("hosts", "no host has ever reported", remedy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -26,14 +26,17 @@ from opencue_sched.domain.clusters import normalise_tag, normalise_tags, spelled
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import Search, least_cores
 from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.names import counted, near, os_names
 from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
-from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
+from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text, memory_text
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.insight.comments import comment_document, comment_words
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
+from opencue_sched.store.comments import comments_of
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
@@ -45,6 +48,8 @@ _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
 _DEATHS = 3
 """So many ways in which frames died are told of each layer, unless every reason is."""
+_COMMENTS = 3
+"""So many comments of a job are told, the newest."""
 _STATES = ("waiting", "running", "depend", "dead", "done")
 
 
@@ -96,6 +101,8 @@ class Explanation:
     silent_hosts: tuple[SilentHost, ...]
     unreached_hosts: tuple[str, ...]
     layers: tuple[Mapping[str, Any], ...]
+    comments: tuple[Mapping[str, Any], ...]
+    """The newest comments of the job, the oldest of them first: when, who, and what."""
 
 
 def explain_job(
@@ -139,7 +146,7 @@ def explain_job(
                 behind = [*_as_another(layer, layers, verdicts, now), *_behind(layer, layers, rank)]
             else:
                 behind = []
-            reasons = _in_order(reasons, behind, newest, now)
+            reasons = [*_in_order(reasons, behind, newest, now), *_of_memory(layer)]
         reasons += _of_states(layer, depends, job.name)
         died = [death for death in deaths if death.layer_id == layer.id]
         counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
@@ -152,6 +159,10 @@ def explain_job(
         silent_hosts(connection, settings, job),
         tuple(_unreached(connection, settings, job, layers, unreached)),
         tuple(explained),
+        tuple(
+            {**comment_document(comment), "words": comment_words(comment)}
+            for comment in comments_of(connection, "job", job_id)[-_COMMENTS:]
+        ),
     )
 
 
@@ -206,12 +217,14 @@ _USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_
 """Reasons that end when frames that run have ended."""
 
 
-def unserved(connection: Connection, job_id: str, settings: Settings) -> list[str]:
-    """Sentences on what nothing on the farm could serve now of a job that was just put in, however idle it were; and
-    on services nobody knows. At most six statements."""
+def unserved(
+    connection: Connection, job_id: str, settings: Settings, layer_ids: Collection[str] | None = None
+) -> list[str]:
+    """Sentences on what nothing on the farm could serve now of a job, or of some of its layers, however idle it were;
+    and on services nobody knows. At most six statements."""
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
-    layers = jobs.layers_of(connection, job_id)
+    layers = [row for row in jobs.layers_of(connection, job_id) if layer_ids is None or row.id in layer_ids]
     hosts = _hosts_of(connection, layers)
     services = figures.services(connection, job.show_id)
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code not in _USED_UP]
@@ -312,7 +325,8 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
 def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
     if layer.start_after is not None and (left := layer.start_after.timestamp() - now) > 0:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        yield WaitReason("start_after", f"not to be started before {moment} (in {duration_text(left)})")
+        why = f": {layer.start_after_reason}" if layer.start_after_reason else ""
+        yield WaitReason("start_after", f"not to be started before {moment} (in {duration_text(left)}){why}")
 
 
 def _of_hosts(
@@ -477,6 +491,20 @@ def _as_another(
             return
 
 
+def _of_memory(layer: jobs.LayerView) -> Iterator[WaitReason]:
+    """What became of the memory that the layer was submitted with."""
+    if layer.optimize and layer.memory_kb == layer.max_rss_kb + MEMORY_FLOOR_KB:
+        used, now = memory_text(layer.max_rss_kb), memory_text(layer.memory_kb)
+        text = f"its memory was lowered to {now}: its frames used {used} at most; `layer set --no-optimize` ends that"
+        yield WaitReason("memory_lowered", text, decides=False)
+    if layer.asking_frames:
+        needed = counted(layer.asking_frames, "frame of it needed", "frames of it needed")
+        most = memory_text(layer.asking_kb)
+        raised = f", so all ask for {memory_text(layer.memory_kb)}" if layer.asked_kb == layer.memory_kb else ""
+        text = f"{needed} more memory than the layer had, up to {most}, and ask for that{raised}"
+        yield WaitReason("memory_raised", text, decides=False)
+
+
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
     """What becomes of the frames that do not wait for a host."""
     if layer.depend:
@@ -487,7 +515,8 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         yield WaitReason("depend", f"{waits} for {on_what}", decides=False)
     if layer.dead:
         frames = counted(layer.dead, "frame is", "frames are")
-        retry = f"`opencue-sched job retry {job_name}` lets them run again"
+        them = "it" if layer.dead == 1 else "them"
+        retry = f"`opencue-sched job retry {job_name}` lets {them} run again"
         yield WaitReason("dead", f"{frames} dead; {retry}", decides=False)
     if layer.waiting or layer.depend or layer.dead:
         return
@@ -589,6 +618,7 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
     # Where waiting frames of it may be booked, its rank says when.
     if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
         lines.append(_rank_words(explanation.rank))
+    lines += [f"comment {comment['words']}" for comment in explanation.comments]
     return lines
 
 

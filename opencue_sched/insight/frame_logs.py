@@ -94,11 +94,14 @@ def open_log(path: str) -> BinaryIO:
 
 
 def seek_tail(log: BinaryIO, lines: int) -> int:
-    """Go to where the last ``lines`` of the output begin. Returns the bytes from there to the end of the output, which
-    RQD's account of the run comes after."""
+    """Go to where the last ``lines`` of a frame's output begin. RQD's account of the run, before and behind the output,
+    counts for none. Returns the bytes from there to the end of the output."""
+    log.seek(0)
+    header = _HEADER.search(log.read(BLOCK_BYTES).decode("latin-1"))  # a character a byte
+    begin = header.end() if header else 0
     size = log.seek(0, os.SEEK_END)
     start = log.seek(max(0, size - _FOOTER_BYTES))
-    footer = _FOOTER.search(log.read(size - start).decode("latin-1"))  # a character a byte
+    footer = _FOOTER.search(log.read(size - start).decode("latin-1"))
     end = position = start + footer.start() + 1 if footer else size
     while lines > 0 and position > 0:
         size = min(BLOCK_BYTES, position)
@@ -109,7 +112,7 @@ def seek_tail(log: BinaryIO, lines: int) -> int:
             lines -= 1
         if lines == 0:
             position += at + 1
-    return end - log.seek(position)
+    return end - log.seek(min(end, max(begin, position)))
 
 
 def harmless(text: str) -> str:

@@ -15,12 +15,21 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.domain.states import ExitStatus, FrameState
+from opencue_sched.domain.depends import ChunkedRange, Side, waits_for
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.names import near
+from opencue_sched.domain.states import ExitStatus, FrameState, JobState
+from opencue_sched.errors import InvalidInput
+from opencue_sched.jobs.depends import DependRows, Target, find_targets
+from opencue_sched.jobs.job_file import Depend
 from opencue_sched.reports.completion import Releaser, follow, with_counters
 from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
 from opencue_sched.rqd.kill import Fate, RqdKiller
+from opencue_sched.settings import Release
 from opencue_sched.store import depends, hosts, jobs, procs, release
+from opencue_sched.store.named_rows import Kind, NamedRow, find_rows
 from opencue_sched.store.release import Counters
+from opencue_sched.store.submit import add_depends
 
 _log = structlog.get_logger(__name__)
 
@@ -164,3 +173,92 @@ def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None
     satisfied = with_counters(engine, drop)
     _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=satisfied.freed_frames)
     return satisfied
+
+
+@dataclass(frozen=True, slots=True)
+class DependAdded:
+    """What a job or a layer waits for now. ``rows`` of ``depend``; ``frames`` that are in DEPEND because of it or were;
+    ``met``: it is over already, and nothing waits for it."""
+
+    rows: int
+    frames: int
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerIn:
+    """A layer of a job that is in, as what waits."""
+
+    name: str
+    frames: ChunkedRange
+
+
+def add_depend(engine: Engine, job: NamedRow, layer_name: str | None, depend: Depend, settings: Release) -> DependAdded:
+    """Have a layer, or (None) all of a job, wait for something more; for a layer of the same job where ``depend`` names
+    no job.
+
+    Frames that run go on, and those that are over stay so. Raises InvalidInput for what is not there, would never be
+    met, or waits for the job itself.
+    """
+    added = with_counters(engine, partial(_add_depend, job, layer_name, depend, settings))
+    _log.info("depend_added", job=job.id, layer=layer_name, depends=added.rows, frames=added.frames)
+    return added
+
+
+def _add_depend(
+    job: NamedRow,
+    layer_name: str | None,
+    depend: Depend,
+    settings: Release,
+    connection: Connection,
+    wider: Counters,
+) -> DependAdded:
+    layers = {row.name: row for row in jobs.layers_of(connection, job.id)}
+    if layer_name is not None and layer_name not in layers:
+        raise InvalidInput(f"job {job.name} has no layer {layer_name!r}{near(layer_name, layers)}")
+    names = [*layers] if layer_name is None else [layer_name]
+    frames = jobs.frames_of(connection, layer_ids=[layers[name].id for name in names])
+    if jobs.job_of(connection, job.id).state == JobState.FINISHED:
+        raise InvalidInput(f"job {job.name} is finished; nothing of it waits for anything")
+    wanted = depend if depend.job else depend.model_copy(update={"job": job.id})
+    others = find_rows(connection, Kind.JOB, [wanted.job or ""])
+    # What is waited for does not end between our look at it and our commit: its end takes this lock, too.
+    ours = release.counters_of(frames) | Counters(("job", row.id) for row in (job, *others.values()))
+    procs.lock_runs(connection, (), [frame.id for frame in frames])
+    release.lock_counters(connection, ours | wider)
+    waiting = None if layer_name is None else _LayerIn(layer_name, _chunks(layers[layer_name]))
+    problems: list[str] = []
+    targets = find_targets(connection, [("", waiting, wanted)], satisfying_states(settings), problems)
+    if problems:
+        raise InvalidInput(problems[0].removeprefix(": "))
+    ((_, _, _, on),) = targets.edges
+    of_layer: dict[str, dict[int, str]] = {name: {} for name in names}
+    for frame in frames:
+        of_layer[frame.layer][frame.number] = frame.id
+    rows = DependRows({name: Target(job.id, layers[name].id, _chunks(layers[name]), of_layer[name]) for name in names})
+    met = rows.add(waiting, wanted, on, targets.begun if wanted.type == "any_frame" else targets.over)
+    if not met:
+        if on.job in targets.over:
+            raise InvalidInput(f"job {wanted.job!r} is finished, but not what is to be waited for: it never will be")
+        _refuse_circle(connection, job, None if layer_name is None else layers[layer_name].id, wanted, on)
+    changed = add_depends(connection, job.id, [row._asdict() for row in rows.rows], rows.waits_for)
+    return DependAdded(len(rows.rows), changed, met)
+
+
+def _refuse_circle(connection: Connection, job: NamedRow, layer_id: str | None, depend: Depend, on: Target) -> None:
+    waiting, needed = Side(job.id, layer_id), Side(on.job, on.layer or None)
+    if depend.type == "previous_frame" and waiting == needed:
+        return
+    open_ones = [
+        (Side(row.er_job_id, row.er_layer_id), Side(row.on_job_id, row.on_layer_id))
+        for row in jobs.depends_around(connection, on.job)
+    ]
+    if waits_for(needed, waiting, open_ones):
+        raise InvalidInput(
+            f"what {job.name} would wait for waits for it already, so neither would ever run; see "
+            f"`opencue-sched job depends tree {job.name}`"
+        )
+
+
+def _chunks(layer: jobs.LayerView) -> ChunkedRange:
+    return ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk_size))

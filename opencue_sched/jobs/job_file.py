@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -30,6 +31,7 @@ from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, 
 from opencue_sched.domain.frame_command import RESERVED_VARIABLES, TOKENS, log_path, unknown_tokens
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
+from opencue_sched.domain.moments import moment_of
 from opencue_sched.domain.names import near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, booked_cores
 from opencue_sched.text_file import InvalidFile, WrittenNumber
@@ -166,6 +168,12 @@ def _name_of(length: int) -> str:
     return f"a name of {length} bytes; {_LONGEST_FILE_NAME_BYTES} is the most a file system takes"
 
 
+def _moment(value: Any) -> datetime:
+    if not isinstance(value, str):
+        raise ValueError("expected a moment, such as 2026-12-24 18:00")
+    return moment_of(value, datetime.now().astimezone())
+
+
 _AS_TEXT = BeforeValidator(_text)
 _NAME = AfterValidator(_name)
 _WORDS = BeforeValidator(_words)
@@ -252,6 +260,7 @@ class LayerSpec(_Keys):
     max_cores: Annotated[_Centicores, Field(ge=0)] = 0
     threadable: bool = True
     memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=units.MOST_KB)] = 4 * 1024**2
+    optimize: bool = True
     gpus: _Count = 0
     gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=units.MOST_KB)] = 0
     tags: _Tags = ["general"]
@@ -259,6 +268,7 @@ class LayerSpec(_Keys):
     limits: Annotated[list[_Limit], _WORDS, _ONCE] = []
     timeout: _Count = 0
     timeout_llu: _Count = 0
+    start_after: Annotated[datetime, BeforeValidator(_moment)] | None = None
     env: _Environment = {}
     depends: Annotated[list[Depend], _depends_by("layer")] = []
 
@@ -331,6 +341,10 @@ class JobSpec(_Keys):
         return spec
 
 
+_WHOLE = "job file"
+"""Path of a problem that is none of one field."""
+
+
 def _problem(error: Any) -> str:
     """``layers[0].range: problem`` of a problem that pydantic found."""
     parts = [part for part in error["loc"] if part != "[key]"]
@@ -339,7 +353,7 @@ def _problem(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
         said += near(key, {*JobSpec.model_fields, *LayerSpec.model_fields, *Depend.model_fields} - {key})
-    return f"{path.lstrip('.')[:_LONGEST] or 'job file'}: {said[:_LONGEST]}"
+    return f"{path.lstrip('.')[:_LONGEST] or _WHOLE}: {said[:_LONGEST]}"
 
 
 def layer_fields(given: Mapping[str, object]) -> dict[str, Any]:
@@ -349,6 +363,18 @@ def layer_fields(given: Mapping[str, object]) -> dict[str, Any]:
     except ValidationError as error:
         raise InvalidFile(*map(_problem, error.errors(include_url=False))) from error
     return spec.model_dump(include=set(given))
+
+
+def depend_of(given: Mapping[str, object], *, of_layer: bool) -> Depend:
+    """What a layer, or a job, waits for, by the fields that a job file has for that. Raises InvalidFile."""
+    try:
+        depend = Depend.model_validate(dict(given))
+    except ValidationError as error:
+        problems = [_problem(problem).removeprefix(f"{_WHOLE}: ") for problem in error.errors(include_url=False)]
+        raise InvalidFile(*problems) from error
+    if depend.type is not None and not of_layer:
+        raise InvalidFile("type goes with what a layer waits for")
+    return depend
 
 
 # What only shows when fields are seen together.

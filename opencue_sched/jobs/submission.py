@@ -23,6 +23,7 @@ from opencue_sched.jobs.job_file import JobSpec, LayerSpec, depends_of, shell_dr
 from opencue_sched.reports.run_ends import satisfying_states
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import folders, named_rows, submit
+from opencue_sched.store.schema import knows_start_after
 from opencue_sched.store.shows import list_shows
 from opencue_sched.text_file import InvalidFile
 
@@ -191,6 +192,7 @@ def _layer_row(spec: LayerSpec, layer_id: str, order: int) -> dict[str, Any]:
         "id": layer_id,
         "dispatch_order": order,
         "threads": spec.threads,
+        "start_after": spec.start_after and spec.start_after.isoformat(),
         "tags": join_tags(spec.tags),
         "services": ",".join(spec.services) or "default",
     }
@@ -214,7 +216,11 @@ class _Place:
 
 def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _Place:
     """Raises InvalidFile naming everything that is not there."""
-    problems: list[str] = []
+    problems = [
+        f"layers[{position}].start_after: this database knows none: that comes with OpenCue's schema V47"
+        for position, layer in enumerate(spec.layers)
+        if layer.start_after is not None and not knows_start_after(connection)
+    ]
     found = named_rows.find_rows(connection, named_rows.Kind.SHOW, [spec.show])
     show = list_shows(connection, found[spec.show].id)[0] if found else None
     folder = None

@@ -82,6 +82,7 @@ _LAYERS = text(
            int_mem_min AS memory_kb, int_gpus_min AS gpus, int_gpu_mem_min AS gpu_memory_kb, str_tags AS tags,
            str_services AS services, int_timeout AS timeout_minutes, int_timeout_llu AS timeout_llu_minutes,
            CAST(to_jsonb(layer) ->> 'ts_start_after' AS timestamptz) AS start_after,
+           to_jsonb(layer) ->> 'str_start_after_reason' AS start_after_reason,
            ARRAY(SELECT DISTINCT limit_record.str_name FROM layer_limit
                    JOIN limit_record ON limit_record.pk_limit_record = layer_limit.pk_limit_record
                   WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
@@ -93,9 +94,16 @@ _LAYERS = text(
              ORDER BY frame.pk_layer, frame.int_dispatch_order, frame.int_layer_order LIMIT 1) AS eligible,
            CAST(used.int_clock_time_success AS double precision) / nullif(used.int_frame_success_count, 0)
              AS mean_seconds,
+           layer_mem.int_max_rss AS max_rss_kb, asking.frames AS asking_frames, asking.most AS asking_kb,
+           asking.raised AS asked_kb,
            job.pk_job AS job_id, job.str_name AS job, job.str_state AS job_state, job.b_paused AS paused
       FROM layer JOIN job USING (pk_job) JOIN layer_stat USING (pk_layer)
       LEFT JOIN layer_usage used USING (pk_layer)
+      LEFT JOIN layer_mem USING (pk_layer)
+     CROSS JOIN LATERAL (
+          SELECT count(*) AS frames, max(memory_kb) AS most,
+                 max(memory_kb) FILTER (WHERE memory_kb = layer.int_mem_min) AS raised
+            FROM opencue_sched_frame_memory asked WHERE asked.pk_layer = layer.pk_layer) asking
      WHERE layer.pk_job = ANY(CAST(:jobs AS varchar[]))
      ORDER BY array_position(CAST(:jobs AS varchar[]), layer.pk_job), layer.int_dispatch_order, layer.str_name
     """
@@ -168,6 +176,33 @@ _OPEN_DEPENDS = text(
     """
 )
 
+# Open dependencies of a job, of the jobs it waits for, and so on; with the sides changed over, of those that wait for
+# it.
+_DEPENDS_AROUND = """
+    WITH RECURSIVE reached AS (
+        SELECT CAST(:job AS varchar) AS pk_job
+        UNION
+        SELECT depend.pk_job_depend_{far} FROM reached
+          JOIN depend ON depend.pk_job_depend_{near} = reached.pk_job AND depend.b_active AND depend.pk_parent IS NULL)
+    SELECT depend.pk_depend AS id, depend.str_type AS type, depend.b_any AS any_frame,
+           er_job.pk_job AS er_job_id, er_job.str_name AS er_job, er_layer.pk_layer AS er_layer_id,
+           er_layer.str_name AS er_layer, er_frame.str_name AS er_frame,
+           on_job.pk_job AS on_job_id, on_job.str_name AS on_job, on_layer.pk_layer AS on_layer_id,
+           on_layer.str_name AS on_layer, on_frame.str_name AS on_frame
+      FROM reached
+      JOIN depend ON depend.pk_job_depend_{near} = reached.pk_job AND depend.b_active AND depend.pk_parent IS NULL
+      JOIN job er_job ON er_job.pk_job = depend.pk_job_depend_er
+      JOIN job on_job ON on_job.pk_job = depend.pk_job_depend_on
+      LEFT JOIN layer er_layer ON er_layer.pk_layer = depend.pk_layer_depend_er
+      LEFT JOIN frame er_frame ON er_frame.pk_frame = depend.pk_frame_depend_er
+      LEFT JOIN layer on_layer ON on_layer.pk_layer = depend.pk_layer_depend_on
+      LEFT JOIN frame on_frame ON on_frame.pk_frame = depend.pk_frame_depend_on
+     ORDER BY er_job.str_name, er_layer.int_dispatch_order NULLS FIRST, on_job.str_name, depend.ts_created,
+              depend.pk_depend
+"""
+_WAITS_FOR = text(_DEPENDS_AROUND.format(near="er", far="on"))
+_WAITED_FOR_BY = text(_DEPENDS_AROUND.format(near="on", far="er"))
+
 
 JobView = Row[Any]
 """A job with its counts, switches and caps, and what it uses now: ``cores`` and ``gpus`` as its caps count them,
@@ -175,7 +210,9 @@ JobView = Row[Any]
 ``quarantined``: why it is left alone, else None; ``jobs``: how many there are of those asked for."""
 LayerView = Row[Any]
 """A layer with its counts, and its job's name and state; ``eligible``: since when the next of its waiting frames could
-run; ``mean_seconds``: how long frames of it took that succeeded. ``start_after`` is None where the schema does not know
+run; ``mean_seconds``: how long frames of it took that succeeded; ``max_rss_kb``: what a frame of it used at most;
+``asking_frames`` needed more memory than the layer had and ask for it, ``asking_kb`` at most, ``asked_kb`` where the
+layer asks for as much as one of them. ``start_after`` is None where the schema does not know
 it (V47)."""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
@@ -261,6 +298,12 @@ def set_layers(
 def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> Sequence[Depend]:
     """What a job waits for; ``met``: also what it waited for."""
     return connection.execute(_DEPENDS, {"job": job_id, "met": met}).all()
+
+
+def depends_around(connection: Connection, job_id: str, *, upwards: bool = False) -> Sequence[Depend]:
+    """The open dependencies of a job, of the jobs it waits for, and so on; ``upwards``: those on it, on the jobs that
+    wait for it, and so on. Each with both sides: ``er_job``, ``er_layer``, ``on_job``, ``on_layer`` and their ids."""
+    return connection.execute(_WAITED_FOR_BY if upwards else _WAITS_FOR, {"job": job_id}).all()
 
 
 def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str] | None = None) -> list[str]:

@@ -203,6 +203,11 @@ def check_writable(connection: Connection) -> None:
         )
 
 
+def knows_start_after(connection: Connection) -> bool:
+    """Whether the layers of this database can have a moment before which none of their frames may start."""
+    return bool(connection.execute(_FACTS).one().has_start_after)
+
+
 def check_schema(connection: Connection) -> SchemaFacts:
     """What the database has.
 

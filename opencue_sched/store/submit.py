@@ -13,6 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from opencue_sched.domain.states import FrameState
+from opencue_sched.errors import InvalidInput
+from opencue_sched.store.schema import knows_start_after
 from opencue_sched.store.shows import INSERT_POINT
 
 _INSERT_JOB = text(
@@ -41,14 +44,14 @@ _INSERT_JOB_ENV = text(
 _INSERT_LAYERS = text(
     """
     INSERT INTO layer (pk_layer, pk_job, str_name, str_cmd, str_range, int_chunk_size, int_dispatch_order,
-                       str_tags, str_type, int_cores_min, int_cores_max, b_threadable, int_mem_min, int_gpus_min,
-                       int_gpus_max, int_gpu_mem_min, str_services, int_timeout, int_timeout_llu)
-    SELECT id, :job, name, command, range, chunk, dispatch_order, tags, type, cores, max_cores, threads, memory, gpus,
-           gpus, gpu_memory, services, timeout, timeout_llu
+                       str_tags, str_type, int_cores_min, int_cores_max, b_threadable, int_mem_min, b_optimize,
+                       int_gpus_min, int_gpus_max, int_gpu_mem_min, str_services, int_timeout, int_timeout_llu)
+    SELECT id, :job, name, command, range, chunk, dispatch_order, tags, type, cores, max_cores, threads, memory,
+           optimize, gpus, gpus, gpu_memory, services, timeout, timeout_llu
       FROM json_to_recordset(CAST(:rows AS json))
            AS row(id varchar, name varchar, command varchar, range varchar, chunk bigint, dispatch_order bigint,
-                  tags varchar, type varchar, cores bigint, max_cores int, threads boolean, memory bigint, gpus bigint,
-                  gpu_memory bigint, services varchar, timeout int, timeout_llu int)
+                  tags varchar, type varchar, cores bigint, max_cores int, threads boolean, memory bigint,
+                  optimize boolean, gpus bigint, gpu_memory bigint, services varchar, timeout int, timeout_llu int)
      ORDER BY dispatch_order
     """
 )
@@ -93,6 +96,26 @@ _INSERT_DEPENDS = text(
       FROM json_to_recordset(CAST(:rows AS json))
            AS row(id varchar, parent varchar, er_layer varchar, er_frame varchar, on_job varchar, on_layer varchar,
                   on_frame varchar, type varchar, any_frame boolean, active boolean)
+    """
+)
+
+_REASON_WIDTH = 255
+_SET_START_AFTER = text(
+    """
+    UPDATE layer SET ts_start_after = wanted.start, str_start_after_reason = CASE WHEN wanted.start IS NOT NULL
+                                                                                  THEN CAST(:reason AS varchar) END
+      FROM unnest(CAST(:layers AS varchar[]), CAST(:starts AS timestamptz[])) AS wanted(pk_layer, start)
+     WHERE layer.pk_layer = wanted.pk_layer
+    """
+)
+# A frame that runs or has rendered stays so: with something to wait for, the schema's trigger would have it render
+# again.
+_WAIT_FOR_MORE = text(
+    """
+    UPDATE frame SET int_depend_count = int_depend_count + more.depends
+      FROM unnest(CAST(:frames AS varchar[]), CAST(:counts AS int[])) AS more(pk_frame, depends)
+     WHERE frame.pk_frame = more.pk_frame AND frame.str_state NOT IN ('RUNNING', 'SUCCEEDED')
+    RETURNING frame.str_state
     """
 )
 
@@ -165,12 +188,33 @@ def insert_job(
     rows = {"job": job["job"], "rows": json.dumps(layers)}
     for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, INSERT_LAYER_LIMITS):
         connection.execute(statement, rows)
+    if starts := {layer["id"]: layer["start_after"] for layer in layers if layer["start_after"]}:
+        set_start_after(connection, starts, "by its job file")
     names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders", "waits_for")
     columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
     connection.execute(_INSERT_FRAMES, {"job": job["job"], **columns})
     connection.execute(_INSERT_DEPENDS, {"job": job["job"], "rows": json.dumps(depends)})
     open_jobs(connection, [job["job"]])
     return True
+
+
+def set_start_after(connection: Connection, starts: Mapping[str, str | None], reason: str | None) -> None:
+    """Let no frame of these layers start before a moment (ISO 8601 with an offset; None: at once), by layer id. Raises
+    InvalidInput on a schema that does not know it."""
+    if not knows_start_after(connection):
+        raise InvalidInput("this database knows no start-after of layers: that comes with OpenCue's schema V47")
+    moments = {"layers": list(starts), "starts": list(starts.values())}
+    connection.execute(_SET_START_AFTER, {**moments, "reason": reason and reason[:_REASON_WIDTH]})
+
+
+def add_depends(
+    connection: Connection, job_id: str, depends: Sequence[Mapping[str, Any]], waits_for: Mapping[str, int]
+) -> int:
+    """Have frames of a job that is in wait for more: rows of ``depend`` as `insert_job` takes them, and by frame id how
+    many of them are active. The frames that are in DEPEND then. Lock the frames and their counters first."""
+    connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(depends)})
+    changed = connection.execute(_WAIT_FOR_MORE, {"frames": list(waits_for), "counts": list(waits_for.values())})
+    return sum(state == FrameState.DEPEND.value for state in changed.scalars())
 
 
 def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:

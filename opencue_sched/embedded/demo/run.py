@@ -157,11 +157,14 @@ def _summarise(
     for line in report.lines():
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"\n[bold]contact sheet[/bold]  {picture}")
+    if not options.keep:
+        console.print("\nThe farm is gone again; `opencue-sched demo --keep` leaves it up, with its page and metrics.")
+        return
     for name, url in (("farm page", f"{farm.flower_url}/farm"), ("Flower", farm.flower_url)):
-        console.print(f"[bold]{name:<13}[/bold]  {url}" + ("" if options.keep else "  (was)"))
+        console.print(f"[bold]{name:<13}[/bold]  {url}")
     *of_workers, of_beat = farm.metrics_urls
     for url, whose in (*((url, "a worker's") for url in of_workers), (of_beat, "the beat's: the farm")):
-        console.print(f"[bold]metrics[/bold]        {url}  ({whose}{'' if options.keep else ', was'})")
+        console.print(f"[bold]metrics[/bold]        {url}  ({whose})")
 
 
 def _keep(farm: _Stage, console: Console) -> None:

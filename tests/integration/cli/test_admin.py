@@ -209,7 +209,7 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
         (("show", "create", "demo"), 1, "there is a show 'demo' already"),
         (("show", "create", "de mo"), 1, "show 'de mo' may contain only letters"),
         (("show", "active", "demo", "yes"), 2, "'yes' is not one of 'on', 'off'"),
-        (("show", "default-min-cores", "demo", "many"), 2, "'many' is not a valid float"),
+        (("show", "default-min-cores", "demo", "many"), 2, "'many' is not a valid number."),
         (("show", "default-max-cores", "demo", "0.5"), 2, "less than one core"),
         (("alloc", "create", "local.general"), 1, "there is an allocation 'local.general' already"),
         (("alloc", "create", "clod.gpu"), 1, "there is no facility 'clod'"),
@@ -221,7 +221,7 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
         ),
         (("subscription", "create", "demo", "local.general", "10"), 1, "has a subscription for local.general already"),
         (("subscription", "create", "demo", "local.general", "-5"), 2, ""),
-        (("subscription", "burst", "demo", "local.general", "x%"), 2, "'x' is not a valid float"),
+        (("subscription", "burst", "demo", "local.general", "x%"), 2, "'x' is not a valid number."),
         (
             ("subscription", "size", "other", "local.general", "5"),
             1,

@@ -104,3 +104,12 @@ def test_texts_that_are_too_long_are_cut(cli: Cli, farm: None, environment: pyte
 
 def test_an_empty_comment_is_refused(cli: Cli, farm: None) -> None:
     assert cli("job", "comment", JOB, " ").status == 1
+
+
+def test_explain_tells_the_newest_comments(cli: Cli, farm: None, somebody: None) -> None:
+    for number in range(5):
+        assert cli("job", "comment", JOB, f"take {number}").status == 0
+    told = [line for line in cli("explain", JOB).out.splitlines() if line.startswith("comment ")]
+    assert [line.partition("wrangler: ")[2] for line in told] == ["take 2", "take 3", "take 4"]
+    first, *_ = cli("explain", JOB, "--json").json["comments"]
+    assert (first["user"], first["message"]) == ("wrangler", "take 2")

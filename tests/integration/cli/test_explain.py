@@ -529,3 +529,31 @@ def test_a_host_that_reports_and_does_not_answer_the_workers(
     assert words in cli("explain", "elsewhere", "--json").json["unreached_hosts"][0]
     change("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
     assert cli("explain", NAME, "--json").json["unreached_hosts"] == []
+
+
+def test_memory_that_follows_what_frames_used_is_told(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    change("UPDATE layer_mem SET int_max_rss = 2097152")
+    assert "memory_lowered" not in reasons(cli)
+    change("UPDATE layer SET int_mem_min = 2097152 + 262144")
+    assert reasons(cli)[-1] == "memory_lowered"
+    said = cli("explain", NAME, "--layer", "render").out
+    assert "its memory was lowered to 2.2G: its frames used 2.0G at most" in said
+
+
+def test_frames_that_needed_more_memory_are_told(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    ask = (
+        "INSERT INTO opencue_sched_frame_memory "
+        "SELECT pk_frame, pk_layer, :memory FROM frame WHERE int_number = :number"
+    )
+    change(ask, memory=8 * 1024**2, number=1)
+    change(ask, memory=6 * 1024**2, number=2)
+    said = cli("explain", NAME, "--layer", "render").out
+    assert "2 frames of it needed more memory than the layer had, up to 8.0G, and ask for that\n" in said
+    change("UPDATE layer SET int_mem_min = 6291456")
+    assert "and ask for that, so all ask for 6.0G" in cli("explain", NAME, "--layer", "render").out
+
+
+def test_one_dead_frame_is_told_in_the_singular(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    change("UPDATE frame SET str_state = 'DEAD' WHERE int_number = 1")
+    assert "1 frame is dead; `opencue-sched job retry show" not in cli("explain", NAME).out
+    assert "lets it run again" in cli("explain", NAME, "--layer", "render").out

@@ -90,6 +90,8 @@ def test_the_last_lines_are_the_frames_and_not_of_rqds_account(cli: Cli, logged:
     told = cli("job", "log", NAME, "0002-render", "--tail", "2")
     assert told.out == "loading ö\nno texture wood.tx\n"
     assert cli("job", "log", NAME, "0002-render", "--tail", "1", "-f").out == "no texture wood.tx\n"
+    # and also where more are asked for than it wrote
+    assert cli("job", "log", NAME, "0002-render", "--tail", "20").out == "loading ö\nno texture wood.tx\n"
     # and the whole log has all
     assert cli("job", "log", NAME, "0002-render").out.endswith(footer)
 

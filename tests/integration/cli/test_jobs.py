@@ -315,7 +315,7 @@ def test_dependencies_are_listed_and_dropped(
         (("job", "retry", NAME, "--state", "BROKEN"), 2, "is not one of"),
         (("job", "retry", NAME, "--frames", "99"), 1, "that was named is DEAD; --state says which"),
         (("job", "max-cores", NAME, "0.2"), 2, "less than one core"),
-        (("job", "priority", NAME, "high"), 2, "'high' is not a valid integer"),
+        (("job", "priority", NAME, "high"), 2, "'high' is not a valid integer."),
         (("job", "pause", "a", "b"), 1, "there is no job 'b'"),
         (("job", "depends", "drop", NAME), 2, "name dependencies, or say --all"),
         (("job", "depends", "drop", NAME, "x"), 1, "does not wait for 'x'"),

@@ -79,6 +79,8 @@ def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) 
     assert "note: layer comp: no host with the tag general that can be used is large enough for a frame" in ran.err
     assert "has 64 of 128 GiB of memory" in ran.err
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
+    # and of a layer that is served nothing is noted, whatever another one needs
+    assert cli("layer", "set", NAME, "render", "--timeout", "60").err == ""
 
 
 @pytest.mark.parametrize(

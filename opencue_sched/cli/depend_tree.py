@@ -1,0 +1,70 @@
+"""``opencue-sched job depends tree``: what a job waits for and what waits for it, over all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from opencue_sched.cli.output import Done
+from opencue_sched.store.jobs import Depend
+from opencue_sched.store.named_rows import NamedRow
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+_ANY_WIDTH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One of the two ways from a job: ``near`` and ``far`` are the sides of a dependency, as columns of it begin."""
+
+    title: str
+    nothing: str
+    near: str
+    far: str
+
+
+_WAYS = (
+    _Way("waits_for", "waits for nothing", "er", "on"),
+    _Way("waited_for_by", "nothing waits for it", "on", "er"),
+)
+
+
+def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequence[Depend]) -> Done:
+    """Both trees of a job. A job that is met twice has its own branches the first time only."""
+    from rich.console import Console
+    from rich.tree import Tree
+
+    written = StringIO()
+    console = Console(file=written, width=_ANY_WIDTH, highlight=False, markup=False)
+    document: dict[str, Any] = {"job": job.name, "id": job.id}
+    for way, found in zip(_WAYS, (waits_for, waited_for_by), strict=True):
+        root = Tree(f"{job.name} {way.title.replace('_', ' ')}" if found else f"{job.name}: {way.nothing}")
+        document[way.title] = _branches(way, found, job.id, root, {job.id})
+        console.print(root)
+    return Done(written.getvalue().rstrip().splitlines(), document)
+
+
+def _branches(way: _Way, found: Sequence[Depend], job_id: str, tree: Tree, seen: set[str]) -> list[dict[str, Any]]:
+    """Add the dependencies of one job to its branch, and those of the jobs behind them; the same for JSON."""
+    from opencue_sched.insight.explain import describe_depend
+
+    documents = []
+    for depend in (it for it in found if getattr(it, f"{way.near}_job_id") == job_id):
+        far_id, far = getattr(depend, f"{way.far}_job_id"), getattr(depend, f"{way.far}_job")
+        waits = depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "")
+        needed = describe_depend(depend, depend.er_job)
+        again = far_id in seen and any(getattr(it, f"{way.near}_job_id") == far_id for it in found)
+        text = f"{waits} for {needed}" if waits else needed
+        if way.far == "er":
+            text = f"{far}: {waits or 'all of it'} for {needed}"
+        branch = tree.add(f"{text} (see above)" if again and far_id != job_id else text)
+        document = {"id": depend.id, "job": far, "type": depend.type, "waits": waits or "the job", "on": needed}
+        if far_id not in seen:
+            seen.add(far_id)
+            document["depends"] = _branches(way, found, far_id, branch, seen)
+        documents.append(document)
+    return documents

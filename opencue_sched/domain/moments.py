@@ -1,0 +1,26 @@
+"""Moments as people type them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from opencue_sched.errors import InvalidInput
+
+_TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):[0-5][0-9]\Z")
+
+
+def moment_of(words: str, now: datetime) -> datetime:
+    """A moment with its time zone: ``2026-12-24 18:00`` or ``2026-12-24``, local unless an offset follows, or
+    ``18:00``, the next time that it is so. ``now`` has the local zone. Raises InvalidInput."""
+    typed = words.strip()
+    if _TIME_OF_DAY.match(typed):
+        hour, minute = map(int, typed.split(":"))
+        # Naive, as people read clocks: a day on is the same time of day, also where clocks change between.
+        today = now.replace(tzinfo=None, hour=hour, minute=minute, second=0, microsecond=0)
+        moment = today.astimezone()
+        return moment if moment > now else (today + timedelta(days=1)).astimezone()
+    try:
+        return datetime.fromisoformat(typed).astimezone()
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"{words[:60]!r} is no moment; write 18:00, 2026-12-24 18:00 or 2026-12-24") from error

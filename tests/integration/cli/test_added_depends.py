@@ -1,0 +1,195 @@
+"""Dependencies that are added to jobs that are in, and the tree of what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
+from opencue_sched.store.audit import judge
+from tests.kit.command import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+SIM, COMP = "show-sh010-alice_sim", "show-sh010-alice_comp"
+
+
+@pytest.fixture
+def jobs(build: Build) -> dict[str, JobIds]:
+    """A simulation of two layers, and a comp of two layers, of three frames each."""
+
+    def make(farm: Farm) -> dict[str, JobIds]:
+        show = farm.show("show")
+        layers = {SIM: ("cache", "mesh"), COMP: ("render", "comp")}
+        return {
+            name: farm.job([LayerSpec(name=layer, frames=3) for layer in of_job], name=name, show=show)
+            for name, of_job in layers.items()
+        }
+
+    made: dict[str, JobIds] = build(make)
+    return made
+
+
+@pytest.fixture
+def states(rows: Rows) -> Callable[[str], list[str]]:
+    """The states of the frames of a layer, by number."""
+
+    def read(layer: str) -> list[str]:
+        found = rows(
+            "SELECT layer.str_name, frame.str_state FROM frame JOIN layer USING (pk_layer) ORDER BY frame.int_number"
+        )
+        return [state for name, state in found if name == layer]
+
+    return read
+
+
+@pytest.fixture
+def end(engine: Engine) -> Callable[[JobIds, int, int], None]:
+    """Put a frame of a job's layer into SUCCEEDED, whatever waits for it."""
+
+    def to_succeeded(job: JobIds, first: int, count: int) -> None:
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame = ANY(:frames)"),
+                {"frames": list(job.frames[first : first + count])},
+            )
+
+    return to_succeeded
+
+
+def assert_counters_match(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert judge(connection, "I6b").wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting", "kind"),
+    [
+        (("--on", SIM), {"render", "comp"}, "JOB_ON_JOB"),
+        (("--on", SIM, "--on-layer", "cache"), {"render", "comp"}, "JOB_ON_LAYER"),
+        (("--layer", "comp", "--on", SIM), {"comp"}, "LAYER_ON_JOB"),
+        (("--layer", "comp", "--on", SIM, "--on-layer", "mesh"), {"comp"}, "LAYER_ON_LAYER"),
+        (("--layer", "comp", "--on", SIM, "--on-layer", "mesh", "--on-frame", "2"), {"comp"}, "LAYER_ON_FRAME"),
+        (("--layer", "comp", "--on-layer", "render", "--type", "frame_by_frame"), {"comp"}, "FRAME_BY_FRAME"),
+    ],
+)
+def test_frames_wait_for_what_is_added(
+    cli: Cli,
+    jobs: dict[str, JobIds],
+    states: Callable[[str], list[str]],
+    engine: Engine,
+    words: tuple[str, ...],
+    waiting: set[str],
+    kind: str,
+) -> None:
+    ran = cli("job", "depends", "add", COMP, *words, "--reason", "client", "--json")
+    assert (ran.status, ran.json["frames"], ran.json["met"]) == (0, 3 * len(waiting), False)
+    for layer in ("render", "comp"):
+        assert set(states(layer)) == {"DEPEND" if layer in waiting else "WAITING"}
+    assert {depend["type"] for depend in cli("job", "depends", "list", COMP, "--json").json} == {kind}
+    assert_counters_match(engine)
+
+    # when the dependency is dropped, everything can run
+    assert cli("job", "depends", "drop", COMP, "--all").status == 0
+    assert set(states("render") + states("comp")) == {"WAITING"}
+    assert_counters_match(engine)
+
+
+def test_what_has_rendered_stays_so_and_what_runs_goes_on(
+    cli: Cli, jobs: dict[str, JobIds], states: Callable[[str], list[str]], build: Build, engine: Engine, end: Any
+) -> None:
+    comp = jobs[COMP]
+    end(comp, 0, 1)
+    build(lambda farm: farm.run([comp.frames[1]], farm.host(name="render01", cores=8, memory_gb=16)))
+    assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM).status == 0
+    assert states("render") == ["SUCCEEDED", "RUNNING", "DEPEND"]
+    assert_counters_match(engine)
+
+
+def test_what_is_over_already_makes_nothing_wait(
+    cli: Cli, jobs: dict[str, JobIds], states: Callable[[str], list[str]], end: Any
+) -> None:
+    end(jobs[SIM], 0, 3)
+    ran = cli("job", "depends", "add", COMP, "--on", SIM, "--on-layer", "cache")
+    assert (ran.status, ran.out) == (0, f"{COMP}: what it would wait for is over already\n")
+    assert set(states("render")) == {"WAITING"}
+    assert cli("job", "depends", "list", COMP, "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (None, (COMP, "--on", COMP)),
+        (None, (COMP, "--layer", "comp", "--on-layer", "comp")),
+        (("--on", SIM), (SIM, "--on", COMP)),
+        (("--layer", "comp", "--on", SIM), (SIM, "--layer", "cache", "--on", COMP)),
+        (("--on", SIM, "--on-layer", "mesh"), (SIM, "--layer", "mesh", "--on", COMP, "--on-layer", "comp")),
+    ],
+)
+def test_what_would_wait_for_itself_is_refused(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, before: tuple[str, ...] | None, words: tuple[str, ...]
+) -> None:
+    if before:
+        assert cli("job", "depends", "add", COMP, *before).status == 0
+    refused = cli("job", "depends", "add", *words)
+    assert refused.status == 1
+    assert "neither would ever run" in refused.err
+    assert rows("SELECT count(*) FROM depend") == [(1 if before else 0,)]
+
+
+def test_layers_may_wait_for_each_others_jobs_in_turns(cli: Cli, jobs: dict[str, JobIds]) -> None:
+    assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM, "--on-layer", "cache").status == 0
+    assert cli("job", "depends", "add", SIM, "--layer", "mesh", "--on", COMP, "--on-layer", "render").status == 0
+    assert cli("job", "depends", "add", COMP, "--layer", "comp", "--on", SIM).status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "problem"),
+    [
+        ((COMP,), 2, "say what to wait for"),
+        ((COMP, "--layer", "cmop", "--on", SIM), 1, "has no layer 'cmop'; did you mean 'comp'?"),
+        ((COMP, "--on", SIM, "--on-layer", "cahce"), 1, "has no layer 'cahce'; did you mean 'cache'?"),
+        ((COMP, "--on", SIM, "--on-layer", "cache", "--on-frame", "99"), 1, "99 is not the number of a frame"),
+        ((COMP, "--on", SIM, "--on-frame", "1"), 1, "a frame needs the layer it belongs to"),
+        ((COMP, "--on", SIM, "--on-layer", "cache", "--type", "layer"), 1, "type goes with what a layer waits for"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, words: tuple[str, ...], status: int, problem: str
+) -> None:
+    ran = cli("job", "depends", "add", *words)
+    assert ran.status == status
+    assert problem in ran.err
+    assert rows("SELECT count(*) FROM depend") == [(0,)]
+
+
+def test_a_finished_job_waits_for_nothing_more(cli: Cli, jobs: dict[str, JobIds]) -> None:
+    assert cli("job", "kill", COMP, "--yes").status == 0
+    refused = cli("job", "depends", "add", COMP, "--on", SIM)
+    assert refused.status == 1
+    assert "is finished" in refused.err
+
+
+def test_the_tree_shows_both_ways_over_jobs(cli: Cli, jobs: dict[str, JobIds], build: Build) -> None:
+    final = "show-sh010-alice_final"
+    build(lambda farm: farm.job([LayerSpec(name="encode")], name=final, show=jobs[SIM].show))
+    assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM, "--on-layer", "cache").status == 0
+    assert cli("job", "depends", "add", final, "--on", COMP).status == 0
+
+    below = cli("job", "depends", "tree", final)
+    assert below.out.splitlines() == [
+        f"{final} waits for",
+        f"└── job {COMP}",
+        f"    └── layer render for layer cache of job {SIM}",
+        f"{final}: nothing waits for it",
+    ]
+    above = cli("job", "depends", "tree", SIM, "--json").json
+    assert above["waits_for"] == []
+    (first,) = above["waited_for_by"]
+    assert (first["job"], first["waits"], first["on"]) == (COMP, "layer render", f"layer cache of job {SIM}")
+    assert [branch["job"] for branch in first["depends"]] == [final]
