@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clients.postgres import reading
 from opencue_sched.domain.clusters import Cluster, ClusterKind, normalise_tag
-from opencue_sched.domain.shards import Division, divide
+from opencue_sched.domain.shards import Division, divide, hosts_divided
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import count_hosts
@@ -118,7 +118,9 @@ class FarmDivision:
                 instances = self._instances()
                 if len(instances) > 1 and time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS:
                     with reading(self._engine) as connection:
-                        self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings))
+                        facilities = scoped_facilities(connection, self._settings)
+                        # More would divide them no further.
+                        self._hosts = count_hosts(connection, facilities, most=hosts_divided(len(instances)))
                     self._counted_at = time.monotonic()
                 self._last = divide(instances, self._hosts)
             except (RedisError, SQLAlchemyError) as error:

@@ -29,6 +29,11 @@ def divide(instances: Collection[str], hosts: int) -> Division:
     return among if len(among) > 1 else ()
 
 
+def hosts_divided(instances: int) -> int:
+    """How many hosts are enough for a shard of each of so many instances."""
+    return instances * HOSTS_PER_SHARD
+
+
 def bucket_of(host_id: str) -> int:
     """The bucket of a host: the first byte of the MD5 of its id, which PostgreSQL computes as well (store/hosts.py)."""
     return hashlib.md5(host_id.encode(), usedforsecurity=False).digest()[0]

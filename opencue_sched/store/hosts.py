@@ -139,17 +139,21 @@ _TAGS_OF_HOSTS = text(
 )
 
 
+# Whether there are so many hosts; where there are fewer, how many.
 _COUNT = text(
     """
-    SELECT count(*) FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-     WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
+    SELECT count(*) FROM (
+        SELECT FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+         WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
+         LIMIT :most
+    ) counted
     """
 )
 
 
-def count_hosts(connection: Connection, facilities: Sequence[str] | None) -> int:
-    """How many hosts there are in these facilities (None: all), up or not."""
-    return int(connection.execute(_COUNT, {"facilities": facilities}).scalar_one())
+def count_hosts(connection: Connection, facilities: Sequence[str] | None, *, most: int) -> int:
+    """How many hosts there are in these facilities (None: all), up or not; no more than ``most`` are counted."""
+    return int(connection.execute(_COUNT, {"facilities": facilities, "most": most}).scalar_one())
 
 
 # The names that are those of two hosts but for case, each group sorted.
