@@ -15,10 +15,10 @@ from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.hosts import Host
-from opencue_sched.domain.shards import Division, buckets, shards
-from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
+from opencue_sched.domain.shards import ALL_BUCKETS, Division, buckets, shards
+from opencue_sched.placement.host_cache import FIRST_READ_HOSTS, HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings
-from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+from opencue_sched.store.hosts import fetch_buckets, fetch_groups, fetch_hosts_by_id
 
 log = structlog.get_logger(__name__)
 
@@ -29,9 +29,10 @@ _CLEAN_UP_SECONDS = 300.0
 class HostFeed:
     """Cache and change log together. Thread-safe; the log is read by one thread at a time.
 
-    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
-    While ``rereading`` runs, they are read again in the background: a pass waits for no more than the first read of its
-    hosts.
+    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now,
+    ``instances`` who there is to read them. While ``rereading`` runs, they are read again in the background, each by
+    one process of the fleet, which tells the others what changed: a pass waits for no more than the first read of its
+    hosts. ``found`` is called with the ids of hosts that the background found and for which work may wait.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class HostFeed:
         instance: str,
         hold_seconds: float = HOLD_SECONDS,
         division: Callable[[], Division] = tuple,
+        instances: Callable[[], Collection[str]] = tuple,
+        found: Callable[[Collection[str]], object] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -51,6 +54,8 @@ class HostFeed:
         self._settings = settings
         self.division = division
         self._divided: Division = ()
+        self._instances = instances
+        self._found = found
         self._clock = clock
         self._lock = threading.Lock()
         self._cursor: str | None = None
@@ -74,11 +79,27 @@ class HostFeed:
 
     def reread(self) -> float:
         """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
-        _, pause = self.cache.reread()
+        own = self._own_buckets()
+        reread = self.cache.reread(own)
+        if reread.appeared:
+            self._found([host.id for host in reread.appeared])
+        if own != ALL_BUCKETS and not reread.at_once:
+            self.changed({host.id for host in reread.changed}.union(reread.gone))
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
-        return pause
+        return reread.pause
+
+    def _own_buckets(self) -> frozenset[int]:
+        """The buckets that this process reads again for the fleet: those of its shard; where the hosts are not divided,
+        its part of all."""
+        division = self.division()
+        if division:
+            return buckets(self._instance, division) if self._instance in division else frozenset()
+        try:
+            return buckets(self._instance, tuple(sorted({*self._instances(), self._instance})))
+        except RedisError:
+            return ALL_BUCKETS
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, and every process was notified: read them again at the next refresh."""
@@ -97,8 +118,11 @@ class HostFeed:
         except RedisError as error:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
-    def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
-        return ask(self._engine, fetch_groups, facility_id, tags, self._settings.host_staleness_threshold, of_buckets)
+    def _fetch(self, facility_id: str, tags: Sequence[str] | None, of_buckets: Collection[int]) -> list[Host]:
+        staleness = self._settings.host_staleness_threshold
+        if tags is None:
+            return ask(self._engine, fetch_buckets, [facility_id], staleness, of_buckets)
+        return ask(self._engine, fetch_groups, facility_id, tags, staleness, of_buckets, most=FIRST_READ_HOSTS)
 
     def follow(self) -> None:
         """Read again what changed since this process looked last, in any of its shards."""

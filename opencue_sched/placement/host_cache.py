@@ -22,19 +22,30 @@ from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it is asked under the lock, and of hosts that are not chosen."""
-FetchHosts = Callable[[str, Sequence[str], Collection[int]], Sequence[Host]]
-"""``fetch(facility_id, tags, buckets)``: the hosts of the facility with any of the tags that can be booked, of these
-buckets (domain/clusters.py), in one query."""
+FetchHosts = Callable[[str, Sequence[str] | None, Collection[int]], Sequence[Host]]
+"""``fetch(facility_id, tags, buckets)``: the hosts of the facility that can be booked, of these buckets
+(domain/shards.py), in one query. With tags those that have any of them, and of more than FIRST_READ_HOSTS any so many;
+with None all there are."""
 
 HOLD_SECONDS = 12.0
 REREAD_SECONDS = 10.0
 """Between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those whose
 news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
-REREADS_PER_SECOND = 500
-"""Hosts read again in the background in a larger farm, which takes longer than REREAD_SECONDS then: a twentieth of a
-core, whatever the farm's size."""
+WHOLE_ROUND_SECONDS = 60.0
+"""Between two rounds in which a process reads all hosts here again, not only those that are its own to read: what
+another process found may not have been heard."""
+REREADS_PER_SECOND = 1_000
+"""Hosts that a fleet reads again in the background in a larger farm, where a round takes longer than REREAD_SECONDS
+then: a twentieth of a core of PostgreSQL, whatever the size of farm and fleet."""
 HOSTS_PER_REREAD = 500
-"""Hosts read again in one query, or up to twice as many: a pass waits for the lock, and for Python's, no longer."""
+"""Hosts read again in one query, about: a pass waits for the lock, and for Python's, no longer."""
+_FIRST_BUCKETS = 16
+"""Buckets read again at first: how many hosts they have says how many buckets to read together."""
+_MOST_GROWTH = 4
+"""A portion has at most so many times as many buckets as the one before."""
+FIRST_READ_HOSTS = 5_000
+"""Hosts of which a pass waits for the first read: half a second. Those of a larger farm follow in the background, at
+once, so that the first plan of a process comes as soon on any farm."""
 FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""
 SCORED_CANDIDATES = 16
@@ -87,15 +98,68 @@ class _Group:
 
 @dataclass(slots=True)
 class _Part:
-    """The groups of a facility's shard, by tag. All are read again in portions: ``turn`` is how many were, ``due_at``
-    when the next one is. ``reading`` is held by the thread that reads what is absent."""
+    """The groups of a facility's shard, by tag. All are read again in rounds, some buckets at a time."""
 
     facility_id: str
     buckets: frozenset[int]
     due_at: float
-    turn: int = 0
+    """When the next portion is read."""
+    whole_at: float
+    """When the next round takes all buckets, not only those that are the process's own to read."""
+    left: list[int] = field(default_factory=list)
+    """The buckets that the round under way has not read yet."""
+    in_round: int = 0
+    """How many buckets that round has in all."""
+    at_once: bool = False
+    """Whether that round makes no pauses."""
+    at_a_time: int = _FIRST_BUCKETS
+    """How many buckets the next portion has."""
+    sized: bool = False
+    """Whether portions have found their size; until then they come without pauses."""
     groups: dict[str, _Group] = field(default_factory=dict)
     reading: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that reads what is absent."""
+
+    def begin(self, own: frozenset[int], now: float) -> None:
+        """Begin a round of those buckets that are the process's own to read; of all when it is time to."""
+        whole = now >= self.whole_at
+        self.left, self.at_once = sorted(self.buckets if whole else self.buckets & own), False
+        self.in_round = len(self.left)
+        if whole:
+            self.whole_at = now + WHOLE_ROUND_SECONDS
+
+    def begin_at_once(self, now: float) -> None:
+        """Begin a round of all buckets that makes no pauses."""
+        self.left, self.at_once, self.in_round = sorted(self.buckets), True, len(self.buckets)
+        self.due_at, self.whole_at = now, now + WHOLE_ROUND_SECONDS
+
+    def read(self, buckets: frozenset[int], hosts: int) -> float:
+        """These buckets, with so many hosts, were read; the seconds to the next portion."""
+        self.left = [bucket for bucket in self.left if bucket not in buckets]
+        of_bucket, most = hosts / len(buckets), len(ALL_BUCKETS)
+        wanted = max(1, min(most, int(HOSTS_PER_REREAD / of_bucket))) if hosts else most
+        in_haste = self.at_once or not self.sized
+        self.sized = self.sized or wanted <= _MOST_GROWTH * self.at_a_time
+        self.at_a_time = min(_MOST_GROWTH * self.at_a_time, wanted)
+        if in_haste and self.left:
+            return 0.0
+        round_seconds = max(REREAD_SECONDS, most * of_bucket / REREADS_PER_SECOND)
+        return round_seconds if in_haste else round_seconds * len(buckets) / self.in_round
+
+
+class Reread(NamedTuple):
+    """What one call of `HostCache.reread` did."""
+
+    changed: Sequence[Host]
+    """The hosts that were not as they were known."""
+    pause: float
+    """In how many seconds to call again."""
+    gone: Collection[str] = ()
+    """The ids of the hosts that cannot be booked any more."""
+    appeared: Sequence[Host] = ()
+    """Of the hosts that were not known to be bookable, one for each set of groups."""
+    at_once: bool = False
+    """Whether all hosts are being read, because nobody knows what changed."""
 
 
 class _Hold(NamedTuple):
@@ -208,45 +272,53 @@ class HostCache:
             return ()  # without waiting for who reads others
         with part.reading:
             due = {tag: group for tag, group in groups.items() if not group.read}
-            hosts = self._read(facility_id, due, buckets)[0] if due else ()
-            for group in due.values():
-                group.read = True
+            if not due:
+                return ()
+            with self._fetch_permits:
+                read_at = self.instant()
+                hosts = self._fetch(facility_id, list(due), buckets)
+            with self._lock:
+                if len(hosts) < FIRST_READ_HOSTS:
+                    self.apply(hosts, _known(due.values(), buckets) - {host.id for host in hosts}, read_at=read_at)
+                else:
+                    part.at_a_time, part.sized = 1, False
+                    self.apply(hosts, (), read_at=read_at)
+                    part.begin_at_once(self._clock())
+                for group in due.values():
+                    group.read = True
             return hosts
 
-    def reread(self) -> tuple[Sequence[Host], float]:
-        """Read again the portion of the hosts whose turn it is, if it is time to. Returns the hosts that changed, and
-        in how many seconds to call again. For a thread in the background. Errors as of refresh()."""
+    def reread(self, own: frozenset[int] = ALL_BUCKETS) -> Reread:
+        """Read again the portion of the hosts whose turn it is, if it is time to. For a thread in the background.
+        Errors as of refresh().
+
+        ``own`` are the buckets that no other process of the fleet reads. What others find comes by the change log; the
+        hosts here of buckets that are not own are read once in WHOLE_ROUND_SECONDS.
+        """
         with self._lock:
+            now = self._clock()
             part = min(self._parts.values(), key=attrgetter("due_at"), default=None)
-            if part is None or part.due_at > self._clock():
-                return (), REREAD_SECONDS if part is None else min(REREAD_SECONDS, part.due_at - self._clock())
-            portions, pause = self._portions()
-            portion = frozenset(sorted(part.buckets)[part.turn % portions :: portions])
-            groups = dict(part.groups)
-        _, changed = self._read(part.facility_id, groups, portion)
-        with self._lock:
-            part.turn += 1
-            # At most one whole round that was missed is made up for, at once: expire() sets ``due_at`` back by as much.
-            part.due_at = max(part.due_at, self._clock() - portions * pause) + pause
-            return changed, 0.0
-
-    def _portions(self) -> tuple[int, float]:
-        """In how many portions all hosts are read again, and the seconds from one to the next. Under the lock."""
-        portions = max(1, len(self._shown) // HOSTS_PER_REREAD)
-        return portions, max(REREAD_SECONDS, len(self._shown) / REREADS_PER_SECOND) / portions
-
-    def _read(
-        self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
-    ) -> tuple[Sequence[Host], Sequence[Host]]:
-        """Read these buckets of groups, by tag, and forget those of their hosts that are not found any more. Returns
-        all hosts that were found, and those of them that changed."""
+            if part is None or part.due_at > now:
+                return Reread((), REREAD_SECONDS if part is None else min(REREAD_SECONDS, part.due_at - now))
+            if not part.left:
+                part.begin(own, now)
+            if not part.left:
+                part.due_at = now + REREAD_SECONDS
+                return Reread((), 0.0)
+            portion = frozenset(part.left[: part.at_a_time])
+            groups, at_once = list(part.groups.values()), part.at_once
         with self._fetch_permits:
             read_at = self.instant()
-            hosts = self._fetch(facility_id, list(groups), buckets)
+            hosts = self._fetch(part.facility_id, None, portion)
         with self._lock:
-            known = (group.by_bucket.get(bucket, ()) for group in groups.values() for bucket in buckets)
-            gone = set[str]().union(*known) - {host.id for host in hosts}
-            return hosts, self.apply(hosts, gone, read_at=read_at)
+            absent = [host for host in hosts if host.id not in self._shown]
+            gone = _known(groups, portion) - {host.id for host in hosts}
+            changed = self.apply(hosts, gone, read_at=read_at)
+            appeared = {tuple(map(id, self._groups_of(host))): host for host in absent if host.id in self._shown}
+            pause = part.read(portion, len(hosts))
+            # One portion that was missed is made up for at once.
+            part.due_at = max(part.due_at, self._clock() - pause) + pause
+            return Reread(changed, 0.0, gone, tuple(appeared.values()), at_once)
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
         """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
@@ -263,9 +335,8 @@ class HostCache:
     def expire(self) -> None:
         """Have every host read again, as soon as that can be: for a change log that could not say what changed."""
         with self._lock:
-            portions, pause = self._portions()
             for part in self._parts.values():
-                part.due_at = self._clock() - (portions - 1) * pause
+                part.begin_at_once(self._clock())
 
     def forget_reads(self) -> None:
         """Have every host read again by the pass that needs it next: nothing of what changed was heard."""
@@ -447,7 +518,9 @@ class HostCache:
             now = self._clock()
             part = self._parts.get((facility_id, shard))
             if part is None or part.buckets != buckets:
-                part = self._parts[facility_id, shard] = _Part(facility_id, buckets, now + REREAD_SECONDS)
+                part = self._parts[facility_id, shard] = _Part(
+                    facility_id, buckets, now + REREAD_SECONDS, now + WHOLE_ROUND_SECONDS
+                )
             for tag in tags:
                 if tag not in part.groups:
                     part.groups[tag] = _Group(
@@ -481,7 +554,8 @@ class HostCache:
         # A frame that was placed and has ended since the last read ran here as well.
         ran = dict.fromkeys((*covered.values(), *entry.ran))
         recent = tuple(islice((it for it in ran if it and it not in host.running), RECENT_LAYERS))
-        entry.ran = (*host.running, *recent)
+        # Of a full host no read says what runs there.
+        entry.ran = (*host.running, *recent) if host.idle_cores else tuple(ran)
         host = replace(host, recent=recent) if recent else host
         entry.read_at = read_at
         self._refused.pop(host.id, None)
@@ -553,6 +627,12 @@ class HostCache:
             else:
                 hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
         return [host for _, _, host in sorted(ranked, key=itemgetter(0, 1))]
+
+
+def _known(groups: Iterable[_Group], buckets: Iterable[int]) -> set[str]:
+    """The ids of the hosts in these groups and buckets."""
+    groups, buckets = list(groups), list(buckets)
+    return set[str]().union(*(group.by_bucket.get(bucket, ()) for group in groups for bucket in buckets))
 
 
 def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:

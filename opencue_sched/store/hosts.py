@@ -21,7 +21,7 @@ from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.names import os_names
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
-from opencue_sched.domain.units import INT_MAX, MOST_KB
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
 from opencue_sched.store.lookups import row_of
 from opencue_sched.store.procs import lock_hosts
@@ -29,13 +29,24 @@ from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICOR
 from opencue_sched.store.shows import delete_rows, set_rows
 from opencue_sched.store.tags import compared_tag
 
+
+def bucket(host_id: str) -> str:
+    """The bucket (domain/shards.py) of the host whose id is in a column. Revision 0018 has an index of these of
+    ``host``."""
+    return f"get_byte(decode(left(md5({host_id}), 2), 'hex'), 0)"
+
+
+# The procs of a host are read where a frame might go beside them: in a full farm of hardly any, and each has many.
 _COLUMNS = f"""
     h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
            h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
            ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
-           ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
+           CASE WHEN h.int_cores_idle < h.int_cores
+                     AND h.int_cores_idle - {LOCKED_CENTICORES} >= {CENTICORES_PER_CORE} THEN
+               ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL)
+           ELSE '{{}}' END AS running,
            {HOLD_COLUMNS}
 """  # noqa: S608 - only our own constants
 
@@ -49,9 +60,22 @@ _OF_TAGS = text(
       AND h.pk_host IN (
           SELECT t.pk_host FROM host_tag t WHERE {compared_tag("t.str_tag")} = ANY(CAST(:tags AS varchar[]))
       )
-      AND (CAST(:buckets AS integer[]) IS NULL
-           OR get_byte(decode(left(md5(h.pk_host), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
+      AND (CAST(:buckets AS integer[]) IS NULL OR {bucket("h.pk_host")} = ANY(CAST(:buckets AS integer[])))
+    LIMIT :most
     """  # noqa: S608 - only our own constant
+)
+
+# The hosts of some buckets, by their index, and no others.
+_OF_BUCKETS = text(
+    f"""
+    SELECT {_COLUMNS}
+    FROM unnest(CAST(:buckets AS integer[])) AS wanted(bucket)
+    JOIN {row_of("host", "h", f"{bucket('pk_host')} = wanted.bucket")} ON true
+    JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
+    JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
+    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    WHERE {MAY_TAKE_FRAMES} AND a.pk_facility = ANY(CAST(:facilities AS varchar[]))
+    """  # noqa: S608 - only our own constants
 )
 
 _BY_ID = text(
@@ -73,12 +97,23 @@ def fetch_groups(
     tags: Sequence[str],
     staleness: float,
     buckets: Collection[int] = ALL_BUCKETS,
+    *,
+    most: int | None = None,
 ) -> list[Host]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/clusters.py). One statement."""
+    seconds and in one of these buckets (domain/shards.py); any ``most`` of them. One statement."""
     wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
-    return _hosts(connection.execute(_OF_TAGS, parameters))
+    return _hosts(connection.execute(_OF_TAGS, {**parameters, "most": most}))
+
+
+def fetch_buckets(
+    connection: Connection, facility_ids: Collection[str], staleness: float, buckets: Collection[int]
+) -> list[Host]:
+    """The hosts of these buckets in the facilities, whatever tags they carry. It costs as much as these hosts, however
+    many others there are. One statement."""
+    parameters = {"facilities": sorted(facility_ids), "staleness": staleness, "buckets": sorted(buckets)}
+    return _hosts(connection.execute(_OF_BUCKETS, parameters))
 
 
 def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> list[Host]:

@@ -14,7 +14,7 @@ from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
-from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+from opencue_sched.store.hosts import fetch_buckets, fetch_groups, fetch_hosts_by_id
 
 KEY = "cue:hosts:changed"
 
@@ -255,15 +255,18 @@ class Worker:
         self.cursor, _ = changes.since(None)
         self.cache.refresh(facility_id, ["general"])
 
-    def fetch(self, facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
+    def fetch(self, facility_id: str, tags: Sequence[str] | None, buckets: Collection[int]) -> Sequence[Host]:
         with self.engine.connect() as connection:
+            if tags is None:
+                return fetch_buckets(connection, [facility_id], STALENESS, buckets)
             return fetch_groups(connection, facility_id, tags, STALENESS, buckets)
 
     def gather(self) -> None:
         self.cursor, ids = self.changes.since(self.cursor)
         if ids is None:
             self.cache.expire()
-            self.cache.reread()
+            while not self.cache.reread().pause:
+                pass
         elif ids:
             read_at = self.cache.instant()
             with self.engine.connect() as connection:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.coordination.keys import BoardKeys
@@ -21,6 +23,7 @@ from opencue_sched.domain.shards import Division, shard_of
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
 
 TWO, THREE = ("one", "two"), ("one", "three", "two")
@@ -163,10 +166,33 @@ def test_a_cluster_in_the_trash_stays_there_when_the_farm_is_divided_anew(fleet:
     assert len(fleet.postings.find_all(name)) == len(fleet.postings.find_all(f"{name}@one")) * 3
 
 
-def feed_of(fleet: Fleet, name: str) -> HostFeed:
+def feed_of(fleet: Fleet, name: str, **options: Any) -> HostFeed:
     here = fleet.here
     changes = HostChanges(here.client, "cue")
-    return HostFeed(here.engine, changes, here.settings.host_cache, instance=name, division=lambda: fleet.division)
+    return HostFeed(
+        here.engine, changes, here.settings.host_cache, instance=name, division=lambda: fleet.division, **options
+    )
+
+
+def read_again(feed: HostFeed) -> None:
+    """What the thread in the background does, until there is nothing to do."""
+    while not feed.reread():
+        pass
+
+
+@contextmanager
+def rows_returned(engine: Engine) -> Iterator[list[int]]:
+    """How many rows each statement returns meanwhile."""
+    rows: list[int] = []
+
+    def note(_connection: Any, cursor: Any, *_: Any) -> None:
+        rows.append(cursor.rowcount)
+
+    event.listen(engine, "after_cursor_execute", note)
+    try:
+        yield rows
+    finally:
+        event.remove(engine, "after_cursor_execute", note)
 
 
 def shown(feed: HostFeed) -> set[str]:
@@ -215,6 +241,34 @@ def test_a_message_of_another_shard_is_worked_on_with_that_shards_hosts(fleet: F
     assert shown(feed) == {
         host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "two" or shard_of(host_id, THREE) == "three"
     }
+
+
+def test_a_farm_that_is_not_divided_is_read_again_by_each_worker_in_part_and_all_know(fleet: Fleet) -> None:
+    # Given three workers that each know all hosts
+    fleet.division = ()
+    clock = Clock()
+    feeds = [feed_of(fleet, name, clock=clock, instances=lambda: THREE) for name in THREE]
+    cluster = cluster_in(fleet, "")
+    feeds[0].changed(fleet.host_ids)
+    for feed in feeds:
+        feed.follow()
+        feed.refresh(cluster)
+        read_again(feed)
+    # When hosts change and nobody hears of it
+    with fleet.here.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE host SET int_cores_idle = 0")
+        connection.exec_driver_sql("UPDATE host SET str_lock_state = 'LOCKED' WHERE pk_host < '8'")
+    clock.advance(10)
+    with rows_returned(fleet.here.engine) as rows:
+        for feed in feeds:
+            read_again(feed)
+    # Then each host is read again by one of them, and the others hear of it
+    unlocked = {host_id for host_id in fleet.host_ids if host_id >= "8"}
+    assert sum(rows) == len(unlocked)
+    for feed in feeds:
+        feed.follow()
+        assert len(feed.cache) == len(unlocked)
+        assert feed.cache.idle_cores([cluster]) == 0
 
 
 def test_a_pass_over_a_shard_books_on_its_hosts_alone(fleet: Fleet, engine: Engine) -> None:

@@ -186,6 +186,22 @@ def test_a_host_says_what_runs_on_it(engine: Engine) -> None:
     assert {host.id: host.running for host in hosts} == {busy.id: {first.id: 2, second.id: 1}, idle.id: {}}
 
 
+def test_of_a_full_host_and_an_idle_one_no_proc_is_read(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        full, idle, busy = farm.host(cores=2), farm.host(), farm.host(cores=8)
+        (layer,) = farm.job([LayerSpec(frames=4)]).layers
+        farm.run(layer.frames[:2], full)
+        farm.run(layer.frames[2:], busy)
+
+        with rows_read(connection) as read:
+            hosts = fetch_hosts_by_id(connection, [full.id, idle.id], STALENESS)
+        assert read["proc"] == (0, 0)
+        assert {host.id: (host.idle_cores, host.running) for host in hosts} == {full.id: (0, {}), idle.id: (8, {})}
+        (host,) = fetch_hosts_by_id(connection, [busy.id], STALENESS)
+        assert host.running == {layer.id: 2}
+
+
 def test_the_full_name_of_a_host_is_the_one_it_reports_under(engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)

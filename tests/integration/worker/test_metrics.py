@@ -160,7 +160,8 @@ def census(process: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetC
 def run_passes(process: Process) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
     process.hosts.cache.expire()
-    process.hosts.reread()
+    while not process.hosts.reread():
+        pass
     process.backlog.missed()
     process.backlog.resync()
     process.sweep(wake_shows=[cluster.show_id for cluster in process.sweeper.clusters])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.hosts import Hold, Host
-from opencue_sched.domain.shards import bucket_of, buckets, shard_of
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -29,13 +29,14 @@ class Farm:
         self.read_ids: list[list[str]] = []
         self.failure: Exception | None = None
 
-    def fetch(self, facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
-        self.queries.append(list(tags))
+    def fetch(self, facility_id: str, tags: Sequence[str] | None, buckets: Collection[int]) -> Sequence[Host]:
+        self.queries.append(list(tags or ()))
         if self.failure is not None:
             raise self.failure
-        wanted = frozenset(tags)
-        read = [host for host in self.hosts.values() if host.facility_id == facility_id and host.tags & wanted]
+        read = [host for host in self.hosts.values() if host.facility_id == facility_id]
         read = [host for host in read if bucket_of(host.id) in buckets]
+        if tags is not None:
+            read = [host for host in read if not host.tags.isdisjoint(tags)][: host_cache.FIRST_READ_HOSTS]
         self.read_ids.append([host.id for host in read])
         return read
 
@@ -51,6 +52,14 @@ def make_cache(farm: Farm, clock: Clock, **settings: Any) -> HostCache:
     cache = HostCache(HostCacheSettings(**settings), farm.fetch, instance="one", clock=clock)
     cache.refresh("fac", ["general"])
     return cache
+
+
+def read_again(cache: HostCache, own: frozenset[int] = ALL_BUCKETS) -> list[Host]:
+    """All that is to be read again now; the hosts that changed."""
+    changed: list[Host] = []
+    while not (reread := cache.reread(own)).pause:
+        changed += reread.changed
+    return changed
 
 
 def find(cache: HostCache, cores: int = 1, **options: Any) -> Host | None:
@@ -225,14 +234,14 @@ class TestReadingAgain:
         farm.book("h2", 3)
 
         clock.advance(9)
-        assert cache.reread() == ((), 1)
+        assert (read_again(cache), cache.reread().pause) == ([], 1)
         assert len(farm.queries) == 1
 
         clock.advance(1)
-        changed, _ = cache.reread()
-        assert [host.id for host in changed] == ["h2"]
+        assert [host.id for host in read_again(cache)] == ["h2"]
         assert idle_cores(cache, "h2") == 5
-        assert cache.reread() == ((), pytest.approx(10))
+        assert read_again(cache) == []
+        assert 5 < cache.reread().pause <= 10
 
     def test_new_hosts_are_taken_in_and_those_that_left_are_forgotten(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"))
@@ -241,22 +250,22 @@ class TestReadingAgain:
         farm.hosts["h2"] = make_host("h2")
 
         clock.advance(10)
-        cache.reread()
+        read_again(cache)
 
         assert idle_cores(cache, "h1") is None
         assert idle_cores(cache, "h2") == 8
         assert len(cache) == 1
 
-    def test_all_tags_of_a_facility_are_read_by_one_query(self, clock: Clock) -> None:
+    def test_the_hosts_of_all_groups_are_read_together(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"), make_host("h2", tags=frozenset({"other"})))
         cache = make_cache(farm, clock)
         cache.refresh("fac", ["other"])
 
         clock.advance(10)
-        cache.reread()
+        farm.read_ids.clear()
+        read_again(cache)
 
-        assert sorted(farm.queries[-1]) == ["general", "other"]
-        assert sorted(farm.read_ids[-1]) == ["h1", "h2"]
+        assert sorted(host_id for ids in farm.read_ids for host_id in ids) == ["h1", "h2"]
 
     def test_when_anything_may_have_changed_all_is_read_again_at_once(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
@@ -265,9 +274,10 @@ class TestReadingAgain:
 
         cache.expire()
 
-        assert [host.idle_cores for host in cache.reread()[0]] == [5]
-        assert cache.reread()[0] == ()
-        assert len(farm.queries) == 2
+        assert [host.idle_cores for host in read_again(cache)] == [5]
+        queries = len(farm.queries)
+        assert read_again(cache) == []
+        assert len(farm.queries) == queries
 
     def test_a_large_farm_is_read_in_portions_over_a_longer_time_each_host_once(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -280,12 +290,12 @@ class TestReadingAgain:
         clock.advance(40)
         farm.read_ids.clear()
         while sum(map(len, farm.read_ids)) < 400:
-            clock.advance(cache.reread()[1])
+            clock.advance(cache.reread().pause)
             assert clock() < began + 100
 
         assert len({host_id for ids in farm.read_ids for host_id in ids}) == 400
         assert max(map(len, farm.read_ids)) < 100
-        assert cache.reread()[1] > 0, "and then there is a pause"
+        assert cache.reread().pause > 0, "and then there is a pause"
 
     def test_a_portion_that_could_not_be_read_is_read_at_the_next_try(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
@@ -298,7 +308,7 @@ class TestReadingAgain:
         assert idle_cores(cache) == 8
 
         farm.failure = None
-        assert len(cache.reread()[0]) == 1
+        assert len(read_again(cache)) == 1
 
     def test_a_host_that_a_read_in_the_background_found_is_in_a_group_that_came_meanwhile(self, clock: Clock) -> None:
         farm = Farm(make_host(tags=frozenset({"general", "other"})))
@@ -322,8 +332,74 @@ class TestReadingAgain:
         farm = Farm(make_host())
         cache = HostCache(HostCacheSettings(), farm.fetch, clock=clock)
         clock.advance(100)
-        assert cache.reread()[0] == ()
+        assert read_again(cache) == []
         assert farm.queries == []
+
+    def test_only_own_buckets_are_read_and_all_once_a_minute(self, clock: Clock) -> None:
+        # Given two processes that read a farm's hosts for each other, of which one has just begun
+        farm = Farm(*HOSTS)
+        cache = make_cache(farm, clock)
+        own = buckets("one", DIVISION)
+        farm.read_ids.clear()
+        # When it reads them again for most of a minute
+        for _ in range(5):
+            clock.advance(10)
+            read_again(cache, own)
+        # Then it has read its own, and those of the other one with the next round
+        assert {host_id for ids in farm.read_ids for host_id in ids} == of("one")
+        clock.advance(10)
+        read_again(cache, own)
+        clock.advance(10)
+        read_again(cache, own)
+        assert {host_id for ids in farm.read_ids for host_id in ids} == {host.id for host in HOSTS}
+
+    def test_what_left_and_what_came_is_told(self, clock: Clock) -> None:
+        farm = Farm(make_host("h1"))
+        cache = make_cache(farm, clock)
+        del farm.hosts["h1"]
+        farm.hosts |= {name: make_host(name) for name in ("h2", "h3")} | {"h4": make_host("h4", tags=frozenset({"x"}))}
+        clock.advance(10)
+
+        rereads = []
+        while not (reread := cache.reread()).pause:
+            rereads.append(reread)
+
+        assert {host_id for reread in rereads for host_id in reread.gone} == {"h1"}
+        # one for each set of groups here, in each portion
+        assert {host.id for reread in rereads for host in reread.appeared} <= {"h2", "h3"}
+        assert any(reread.appeared for reread in rereads)
+
+
+class TestALargeFarm:
+    """A pass waits for no more than some thousand hosts, whatever the farm's size."""
+
+    @pytest.fixture
+    def farm(self, monkeypatch: pytest.MonkeyPatch) -> Farm:
+        monkeypatch.setattr(host_cache, "FIRST_READ_HOSTS", 20)
+        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 8)
+        return Farm(*(make_host(f"h{number}") for number in range(400)))
+
+    def test_some_hosts_are_read_at_first_and_the_rest_at_once(self, clock: Clock, farm: Farm) -> None:
+        cache = make_cache(farm, clock)
+        assert len(cache) == 20
+
+        read_again(cache)
+
+        assert len(cache) == 400
+        assert max(map(len, farm.read_ids[1:])) < 50
+        assert sum(map(len, farm.read_ids)) == 20 + 400, "each of them once"
+
+    def test_hosts_that_were_known_stay_when_all_are_read_again(self, clock: Clock, farm: Farm) -> None:
+        cache = make_cache(farm, clock)
+        read_again(cache)
+
+        cache.forget_reads()
+        assert len(cache.refresh("fac", ["general"])) == 20
+
+        assert len(cache) == 400
+        del farm.hosts["h399"]
+        read_again(cache)
+        assert len(cache) == 399
 
 
 DIVISION = ("one", "two")
@@ -360,8 +436,8 @@ class TestShards:
         assert set(farm.read_ids[0]) == found(cache, "one") == of("one")
         assert found(cache, "two") == found(cache, "") == set()
         clock.advance(10)
-        cache.reread()
-        assert set(farm.read_ids[1]) == of("one")
+        read_again(cache)
+        assert {host_id for ids in farm.read_ids[1:] for host_id in ids} == of("one")
 
     def test_shards_are_apart(self, clock: Clock) -> None:
         _, cache = self.cache(clock)

@@ -36,6 +36,16 @@ class TestRecent:
         read_again(cache, clock, make_host(running={"a": 1}))
         assert must_find(cache).recent == ("c", "b")
 
+    def test_what_ran_is_remembered_while_the_host_is_full_and_no_read_says_what_runs(self, clock: Clock) -> None:
+        layers = [f"l{number}" for number in range(3 * RECENT_LAYERS)]
+        cache = make_cache(Farm(make_host(running=dict.fromkeys(layers, 1))), clock)
+
+        for _ in range(3):
+            read_again(cache, clock, make_host(idle_centicores=0))
+        read_again(cache, clock, make_host(idle_centicores=100, running=dict.fromkeys(layers[:-1], 1)))
+
+        assert must_find(cache).recent == (layers[-1],)
+
     def test_no_more_than_the_last_eight_are_remembered(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host()), clock)
 
