@@ -435,7 +435,9 @@ class Planner:
             (next(iter(show.work.of_job(job_id)), None) for _, job_id in drawn), islice(show.rest or (), _LAYERS_AHEAD)
         )
         most = self.policy.queue.dispatch_frames_per_layer_limit
-        frames = min(self.policy.max_frames, self._idle_cores) - self.planned
+        # The shows that go on share what the plan has left.
+        shows = sum(other.front is not None or bool(other.wanted) for other in self._shows)
+        frames = (min(self.policy.max_frames, self._idle_cores) - self.planned) // max(1, shows)
         frames -= sum(min(waiting.frames, most) for waiting in show.wanted)
         for waiting in coming:
             if frames <= 0 or len(show.wanted) >= _PORTIONS_AHEAD:
@@ -445,10 +447,10 @@ class Planner:
                 and waiting.layer.id not in show.states
                 and self._may_find_host(show, waiting)
                 and not self.headroom.is_full(waiting)
-                and not show.work.has_portion(waiting.layer)
             ):
-                show.wanted.append(waiting)
                 frames -= min(waiting.frames, most)
+                if not show.work.has_portion(waiting.layer):
+                    show.wanted.append(waiting)
 
     def _may_find_host(self, show: _Show, waiting: Waiting) -> bool:
         """Whether no search of this plan has shown that there is no host for the layer. Asked for each layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,3 +92,32 @@ def test_a_layer_that_has_its_share_of_the_hosts_goes_on_though_nothing_of_it_wa
     planner, reads = plan(backlog, CountingPool([host]), tags=("apart",))
 
     assert (len(planner.procs()), reads) == (2, 1)
+
+
+def test_shows_that_fill_a_farm_together_read_no_more_frames_than_it_takes() -> None:
+    # given five shows, each of which has enough to fill the farm, in layers of 20 frames
+    backlog, cores, shows = Backlog(lambda: 0.0), 500, [f"s{number}" for number in range(5)]
+    rows = []
+    for show in shows:
+        for number in range(200):
+            job = make_job(f"{show}j{number:03d}", show_id=show, facility_id="fac", priority=200 - number)
+            rows.append((job, make_layer(f"{show}l{number:03d}", frames=0, waiting_frames=20), "v"))
+    backlog.apply(rows, read_at=backlog.instant())
+    clusters = [replace(make_cluster(), show_id=show) for show in shows]
+    pool = FrozenPool([make_host(f"h{number}", cores=10, idle_centicores=1000) for number in range(cores // 10)])
+    works = tuple(backlog.work([cluster], own=ALL_BUCKETS, now=0.0) for cluster in clusters)
+    sizes = {(show, "alloc"): cores / len(shows) for show in shows}
+    snapshot = Snapshot(works, {pair: make_caps(10_000) for pair in sizes}, {}, sizes=sizes)
+    planner = Planner(snapshot, pool, make_policy(), counting_ids(), idle_cores=pool.idle_cores(clusters))
+
+    # when they are planned
+    read = 0
+    while wanted := planner.run():
+        read += len(wanted)
+        for waiting in wanted:
+            frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(20)]
+            backlog.apply_portion(waiting.layer.id, 20, frames, None, read_at=backlog.instant())
+
+    # then the farm is full, and what was read is not many times what was planned
+    assert planner.planned == cores
+    assert 20 * read <= 2 * planner.planned
