@@ -286,9 +286,10 @@ class _Pass:
 
     def _plan(self) -> None:
         runner = self.runner
-        snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched)
-        self.progress()
         clusters = [cluster for work in self.works for cluster in work.clusters]
+        idle_cores = runner.hosts.cache.idle_cores(clusters)
+        snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched, idle_cores=idle_cores)
+        self.progress()
         # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.
         shows = {cluster.show_id for cluster in clusters}
         policy = self._policy(snapshot, runner.plan_sizes.most(self.report.cluster.shard, shows))
@@ -299,7 +300,7 @@ class _Pass:
             # uuid4() asks the kernel, without the interpreter's lock: for each of 1,000 procs, the pass would have to
             # get it back from the other threads.
             lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
-            idle_cores=runner.hosts.cache.idle_cores(clusters),
+            idle_cores=idle_cores,
         )
         self._place(planner)
         for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
@@ -331,8 +332,14 @@ class _Pass:
         runner, permits = self.runner, self.runner.permits
         for _ in range(_TRIES):
             self._fill(planner)
-            while (unknown := planner.unknown_caps()) and (over := planner.learn(read_caps(runner.ledger, unknown))):
-                # What is full gives its hosts to others.
+            full = False
+            while unknown := planner.unknown_caps(ahead=full):
+                over = planner.learn(read_caps(runner.ledger, unknown, runner.watched))
+                if not over:
+                    break
+                # What is full gives its hosts to others, of which more may be full.
+                full = True
+                runner.watched.refused(proc.vertices for proc in over)
                 runner.backlog.backlog.settle(over)
                 planner.take_back(over, again=True)
                 self._fill(planner)

@@ -25,13 +25,19 @@ from opencue_sched.placement.backlog import BacklogWork
 CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], int]]
 """The cores in use under subscriptions, by show and allocation id; one that is absent has none."""
 WATCHED_SECONDS = 60.0
-"""How long the use of a job or folder is read by every pass after its cap has refused a booking."""
+"""How long the use of a job or folder is read by every pass after its cap was found full, or has refused a booking."""
 _MOST_JOBS = 40
-"""Jobs at the head of a show's order whose use is read before a plan; of those behind, when a plan comes to them."""
+"""Jobs at the head of a show's order whose use is read before a plan, at most; of all others, when a plan has taken
+frames of them."""
+
+
+_CORES_OF_A_JOB = 25
+"""Idle cores for which one job more of each show is read before a plan: a plan on few cores takes frames of a few jobs,
+and nobody knows of which before it is made."""
 
 
 class WatchedVertices:
-    """Jobs and folders whose caps refused bookings of this process a moment ago. Thread-safe."""
+    """Jobs and folders whose caps were full, or refused bookings of this process, a moment ago. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,12 +45,14 @@ class WatchedVertices:
         self._lock = Lock()
 
     def refused(self, vertices: Iterable[Vertices]) -> None:
-        """Bookings under these were refused."""
+        """Bookings under these were refused, or would have been."""
+        self.watch(key for of in vertices for key in (keys.job(of.job_id), keys.folder(of.folder_id)))
+
+    def watch(self, vertices: Iterable[str]) -> None:
+        """Read the use of these (keys) with every pass from now on."""
         until = self._clock() + WATCHED_SECONDS
         with self._lock:
-            for of_booking in vertices:
-                self._until[keys.job(of_booking.job_id)] = until
-                self._until[keys.folder(of_booking.folder_id)] = until
+            self._until.update(dict.fromkeys(vertices, until))
 
     def keys(self) -> list[str]:
         """The keys of those that are watched now."""
@@ -63,14 +71,15 @@ def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[
 
 
 def read_snapshot(
-    ledger: Ledger, backlog: BacklogFeed, works: Sequence[BacklogWork], watched: WatchedVertices
+    ledger: Ledger, backlog: BacklogFeed, works: Sequence[BacklogWork], watched: WatchedVertices, *, idle_cores: int
 ) -> Snapshot:
     """What the planner may know of these works: what is in use under their subscriptions, all limits, and the caps of
-    jobs and folders that the plan is likely to reach or that refused a moment ago."""
+    jobs and folders that are watched, or that a plan on so many ``idle_cores`` is sure to reach."""
     now = backlog.now()
     gpu_layers = backlog.backlog.with_gpus(now)
     shares = backlog.shares({work.clusters[0].show_id for work in works} | {it.job.show_id for it in gpu_layers})
-    jobs = {job.id: job for work in works for job in work.first_jobs(_MOST_JOBS)}
+    most = min(_MOST_JOBS, idle_cores // _CORES_OF_A_JOB)
+    jobs = {job.id: job for work in works for job in work.first_jobs(most)}
     jobs |= {waiting.job.id: waiting.job for waiting in islice(gpu_layers, _MOST_JOBS)}
     limits = backlog.limits()
     asked = dict.fromkeys(
@@ -98,9 +107,12 @@ def read_snapshot(
     )
 
 
-def read_caps(ledger: Ledger, pairs: Collection[tuple[str, str]]) -> dict[str, Caps]:
-    """Caps and use of folders and jobs (pairs of their ids), by id; one that was never booked has none."""
-    found = ledger.caps([key for folder_id, job_id in pairs for key in (keys.folder(folder_id), keys.job(job_id))])
+def read_caps(ledger: Ledger, pairs: Collection[tuple[str, str]], watched: WatchedVertices) -> dict[str, Caps]:
+    """Caps and use of folders and jobs (pairs of their ids), by id; one that was never booked has none. Those that have
+    no core left are watched from now on."""
+    vertices = {key: None for folder_id, job_id in pairs for key in (keys.folder(folder_id), keys.job(job_id))}
+    found = ledger.caps(list(vertices))
+    watched.watch(key for key, caps in found.items() if _caps(caps).cores.left < 1)
     unlimited = Caps(Headroom(None, 0), Headroom(None, 0))
     return {vertex_id: unlimited for pair in pairs for vertex_id in pair} | {
         ids[0]: _caps(caps) for ids, caps in _of_kinds(found, "job", "folder")

@@ -586,9 +586,9 @@ class BacklogWork:
         return len({entry.job.id for entry in self._order if not entry.place.tags.isdisjoint(cluster.tags)})
 
     def first_jobs(self, most: int) -> list[Job]:
-        """The first jobs in the order of rank that have frames to plan."""
+        """The first jobs in the order of rank that have frames to plan, at most so many."""
         jobs: dict[str, Job] = {}
-        for waiting in self:
+        for waiting in self if most > 0 else ():
             jobs[waiting.job.id] = waiting.job
             if len(jobs) >= most:
                 break

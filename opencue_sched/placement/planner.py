@@ -235,15 +235,15 @@ class Planner:
         """All that is planned."""
         return [proc for plan in self.plans.values() for proc in plan.procs]
 
-    def unknown_caps(self) -> set[tuple[str, str]]:
-        """Folders and jobs (pairs of ids) of which nobody has read what is in use: those that the plan has come to,
-        and, if there are such, those that come next. None where all that the plan has come to are known."""
+    def unknown_caps(self, *, ahead: bool = False) -> set[tuple[str, str]]:
+        """Folders and jobs (pairs of ids) of which nobody has read what is in use: those that the plan takes frames of,
+        and, if there are such, with ``ahead`` those that come next. None where all that are in the plan are known."""
 
         def is_known(job: Job) -> bool:
             return self.headroom.knows(job.folder_id) and self.headroom.knows(job.id)
 
         unknown = {(proc.job.folder_id, proc.job.id) for proc in self.procs() if not is_known(proc.job)}
-        if unknown:
+        if unknown and ahead:
             waiting = (waiting.job for show in self._shows for waiting in show.work if not is_known(waiting.job))
             unknown.update((job.folder_id, job.id) for job in islice(waiting, _CAPS_AHEAD))
         return unknown

@@ -41,6 +41,11 @@ def execute(engine: Engine, sql: str, **parameters: object) -> None:
         connection.execute(text(sql), parameters)
 
 
+def uses_read(here: Passes) -> int:
+    """How many vertices' use was read until now."""
+    return int(here.client.info("commandstats").get("cmdstat_hmget", {}).get("calls", 0))
+
+
 def running(engine: Engine, job: JobIds) -> int:
     with engine.connect() as connection:
         found = connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": job.id}).scalar_one()
@@ -51,6 +56,24 @@ def running_of_layers(engine: Engine, job: JobIds) -> list[int]:
     statement = text("SELECT count(*) FROM proc WHERE pk_layer = :layer")
     with engine.connect() as connection:
         return [connection.execute(statement, {"layer": layer.id}).scalar_one() for layer in job.layers]
+
+
+def test_a_pass_on_a_full_farm_reads_the_use_of_the_jobs_that_it_plans_alone(here: Passes, engine: Engine) -> None:
+    # given a host with one core idle, and fifty jobs each with a folder, a cap and a layer
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show("small")
+        farm.subscription(show, farm.default_alloc(), size=100)
+        farm.host(tags=["fast"], cores=8, idle_cores=1)
+        for _ in range(50):
+            farm.job([LayerSpec(frames=1, tags="fast")], show=show, max_cores=10)
+        cluster = cluster_of(farm, "fast", show_id=show.id)
+    before = uses_read(here)
+
+    booked = here.run([cluster])[0].frames_booked
+
+    assert booked == 1
+    assert uses_read(here) - before < 20
 
 
 # Bursts
