@@ -31,7 +31,7 @@ accounting tables, which are therefore brought up to date once more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -102,14 +102,20 @@ class ImportedShows:
 
         Raises NotReady and SQLAlchemy's errors: then nothing may be booked.
         """
-        return self.seconds_left(show_id) == 0
+        return bool(self.admitted([show_id]))
+
+    def admitted(self, show_ids: Collection[str]) -> set[str]:
+        """Those of the shows that are ours; imports and raises as admits() does. One statement where all are."""
+        versions = ask(self._engine, managed_show_versions, list(show_ids))
+        return {show_id for show_id, version in versions.items() if self._seconds_left(show_id, version) == 0}
 
     def seconds_left(self, show_id: str) -> float | None:
         """Seconds until the show is ours: of quarantine, or 0 when it is ours; None when it is not managed. Imports the
         show and raises as admits() does."""
         version = ask(self._engine, managed_show_versions, [show_id]).get(show_id)
-        if version is None:
-            return None
+        return None if version is None else self._seconds_left(show_id, version)
+
+    def _seconds_left(self, show_id: str, version: str) -> float:
         ours = (self._ledger.epoch().text, version)
         if self._ours.get(show_id) == ours:
             return 0

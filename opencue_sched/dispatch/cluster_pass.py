@@ -262,7 +262,7 @@ class _Pass:
             by_show[report.cluster.facility_id, report.cluster.show_id].append(report)
         now, left_alone = runner.backlog.now(), frozenset(runner.lost.active())
         own = buckets(runner.settings.instance, runner.hosts.division())
-        works = []
+        waiting_works = []
         for (_, show_id), reports in by_show.items():
             clusters = [report.cluster for report in reports]
             place = place_of(clusters[0].shard, runner.hosts.division())
@@ -277,12 +277,21 @@ class _Pass:
                 continue
             for report in waiting:
                 report.ended = PassEnd.SATURATED
-            if runner.imported is not None and not runner.imported.admits(show_id):
-                runner.plan_sizes.forget(show_id)
-                log.info("show_not_imported_yet", cluster=clusters[0].key, show=show_id)
-                continue
-            works.append(work)
-        return works
+            waiting_works.append(work)
+        return self._imported(waiting_works)
+
+    def _imported(self, works: Sequence[BacklogWork]) -> list[BacklogWork]:
+        """What waits of shows that are imported."""
+        runner = self.runner
+        if runner.imported is None or not works:
+            return list(works)
+        ours = runner.imported.admitted({work.clusters[0].show_id for work in works})
+        for work in works:
+            cluster = work.clusters[0]
+            if cluster.show_id not in ours:
+                runner.plan_sizes.forget(cluster.show_id)
+                log.info("show_not_imported_yet", cluster=cluster.key, show=cluster.show_id)
+        return [work for work in works if work.clusters[0].show_id in ours]
 
     def _plan(self) -> None:
         runner = self.runner
