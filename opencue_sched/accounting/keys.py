@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.errors import InvalidInput
@@ -55,7 +55,7 @@ class VertexKind(StrEnum):
 
 def vertex(kind: VertexKind, *ids: str) -> str:
     """The key of a vertex."""
-    return f"acct:{kind.value}:{':'.join(ids)}"
+    return f"acct:{kind}:{':'.join(ids)}"
 
 
 subscription = partial(vertex, VertexKind.SUBSCRIPTION)
@@ -68,11 +68,14 @@ point = partial(vertex, VertexKind.POINT)
 limit = partial(vertex, VertexKind.LIMIT)
 
 
+# All frames of a layer on the hosts of one allocation have the same vertices.
+@lru_cache(maxsize=10_000)
 def capped(vertices: Vertices) -> tuple[str, ...]:
     """Keys of the vertices that can refuse a booking. An empty id means that there is no such vertex."""
     return (*filter(None, _hierarchy(vertices)[:3]), *map(limit, vertices.limit_ids))
 
 
+@lru_cache(maxsize=10_000)
 def counted(vertices: Vertices) -> tuple[str, ...]:
     """Keys of all vertices a booking moves, limits last."""
     return (*filter(None, _hierarchy(vertices)), *map(limit, vertices.limit_ids))
