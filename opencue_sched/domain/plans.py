@@ -72,6 +72,9 @@ class Work(Protocol):
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
 
+    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Reservation]]:
+        """For each set of tags that layers of the job have: none of these needs less, in anything."""
+
     def priorities(self) -> Mapping[str, int]:
         """The priorities of its jobs, by their ids."""
 

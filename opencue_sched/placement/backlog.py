@@ -86,7 +86,9 @@ class _Show:
         self.entries: dict[str, _Entry] = {}
         self.by_job: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
         self.job_orders: dict[str, list[_Entry]] = {}
-        """Layers of a job in dispatch order, made again when it is asked for after a change."""
+        """Layers of a job in dispatch order, made again when they are asked for after a change."""
+        self.job_least: dict[str, dict[frozenset[str], Reservation]] = {}
+        """The least that layers of a job with these tags need, made again as the order is."""
         self.orders: dict[str, SortedKeyList[_Entry, Any]] = {}
         """By shard: of those that plans were made for."""
         self.draws: dict[str, VirtualTimes] = {}
@@ -100,7 +102,7 @@ class _Show:
     def add(self, entry: _Entry) -> None:
         layer_id, tags = entry.layer.id, entry.place.tags
         self.entries[layer_id] = self.by_job[entry.job.id][layer_id] = entry
-        self.job_orders.pop(entry.job.id, None)
+        self._job_changed(entry.job.id)
         for order in self.orders.values():
             order.add(entry)
         self.tags[tags] += 1
@@ -112,13 +114,28 @@ class _Show:
     def remove(self, entry: _Entry) -> None:
         layer_id, job_id, tags = entry.layer.id, entry.job.id, entry.place.tags
         del self.entries[layer_id], self.by_job[job_id][layer_id]
-        self.job_orders.pop(job_id, None)
+        self._job_changed(job_id)
         for order in self.orders.values():
             order.remove(entry)
         self.tags[tags] -= 1
         if not self.tags[tags]:
             del self.tags[tags], self.least[tags]
         self.judged.pop(layer_id, None)
+
+    def _job_changed(self, job_id: str) -> None:
+        self.job_orders.pop(job_id, None)
+        self.job_least.pop(job_id, None)
+
+    def least_of_job(self, job_id: str) -> dict[frozenset[str], Reservation]:
+        """The least that layers of the job need, by their tags."""
+        found = self.job_least.get(job_id)
+        if found is None:
+            found = {}
+            for entry in self.by_job.get(job_id, {}).values():
+                least = found.get(entry.place.tags)
+                found[entry.place.tags] = entry.need if least is None else _least_of(least, entry.need)
+            self.job_least[job_id] = found
+        return found
 
     def in_order(self, job_id: str) -> list[_Entry]:
         """The layers of a job in dispatch order."""
@@ -134,6 +151,7 @@ class _Show:
         """Forget a job of which no layer is left."""
         if not self.by_job[job_id]:
             del self.by_job[job_id]
+            self._job_changed(job_id)
             for draw in self.draws.values():
                 draw.left(job_id)
 
@@ -557,6 +575,11 @@ class BacklogWork:
         with self._backlog._lock:
             entries = self._show.in_order(job_id)
         return filter(self._is_open, entries)
+
+    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Reservation]]:
+        with self._backlog._lock:
+            of_job = self._show.least_of_job(job_id)
+        return of_job.items()
 
     def priorities(self) -> Mapping[str, int]:
         with self._backlog._lock:

@@ -224,7 +224,8 @@ class Planner:
                 # Also those of which nothing was read yet: they are read when this round finds a host.
                 refused = (it for states in show.states.values() for it in states if it.softly_refused)
                 softly = [state for state in refused if state.frames or not state.all_read]
-                show.rest, show.drawn, show.by_rank = None, None, deque(softly)
+                show.rest, show.by_rank = None, deque(softly)
+                show.drawn = _times(show.work.draw, softly)
                 for state in softly:
                     state.reason = None
             self._round(self._shows)
@@ -366,7 +367,8 @@ class Planner:
             if states:
                 show.by_rank.extend(states)
             elif show.later:
-                show.by_rank, show.later, show.drawn = show.later, deque(), None
+                show.by_rank, show.later = show.later, deque()
+                show.drawn = _times(show.work.draw, show.by_rank)
             else:
                 return None
         return None
@@ -379,7 +381,15 @@ class Planner:
             if any(self._has_more(show, waiting) for waiting in show.rest):
                 self._leave_for_the_next_plan(show)
             return []
+        passed_by = ""
         for waiting in show.rest:
+            # The layers of a job follow each other.
+            if waiting.job.id == passed_by:
+                continue
+            if not self._may_find_host(show, waiting):
+                if not self._job_may_find_host(show, waiting.job.id):
+                    passed_by = waiting.job.id
+                continue
             states = self._open_states(show, waiting)
             if states and not states[0].second:
                 return states
@@ -398,7 +408,8 @@ class Planner:
             if show.bounded and job_id not in show.booking_jobs:
                 heappop(show.drawn)
                 continue
-            for waiting in show.work.of_job(job_id):
+            layers = show.work.of_job(job_id) if self._job_may_find_host(show, job_id) else ()
+            for waiting in layers:
                 for state in self._open_states(show, waiting):
                     if show.rest is None or not state.second:
                         return state
@@ -454,10 +465,17 @@ class Planner:
 
     def _may_find_host(self, show: _Show, waiting: Waiting) -> bool:
         """Whether no search of this plan has shown that there is no host for the layer. Asked for each layer."""
-        reach = show.reaches.get(waiting.place.tags) or self._reach(show, waiting.place.tags)
+        return self._may_be_idle(show, waiting.place.tags, waiting.need)
+
+    def _job_may_find_host(self, show: _Show, job_id: str) -> bool:
+        """The same of any layer of a job, as far as the least that its layers need tells."""
+        return any(self._may_be_idle(show, tags, need) for tags, need in show.work.least_of_job(job_id))
+
+    def _may_be_idle(self, show: _Show, tags: frozenset[str], need: Reservation) -> bool:
+        """Whether a host with one of the tags may have the need idle."""
+        reach = show.reaches.get(tags) or self._reach(show, tags)
         if reach.closed:
             return False
-        need = waiting.need
         for idle in reach.nothing_idle:  # noqa: SIM110 - any() takes twice as long, for each of 20,000 layers
             if need.covers(idle):
                 return False
@@ -786,6 +804,13 @@ class Planner:
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
         return Refusal(Verdict.OVER_SHARE, detail)
+
+
+def _times(draw: Draw | None, states: Iterable[_LayerState]) -> list[tuple[float, str]]:
+    """A heap of the jobs of these layers, by virtual time."""
+    times = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
+    heapify(times)
+    return times
 
 
 def _verdict(state: _LayerState, reason: Refusal) -> LayerVerdict:

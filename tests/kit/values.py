@@ -39,6 +39,9 @@ class GivenWork:
     def of_job(self, job_id: str) -> list[Waiting]:
         return [waiting for waiting in self if waiting.job.id == job_id]
 
+    def least_of_job(self, job_id: str) -> list[tuple[frozenset[str], Reservation]]:
+        return [(waiting.layer.tags, waiting.need) for waiting in self.of_job(job_id)]
+
     def priorities(self) -> dict[str, int]:
         return {job.id: job.priority for job in self.given}
 
