@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.verdicts import LayerVerdict
-from opencue_sched.placement.planner import Plan
+from opencue_sched.placement.plan_state import Plan
 
 LONGEST_ERROR = 500
 """Characters of an error that an answer carries, and of a verdict's detail."""

@@ -11,23 +11,23 @@ this plan is being booked, and never on the same cores. Once the outcome is know
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heapreplace, nsmallest
 from itertools import chain, islice
 from operator import attrgetter
 
 from opencue_sched.domain.caps import Caps, Vertices
-from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Dimension, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
-from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting, Work
+from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom
 from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.placement.plan_state import LayerState, Plan, Reach, ShowState
 from opencue_sched.placement.policies import Refusal, Score
 from opencue_sched.placement.policies.order import Shares, Use
 from opencue_sched.placement.policies.reservations import draining
@@ -42,25 +42,6 @@ _TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_G
 """What keeps a layer waiting until some host is free for it."""
 
 
-@dataclass(slots=True)
-class Plan:
-    """What one pass wants to book for one of its clusters.
-
-    ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
-    others took from meanwhile, ``cache_misses`` the searches that found none. ``full``: a bound on the plan was
-    reached, so there is more to place right away.
-    """
-
-    procs: list[PlannedProc] = field(default_factory=list)
-    verdicts: list[LayerVerdict] = field(default_factory=list)
-    attempts: Counter[str] = field(default_factory=Counter)
-    wasted_attempts: int = 0
-    cache_misses: int = 0
-    full: bool = False
-    at_cap: bool = False
-    """Whether a cap of a folder, job or limit, or a burst, kept a layer waiting."""
-
-
 def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Callable[[], str]) -> list[Plan]:
     """Place the snapshot's waiting frames on hosts of their clusters' tags: a plan for each cluster, in their order.
 
@@ -71,82 +52,6 @@ def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Ca
     while planner.run():
         pass
     return planner.judge()
-
-
-@dataclass(slots=True)
-class _LayerState:
-    """Frames of one layer that ask for the same memory: what they ask for, how far they are, why hosts said no."""
-
-    show: _Show
-    listed: Waiting
-    """The layer as the backlog has it, with all its frames."""
-    cluster: Cluster
-    plan: Plan
-    job: Job
-    layer: Layer
-    search: Search
-    waiting: int
-    frames: deque[Frame]
-    """Not planned yet, in their order, of those that were read."""
-    most: int
-    """Frames that it may have in this round."""
-    open_allocs: frozenset[str] = frozenset()
-    placed: int = 0
-    all_read: bool = False
-    """Whether a read found no more of the layer's frames than those that were there."""
-    wasted: int = 0
-    asked: bool = False
-    refused: Refusal | None = None
-    softly_refused: bool = False
-    second: bool = False
-    """Whether it had its part of the round, and goes on after all others of the show had theirs."""
-    reason: Refusal | None = None
-    """Why the round ended for it; None before that."""
-
-
-@dataclass(slots=True)
-class _Reach:
-    """What a plan has found out about the hosts of some tags of a show's clusters: hosts only get fuller for all, but
-    which allocations are open is a show's own."""
-
-    tags: tuple[str, ...]
-    closed: bool = False
-    """Whether no host has what the most modest layer needs."""
-    nothing_idle: list[Reservation] = field(default_factory=list)
-    """Needs that no host has idle: every larger one finds none either."""
-
-
-@dataclass(slots=True)
-class _Show:
-    """One show in one facility, over all clusters that the pass has of it: who of it goes on next."""
-
-    work: Work
-    plans: Mapping[Cluster, Plan]
-    tags: frozenset[str]
-    reaches: dict[frozenset[str], _Reach] = field(default_factory=dict)
-    """By the tags of a layer; those of which the clusters have the same tags share one."""
-    states: dict[str, list[_LayerState]] = field(default_factory=dict)
-    """By layer id."""
-    rest: Iterator[Waiting] | None = None
-    """What was not looked at yet, in the order of rank."""
-    by_rank: deque[_LayerState] = field(default_factory=deque)
-    later: deque[_LayerState] = field(default_factory=deque)
-    drawn: list[tuple[float, str]] | None = None
-    """A heap of the jobs that may be drawn, by virtual time; None before the first draw of a round."""
-    front: _LayerState | None = None
-    """Frames that go on now."""
-    drawing: bool = False
-    """Whether they were drawn."""
-    booking_jobs: set[str] = field(default_factory=set)
-    bounded: bool = False
-    """Whether as many jobs have frames in the plan as may."""
-    wanted: list[Waiting] = field(default_factory=list)
-    """The show stops at the first of these: their frames were not read yet."""
-
-    @property
-    def place(self) -> tuple[str, str]:
-        cluster = self.work.clusters[0]
-        return cluster.facility_id, cluster.show_id
 
 
 _PORTIONS_AHEAD = 100
@@ -186,7 +91,7 @@ class Planner:
         self._used: set[str] = set()
         """Hosts that the plan takes from."""
         self._shows = [
-            _Show(work, self.plans, frozenset(tag for cluster in work.clusters for tag in cluster.tags))
+            ShowState(work, self.plans, frozenset(tag for cluster in work.clusters for tag in cluster.tags))
             for work in snapshot.work
         ]
         self._forget_failures()
@@ -311,7 +216,7 @@ class Planner:
                     self._verdict(states)
         return list(self.plans.values())
 
-    def _why(self, state: _LayerState) -> Refusal:
+    def _why(self, state: LayerState) -> Refusal:
         """Why a layer waits of which the plan has placed nothing."""
         if not state.search.tags:
             tags = " and ".join(sorted(state.layer.tags)) or "none"
@@ -326,7 +231,7 @@ class Planner:
 
     # Who goes on next
 
-    def _round(self, shows: Iterable[_Show]) -> None:
+    def _round(self, shows: Iterable[ShowState]) -> None:
         """Go from show to show until no layer has anything more to get."""
         heap = []
         for number, show in enumerate(shows):
@@ -349,7 +254,7 @@ class Planner:
             else:
                 heappop(heap)
 
-    def _front(self, show: _Show) -> _LayerState | None:
+    def _front(self, show: ShowState) -> LayerState | None:
         """The layer of the show that goes on now; None when nothing more can be had."""
         draw = show.work.draw
         if draw is not None and draw.is_due(self.policy.queue.priority_draw):
@@ -373,7 +278,7 @@ class Planner:
                 return None
         return None
 
-    def _following(self, show: _Show) -> list[_LayerState]:
+    def _following(self, show: ShowState) -> list[LayerState]:
         """What goes on of the next layer in the order of rank that may find a host; nothing after the last."""
         if show.rest is None:
             return []
@@ -396,7 +301,7 @@ class Planner:
         show.rest = None
         return []
 
-    def _drawn(self, show: _Show, draw: Draw) -> _LayerState | None:
+    def _drawn(self, show: ShowState, draw: Draw) -> LayerState | None:
         """What goes on of the job with the least virtual time among those that may find a host."""
         if show.wanted or self.planned >= self.policy.max_frames:
             return None
@@ -416,7 +321,7 @@ class Planner:
             heappop(show.drawn)
         return None
 
-    def _open_states(self, show: _Show, waiting: Waiting) -> list[_LayerState]:
+    def _open_states(self, show: ShowState, waiting: Waiting) -> list[LayerState]:
         """The states of a layer that may find a host, as far as is known, and may have more frames in this round."""
         if not self._may_find_host(show, waiting):
             return []
@@ -433,13 +338,13 @@ class Planner:
             states = self._states_of(show, waiting, show.work.portion(waiting.layer) or ())
         return [state for state in states if state.reason is None]
 
-    def _leave_for_the_next_plan(self, show: _Show) -> None:
+    def _leave_for_the_next_plan(self, show: ShowState) -> None:
         """A bound on the plan is reached: what else of the show may find a host comes at once with the next."""
         show.rest = None
         for cluster in show.work.clusters:
             self.plans[cluster].full = True
 
-    def _look_ahead(self, show: _Show) -> None:
+    def _look_ahead(self, show: ShowState) -> None:
         """More layers whose portions will be wanted, so that they are read in one statement."""
         drawn = nsmallest(_DRAWN_AHEAD, show.drawn or ())
         coming = chain(
@@ -463,15 +368,15 @@ class Planner:
                 if not show.work.has_portion(waiting.layer):
                     show.wanted.append(waiting)
 
-    def _may_find_host(self, show: _Show, waiting: Waiting) -> bool:
+    def _may_find_host(self, show: ShowState, waiting: Waiting) -> bool:
         """Whether no search of this plan has shown that there is no host for the layer. Asked for each layer."""
         return self._may_be_idle(show, waiting.place.tags, waiting.need)
 
-    def _job_may_find_host(self, show: _Show, job_id: str) -> bool:
+    def _job_may_find_host(self, show: ShowState, job_id: str) -> bool:
         """The same of any layer of a job, as far as the least that its layers need tells."""
         return any(self._may_be_idle(show, tags, need) for tags, need in show.work.least_of_job(job_id))
 
-    def _may_be_idle(self, show: _Show, tags: frozenset[str], need: Reservation) -> bool:
+    def _may_be_idle(self, show: ShowState, tags: frozenset[str], need: Reservation) -> bool:
         """Whether a host with one of the tags may have the need idle."""
         reach = show.reaches.get(tags) or self._reach(show, tags)
         if reach.closed:
@@ -481,12 +386,12 @@ class Planner:
                 return False
         return True
 
-    def _has_more(self, show: _Show, waiting: Waiting) -> bool:
+    def _has_more(self, show: ShowState, waiting: Waiting) -> bool:
         """Whether frames of the layer that may find a host are not in the plan, as far as is known."""
         placed = sum(state.placed for state in show.states.get(waiting.layer.id, ()))
         return waiting.frames > placed and self._may_find_host(show, waiting)
 
-    def _ask_for_more(self, state: _LayerState) -> Refusal | None:
+    def _ask_for_more(self, state: LayerState) -> Refusal | None:
         """All frames that were read of a layer are in the plan, and there is a host for another: the show stops here
         until more are read, so that no layer behind it has the host."""
         if state.all_read or state.waiting <= state.placed:
@@ -495,7 +400,7 @@ class Planner:
         self._look_ahead(state.show)
         return None
 
-    def _take_more(self, show: _Show, waiting: Waiting) -> None:
+    def _take_more(self, show: ShowState, waiting: Waiting) -> None:
         """Go on with what was read of a layer since the plan had all of it that was there."""
         states = show.states[waiting.layer.id]
         known = {frame.id for state in states for frame in state.frames}
@@ -510,27 +415,27 @@ class Planner:
         for state in states:
             state.all_read = not state.frames
 
-    def _reach(self, show: _Show, tags: frozenset[str]) -> _Reach:
+    def _reach(self, show: ShowState, tags: frozenset[str]) -> Reach:
         """What is known of the hosts of those of the tags that the show's clusters have."""
         reach = show.reaches.get(tags)
         if reach is None:
             reached = tuple(sorted(show.tags & tags))
             known = next((other for other in show.reaches.values() if other.tags == reached), None)
-            reach = show.reaches[tags] = known or _Reach(reached)
+            reach = show.reaches[tags] = known or Reach(reached)
             if known is None and reached:
                 self._close_if_full(show, reach)
                 self.plans[show.work.clusters[0]].cache_misses += reach.closed
         return reach
 
-    def _states_of(self, show: _Show, waiting: Waiting, frames: Sequence[Frame]) -> list[_LayerState]:
+    def _states_of(self, show: ShowState, waiting: Waiting, frames: Sequence[Frame]) -> list[LayerState]:
         parts = memory_slices(waiting.layer, frames, waiting.frames)
         states = [self._state_of(show, waiting, *part) for part in parts]
         show.states[waiting.layer.id] = states
         return states
 
     def _state_of(
-        self, show: _Show, listed: Waiting, layer: Layer, frames: Sequence[Frame], waiting: int
-    ) -> _LayerState:
+        self, show: ShowState, listed: Waiting, layer: Layer, frames: Sequence[Frame], waiting: int
+    ) -> LayerState:
         """That of the part of a listed layer whose frames ask for the same memory, of which so many wait."""
         tags = self._reach(show, layer.tags).tags
         # A layer that several clusters reach counts for the first of them.
@@ -538,14 +443,14 @@ class Planner:
         cluster = next((it for it in clusters if not layer.tags.isdisjoint(it.tags)), clusters[0])
         search = Search.of(listed.job, layer, smallest_need(layer), tags)
         plan = self.plans[cluster]
-        state = _LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)
+        state = LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)
         state.most = self._first_part(state)
         return state
 
-    def _first_part(self, state: _LayerState) -> int:
+    def _first_part(self, state: LayerState) -> int:
         return min(state.waiting, self.policy.queue.dispatch_frames_per_layer_limit)
 
-    def _count_turn(self, show: _Show, state: _LayerState, frames: int) -> None:
+    def _count_turn(self, show: ShowState, state: LayerState, frames: int) -> None:
         """What the layer started counts in the draw of its show."""
         if not frames:
             return
@@ -558,11 +463,11 @@ class Planner:
             if show.drawing and show.drawn:
                 heapreplace(show.drawn, (draw.served(state.job.id, cores, state.job.priority), state.job.id))
 
-    def _most_jobs(self, show: _Show) -> int:
+    def _most_jobs(self, show: ShowState) -> int:
         """Jobs of the show of which the plan may take frames."""
         return self.policy.queue.max_jobs_per_cluster_pass * len(show.work.clusters)
 
-    def _end_turn(self, show: _Show, state: _LayerState, reason: Refusal) -> None:
+    def _end_turn(self, show: ShowState, state: LayerState, reason: Refusal) -> None:
         """The layer has its part of the round, or can have no more."""
         goes_on = self.policy.queue.whole_rounds and self.planned < self.policy.max_frames
         if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.waiting and not state.all_read:
@@ -577,13 +482,13 @@ class Planner:
         else:
             state.reason = reason
 
-    def _use(self, state: _LayerState) -> Use:
+    def _use(self, state: LayerState) -> Use:
         """How the layer's show stands where the layer runs; without shares all stand alike."""
         if not self.policy.queue.shares:
             return Use(False, 0.0)
         return self.shares.use(state.job.show_id, state.cluster.alloc_id)
 
-    def _verdict(self, parts: Sequence[_LayerState]) -> None:
+    def _verdict(self, parts: Sequence[LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
         full = self._plan_is_full() if self.planned >= self.policy.max_frames else _FLOWING
         verdicts = [_verdict(state, state.reason or full) for state in parts]
@@ -597,7 +502,7 @@ class Planner:
     def _plan_is_full(self) -> Refusal:
         return Refusal(Verdict.FLOWING, f"this plan is full with {self.planned} frames; the next goes on")
 
-    def _step(self, state: _LayerState) -> Refusal | None:
+    def _step(self, state: LayerState) -> Refusal | None:
         """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
         job, layer, plan = state.job, state.layer, state.plan
         if not state.search.tags:
@@ -626,7 +531,7 @@ class Planner:
                 return Refusal(Verdict.CAPACITY, detail)
         return None
 
-    def _next_host(self, state: _LayerState) -> Host | None:
+    def _next_host(self, state: LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
         state.asked, state.refused = False, None
         # Within a plan hosts only get fuller and allocations only close (sooner for more cores), so what failed keeps
@@ -661,7 +566,7 @@ class Planner:
             all_refused.append(need)
         return None
 
-    def _close_if_full(self, show: _Show, reach: _Reach) -> None:
+    def _close_if_full(self, show: ShowState, reach: Reach) -> None:
         """Look at no more layers with these tags where no host has what the most modest of them needs."""
         least, cluster = show.work.least_need(reach.tags), show.work.clusters[0]
         allocs = self.headroom.open_allocs(cluster.show_id, least.cores)
@@ -683,7 +588,7 @@ class Planner:
             if all(other is not None and other.closed for other in reaches):
                 show.rest = None
 
-    def _find(self, state: _LayerState, *, apart: bool) -> Host | None:
+    def _find(self, state: LayerState, *, apart: bool) -> Host | None:
         """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
         takes: its commit would meet ours there, and wait."""
         queue, score = self.policy.queue, self.policy.score
@@ -699,7 +604,7 @@ class Planner:
             known_to=state.layer.id if queue.locality else None,
         )
 
-    def _reserve(self, state: _LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
+    def _reserve(self, state: LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
         job, layer, policy = state.job, state.layer, self.policy
         answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=left)
@@ -713,12 +618,12 @@ class Planner:
                     return refusal
         return answer
 
-    def _cost(self, state: _LayerState, score: Score, host: Host) -> float:
+    def _cost(self, state: LayerState, score: Score, host: Host) -> float:
         left, os_name = self.headroom.cores_left(state.job, host.alloc_id), state.job.os_name
         taken = reserve(state.layer, host, self.policy.rules, os_name=os_name, job_cores_left=left)
         return score(host, taken) if isinstance(taken, Reservation) else math.inf
 
-    def _accepts(self, state: _LayerState, apart: bool, host: Host) -> bool:
+    def _accepts(self, state: LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
         if apart and host.id not in self._used and self.pool.being_booked(host.id):
             return False
@@ -731,7 +636,7 @@ class Planner:
             state.refused = self.headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
         return isinstance(answer, Reservation)
 
-    def _fill(self, state: _LayerState, host: Host) -> bool:
+    def _fill(self, state: LayerState, host: Host) -> bool:
         """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
         job, layer, headroom = state.job, state.layer, self.headroom
         vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
@@ -766,7 +671,7 @@ class Planner:
         state.placed += len(procs)
         return True
 
-    def _shortage(self, state: _LayerState) -> Refusal:
+    def _shortage(self, state: LayerState) -> Refusal:
         """Why no host was found; that one drains for the layer says more than that the others are taken."""
         reason = state.refused
         if reason is None:
@@ -786,13 +691,13 @@ class Planner:
             return draining(self.pool.draining_for(state.layer.id), self.snapshot.now) or reason
         return reason
 
-    def _census_of(self, state: _LayerState) -> Census:
+    def _census_of(self, state: LayerState) -> Census:
         asked = state.cluster.facility_id, state.search.tags
         if asked not in self._census:
             self._census[asked] = self.pool.census(*asked, state.cluster.shard)
         return self._census[asked]
 
-    def _over_share(self, state: _LayerState, reason: Refusal) -> Refusal:
+    def _over_share(self, state: LayerState, reason: Refusal) -> Refusal:
         """Of hosts that are busy: whether because the show uses more than its size, and one that uses less was served
         before it."""
         own = self.shares.use(state.job.show_id)
@@ -806,13 +711,13 @@ class Planner:
         return Refusal(Verdict.OVER_SHARE, detail)
 
 
-def _times(draw: Draw | None, states: Iterable[_LayerState]) -> list[tuple[float, str]]:
+def _times(draw: Draw | None, states: Iterable[LayerState]) -> list[tuple[float, str]]:
     """A heap of the jobs of these layers, by virtual time."""
     times = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
     heapify(times)
     return times
 
 
-def _verdict(state: _LayerState, reason: Refusal) -> LayerVerdict:
+def _verdict(state: LayerState, reason: Refusal) -> LayerVerdict:
     waiting = state.waiting - state.placed
     return LayerVerdict(state.job.id, state.layer.id, reason.verdict, state.placed, waiting, reason.detail)

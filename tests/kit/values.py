@@ -15,7 +15,8 @@ from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import Draw, Snapshot, Waiting
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.planner import Plan, plan_pass
+from opencue_sched.placement.plan_state import Plan
+from opencue_sched.placement.planner import plan_pass
 from opencue_sched.placement.policy import Policy
 from opencue_sched.settings import Queue
 

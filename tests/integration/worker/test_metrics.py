@@ -36,7 +36,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.errors import SchedulerError
-from opencue_sched.placement.planner import Plan
+from opencue_sched.placement.plan_state import Plan
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Accounting, Rqd, Settings

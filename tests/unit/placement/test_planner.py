@@ -17,7 +17,8 @@ from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.host_cache import Census
-from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, Plan, plan_pass
+from opencue_sched.placement.plan_state import Plan
+from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, plan_pass
 from opencue_sched.placement.policies import Refusal
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import HostBookingStrategy, Queue

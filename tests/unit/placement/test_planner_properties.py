@@ -18,7 +18,7 @@ from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.placement.planner import Plan
+from opencue_sched.placement.plan_state import Plan
 from opencue_sched.placement.policy import Policy
 from opencue_sched.settings import HostBookingStrategy
 from tests.kit.values import (

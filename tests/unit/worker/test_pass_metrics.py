@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.placement.planner import Plan
+from opencue_sched.placement.plan_state import Plan
 from opencue_sched.worker.metrics import record_pass, record_recompute
 
 PLAN = Plan()
