@@ -1,4 +1,4 @@
-"""The chaos benchmark's silent changes: of what does not run, heard by nobody, and seen where a booking ignores them."""
+"""The chaos benchmark's silent changes: of what does not run, heard by nobody, seen where a booking ignores them."""
 
 from __future__ import annotations
 
