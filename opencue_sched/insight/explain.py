@@ -87,8 +87,8 @@ class SilentHost:
 class Explanation:
     """A job by name, the hosts that stopped reporting while frames of it run there, a sentence on each host that
     matters to it and reports, but whose RQD does not answer a worker, and each layer. ``rank`` is what
-    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the selections that goes by
-    draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON.
+    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the show's cores that
+    is drawn instead, of which ``chance`` is its part. ``dataclasses.asdict`` gives JSON.
 
     Of a layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the one
     that explains most first, and of what dead frames died (``deaths``), where that was asked for.
@@ -530,7 +530,7 @@ def _rank_words(rank: Mapping[str, Any]) -> str:
     """How the job stands when passes decide, by the rows as they are now."""
     among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
-    draw = f"; {rank['drawn']:.0%} of the selections are drawn, it comes first in {rank['chance']:.1%} of these"
+    draw = f"; {rank['drawn']:.0%} of the cores are drawn, of which its part is {rank['chance']:.1%}"
     return place + (draw if rank["drawn"] else "")
 
 

@@ -419,7 +419,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
     assert layer.startswith(f"render (4 waiting): over share: {detail} (")
     assert job == (
         "the job is number 3 of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
-        "25% of the selections are drawn, it comes first in 16.7% of these"
+        "25% of the cores are drawn, of which its part is 16.7%"
     )
     rank = cli("explain", NAME, "--json").json["rank"]
     assert (rank["place"], rank["jobs"], rank["priority"], rank["drawn"]) == (3, 3, 100, 0.25)
