@@ -147,7 +147,10 @@ CREATE TRIGGER update_frame_status_counts AFTER UPDATE ON frame
 -- One history row per run: opened on entering RUNNING, closed on leaving it, deleted when the run was taken back before
 -- it began (exit status 299). Values wider than their history column are cut to it, and a layer without history (made
 -- while it was off) gets none: history must not make a completion fail.
-CREATE FUNCTION trigger__frame_history_open() RETURNS trigger LANGUAGE plpgsql AS $$
+-- The open run is looked up by its frame: a sum keeps the condition on it from the index of int_ts_stopped, by which
+-- every running frame was read for each that ended. Plans are kept by sessions, and made while tables are small.
+CREATE FUNCTION trigger__frame_history_open() RETURNS trigger LANGUAGE plpgsql
+    SET enable_seqscan = off AS $$
 DECLARE
     run RECORD;
 BEGIN
@@ -187,7 +190,7 @@ BEGIN
             FROM layer_history
             WHERE pk_layer = run.pk_layer;
         ELSIF run.int_exit_status = 299 THEN
-            DELETE FROM frame_history WHERE pk_frame = run.pk_frame AND int_ts_stopped = 0;
+            DELETE FROM frame_history WHERE pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
         ELSE
             UPDATE frame_history
             SET int_mem_max_used = run.int_mem_max_used,
@@ -195,7 +198,7 @@ BEGIN
                 int_ts_stopped = epoch(now()),
                 int_exit_status = least(greatest(run.int_exit_status, -32768), 32767),
                 int_checkpoint_count = CASE WHEN run.state = 'CHECKPOINT' THEN 1 ELSE 0 END
-            WHERE pk_frame = run.pk_frame AND int_ts_stopped = 0;
+            WHERE pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
         END IF;
     END LOOP;
     RETURN NULL;

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from opencue_proto import report_pb2
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Engine, text
 
 from opencue_sched.clients.store_errors import describe
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
@@ -21,6 +20,7 @@ from opencue_sched.store.reported_runs import UNCHANGED_SECONDS
 from tests.integration.reports.test_host_reports import Desk, age_procs
 from tests.kit.reported_hosts import GB, render_host
 from tests.kit.runs import FarmView
+from tests.kit.statements import listening, rows_read
 
 
 @pytest.fixture
@@ -73,15 +73,6 @@ def pinged(view: FarmView) -> set[str]:
         """
     )
     return {row.str_name for row in rows if row.fresh and row.together}
-
-
-@contextmanager
-def listening(engine: Engine, name: str, listener: Callable[..., object]) -> Iterator[None]:
-    event.listen(engine, name, listener)
-    try:
-        yield
-    finally:
-        event.remove(engine, name, listener)
 
 
 def test_one_bad_report_among_forty_costs_only_itself(view: FarmView, desk: Desk) -> None:
@@ -181,33 +172,10 @@ def test_the_same_statements_for_any_number_of_hosts(view: FarmView, desk: Desk,
     view.assert_consistent()
 
 
-# What a session has counted and not told yet.
-_ROWS_READ = """
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0) FROM pg_class
-     WHERE relkind IN ('r', 'i') AND oid > 16384
-"""
-
-
-def rows_read(engine: Engine, desk: Desk, reports: Sequence[report_pb2.HostReport]) -> int:
-    """How many rows, and entries of indexes, PostgreSQL reads in the transactions that write reports."""
-    before, read = 0, 0
-
-    def counted(connection: Connection) -> int:
-        with connection.connection.cursor() as cursor:
-            cursor.execute(_ROWS_READ)
-            return int((cursor.fetchone() or (0,))[0])
-
-    def begin(connection: Connection) -> None:
-        nonlocal before
-        before = counted(connection)
-
-    def commit(connection: Connection) -> None:
-        nonlocal read
-        read += counted(connection) - before
-
-    with listening(engine, "begin", begin), listening(engine, "commit", commit):
+def rows_read_for(engine: Engine, desk: Desk, reports: Sequence[report_pb2.HostReport]) -> int:
+    with rows_read(engine) as read:
         assert all(outcome.error is None for outcome in desk.statuses(reports))
-    return read
+    return sum(read)
 
 
 def test_what_is_read_for_reports_does_not_grow_with_the_farm(view: FarmView, desk: Desk, engine: Engine) -> None:
@@ -220,7 +188,7 @@ def test_what_is_read_for_reports_does_not_grow_with_the_farm(view: FarmView, de
         view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
         view.run_sql("ANALYZE")
         # when they report
-        read.append(rows_read(engine, desk, farm.reports(rss=100_000 + others)))
+        read.append(rows_read_for(engine, desk, farm.reports(rss=100_000 + others)))
     # then no more is read for it
     assert read[1] <= 1.2 * read[0]
 

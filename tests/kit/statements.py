@@ -1,0 +1,46 @@
+"""What is sent to PostgreSQL, and what it reads for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, event
+
+# What a session has counted and not told yet.
+_ROWS_READ = """
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0) FROM pg_class
+     WHERE relkind IN ('r', 'i') AND oid > 16384
+"""
+
+
+@contextmanager
+def listening(engine: Engine, name: str, listener: Callable[..., object]) -> Iterator[None]:
+    """Have ``listener`` called at an event of an engine."""
+    event.listen(engine, name, listener)
+    try:
+        yield
+    finally:
+        event.remove(engine, name, listener)
+
+
+@contextmanager
+def rows_read(engine: Engine) -> Iterator[list[int]]:
+    """How many rows, and entries of indexes, PostgreSQL reads in each transaction that is committed meanwhile."""
+    read: list[int] = []
+    before = 0
+
+    def counted(connection: Connection) -> int:
+        with connection.connection.cursor() as cursor:
+            cursor.execute(_ROWS_READ)
+            return int((cursor.fetchone() or (0,))[0])
+
+    def begin(connection: Connection) -> None:
+        nonlocal before
+        before = counted(connection)
+
+    def commit(connection: Connection) -> None:
+        read.append(counted(connection) - before)
+
+    with listening(engine, "begin", begin), listening(engine, "commit", commit):
+        yield read
