@@ -101,29 +101,32 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
 def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection, wider: release.Counters) -> RunsEnded:
     satisfying = satisfying_states(releaser.settings)
     named = [(request.proc_id, request.frame_id) for request in requests]
-    procs.lock_runs(connection, {proc for proc, _ in named if proc}, {frame for _, frame in named if frame})
-    endings = _endings(requests, procs.read_runs(connection, named), releaser.clock())
-    starved = {ending.run.layer_id for ending in endings if ending.memory_failure}
-    if starved:
-        largest = frame_memory.largest_hosts(connection, starved)
+    endings = _endings(requests, procs.lock_and_read_runs(connection, named), releaser.clock())
+    failing_layers = {ending.run.layer_id for ending in endings if ending.memory_failure}
+    if failing_layers:
+        largest = frame_memory.largest_hosts(connection, failing_layers)
         endings = [out_of_retries(ending, largest.get(ending.run.layer_id)) for ending in endings]
     stops = [ending.stop for ending in endings if ending.stop is not None]
     releases = [ending.run for ending in endings if ending.releases]
-    managed = procs.managed_shows(connection, {run.proc_show_id for run in releases})
     held = _foreseen(connection, endings, satisfying) | wider
-    procs.lock_hosts(connection, {run.host_id for run in releases})
-    release.lock_counters(connection, held)
-
-    stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)}
+    stopped = {
+        frame.id: frame
+        for frame in release.lock_and_stop_frames(
+            connection,
+            stops,
+            shows={run.proc_show_id for run in releases},
+            hosts={run.host_id for run in releases},
+            counters=held,
+        )
+    }
     deleted = procs.delete_procs(connection, [run.proc_id for run in releases])
-    procs.restore_hosts(connection, deleted)
-    unmanaged = [proc for proc in deleted if not proc.local and proc.show_id not in managed]
-    procs.decrement_accounts(connection, unmanaged)
-    release.count_usage(connection, stopped.values())
+    procs.decrement_accounts(connection, [proc for proc in deleted if not proc.local and not proc.managed])
     finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
-    _adapt_memory(connection, endings, stopped, releaser.settings.frames_to_raise_a_layer)
+    failed = [ending.run for ending in endings if ending.memory_failure and ending.releases]
+    starved = _raise_memory(connection, [run for run in failed if run.frame_id in stopped], releaser.settings)
     shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
-    release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
+    ended = [(frame, shows[frame.id]) for frame in stopped.values()]
+    release.record_runs(connection, deleted, ended, _peaks(stopped.values(), starved))
     outcomes = []
     for request, ending in zip(requests, endings, strict=True):
         frame = stopped.get(ending.stop.frame_id) if ending.stop else None
@@ -131,7 +134,7 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
         outcomes.append(RunOutcome(request.proc_id, request.frame_id, ending.verdict, state))
     return RunsEnded(
         tuple(outcomes),
-        tuple(proc.id for proc in deleted if proc.show_id in managed and not proc.local),
+        tuple(proc.id for proc in deleted if proc.managed and not proc.local),
         tuple({proc.host_id: None for proc in deleted}),
         tuple(finished_jobs),
     )
@@ -185,40 +188,35 @@ def follow(
         return []
     done = [frame for frame in over if frame.state in satisfying]
     own_layers, own_jobs = {frame.layer_id for frame in done}, {frame.job_id for frame in over}
-    layers, jobs = depends.complete(connection, own_layers, own_jobs)
-    found = depends.find_depends(
-        connection,
-        frames={frame.id for frame in done},
-        frame_layers=own_layers,
-        layers=layers,
-        jobs=jobs,
-    )
-    dependents = depends.counters_of_dependents(connection, found)
+    met = depends.complete(connection, frames={frame.id for frame in done}, layer_ids=own_layers, job_ids=own_jobs)
+    dependents = depends.counters_of_dependents(connection, met.depends)
     if not held >= dependents:
         raise release.WiderLocks(dependents)
-    finished = depends.finish_jobs(connection, jobs)
-    depends.satisfy_depends(connection, found)
+    finished = depends.finish_jobs(connection, met.jobs)
+    depends.satisfy_depends(connection, met.depends)
     return finished
 
 
-def _adapt_memory(
-    connection: Connection, endings: Sequence[Ending], stopped: dict[str, ChangedFrame], frames_to_raise: int
-) -> None:
-    """The layer's memory requirement follows what its frames need (b_optimize). After a memory failure the frame's own
-    grows, and the layer's with enough of them."""
-    peaks: dict[str, int] = {}
-    for frame in stopped.values():
-        if frame.state == FrameState.SUCCEEDED and frame.max_rss_kb > 0:
-            peaks[frame.layer_id] = max(peaks.get(frame.layer_id, 0), frame.max_rss_kb)
-    failed = [it.run for it in endings if it.run.frame_id in stopped and it.memory_failure and it.releases]
-    starved = {it.layer_id for it in failed}
-    release.lower_layer_memory(connection, {layer: rss for layer, rss in peaks.items() if layer not in starved})
+def _raise_memory(connection: Connection, failed: Sequence[procs.Run], settings: Release) -> frozenset[str]:
+    """After memory failures the memory that each frame asks for grows, and that of a layer with enough of them; the
+    layers whose frames failed."""
     if failed:
+        frames_to_raise = settings.frames_to_raise_a_layer
         frames, layers = frame_memory.ask_for_more(connection, failed, frames_to_raise=frames_to_raise)
         for frame_id, memory_kb in frames.items():
             _log.info("frame_memory_raised", frame=frame_id, memory_kb=memory_kb)
         for layer_id, memory_kb in layers.items():
             _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
+    return frozenset(run.layer_id for run in failed)
+
+
+def _peaks(stopped: Collection[ChangedFrame], starved: Collection[str]) -> dict[str, int]:
+    """The peak memory (KB) that the frames which rendered show of each layer, but of the ``starved`` ones."""
+    peaks: dict[str, int] = {}
+    for frame in stopped:
+        if frame.state == FrameState.SUCCEEDED and frame.max_rss_kb > 0 and frame.layer_id not in starved:
+            peaks[frame.layer_id] = max(peaks.get(frame.layer_id, 0), frame.max_rss_kb)
+    return peaks
 
 
 MOST_TOGETHER = 64

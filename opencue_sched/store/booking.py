@@ -138,18 +138,20 @@ _CAPS = text(
     ) caps
     """
 )
-_COUNTERS_OF_LAYERS = (
+COUNTERS_OF_LAYERS = (
     "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:layers AS varchar[])) "
     "ORDER BY pk_layer FOR NO KEY UPDATE"
 )
-_COUNTERS_OF_JOBS = (
+"""Locks layer_stat rows in the order in which every transaction does."""
+COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
-_LOCK_STATS = text(f"{_COUNTERS_OF_LAYERS}; {_COUNTERS_OF_JOBS}")
+"""The same for job_stat rows, after those of layers."""
+_LOCK_STATS = text(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
 _LOCK_FREE_STATS = text(
     f"""
-    WITH layers AS MATERIALIZED ({_COUNTERS_OF_LAYERS} SKIP LOCKED),
-    jobs AS MATERIALIZED ({_COUNTERS_OF_JOBS} SKIP LOCKED)
+    WITH layers AS MATERIALIZED ({COUNTERS_OF_LAYERS} SKIP LOCKED),
+    jobs AS MATERIALIZED ({COUNTERS_OF_JOBS} SKIP LOCKED)
     SELECT pk_layer FROM layers UNION ALL SELECT pk_job FROM jobs
     """  # noqa: S608 - only our own constants
 )
@@ -184,7 +186,7 @@ _RUNNING = """
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
 """
-_START_FRAMES = text("; ".join((_COUNTERS_OF_LAYERS, _COUNTERS_OF_JOBS, _RUNNING)))
+_START_FRAMES = text("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
 
 # The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All
 # of it is one message; what it writes for all frames at once it writes only where both triggers left out every frame.
@@ -230,8 +232,8 @@ _READ_STARTED = f"""
 _START_ALL_FRAMES = text(
     "; ".join(
         (
-            _COUNTERS_OF_LAYERS,
-            _COUNTERS_OF_JOBS,
+            COUNTERS_OF_LAYERS,
+            COUNTERS_OF_JOBS,
             "SAVEPOINT opencue_sched_unstarted",
             _MARK,
             _RUNNING,

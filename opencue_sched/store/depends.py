@@ -7,7 +7,7 @@ PREVIOUS_FRAME rows are only containers of FRAME_ON_FRAME rows; the last child c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -15,12 +15,12 @@ from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.store import frame_memory
+from opencue_sched.store.arrays import texts
 from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
-_FIND_DEPENDS = text(
-    """
-    SELECT pk_depend FROM depend
+_FOUND = """
+    SELECT 'depend' AS kind, pk_depend AS id FROM depend
      WHERE b_active AND NOT b_composite
        AND ((pk_frame_depend_on = ANY(CAST(:frames AS varchar[]))
               AND str_type IN ('FRAME_ON_FRAME', 'LAYER_ON_FRAME', 'JOB_ON_FRAME', 'LAYER_ON_SIM_FRAME'))
@@ -29,8 +29,8 @@ _FIND_DEPENDS = text(
               AND str_type IN ('FRAME_ON_LAYER', 'LAYER_ON_LAYER', 'JOB_ON_LAYER'))
          OR (pk_job_depend_on = ANY(CAST(:jobs AS varchar[]))
               AND str_type IN ('FRAME_ON_JOB', 'LAYER_ON_JOB', 'JOB_ON_JOB')))
-    """
-)
+"""
+_FIND_DEPENDS = text(_FOUND)
 # One row per (dependency, frame that waits for it).
 _DEPENDENTS = """
     dependents AS (
@@ -83,15 +83,17 @@ _CLOSE_CONTAINERS = text(
     """
 )
 _COMPLETE = text(
-    """
-    SELECT 'layer' AS kind, layer_stat.pk_layer AS id FROM layer_stat JOIN job ON job.pk_job = layer_stat.pk_job
-     WHERE layer_stat.pk_layer = ANY(CAST(:layers AS varchar[])) AND job.str_state <> 'STARTUP'
+    f"""
+    {_FOUND}
+    UNION ALL
+    SELECT 'layer', layer_stat.pk_layer FROM layer_stat JOIN job ON job.pk_job = layer_stat.pk_job
+     WHERE layer_stat.pk_layer = ANY(CAST(:ended_layers AS varchar[])) AND job.str_state <> 'STARTUP'
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count = 0
     UNION ALL
     SELECT 'job', job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
-     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND job.str_state = 'PENDING'
+     WHERE job.pk_job = ANY(CAST(:ended_jobs AS varchar[])) AND job.str_state = 'PENDING'
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
-    """
+    """  # noqa: S608
 )
 _FINISH_JOBS = text(
     """
@@ -199,12 +201,12 @@ def find_depends(
     ``frame_layers`` are the layers of ``frames``: a LAYER_ON_LAYER dependency on any frame is met by the first.
     """
     parameters = {
-        "frames": list(frames),
-        "any_layers": list(frame_layers),
-        "layers": list(layers),
-        "jobs": list(jobs),
+        "frames": texts(frames),
+        "any_layers": texts(frame_layers),
+        "layers": texts(layers),
+        "jobs": texts(jobs),
     }
-    return [row.pk_depend for row in connection.execute(_FIND_DEPENDS, parameters)]
+    return [row.id for row in connection.execute(_FIND_DEPENDS, parameters)]
 
 
 def counters_of_dependents(connection: Connection, depend_ids: Collection[str]) -> Counters:
@@ -228,13 +230,36 @@ def satisfy_depends(connection: Connection, depend_ids: Collection[str]) -> Sati
     return Satisfied(len(flipped), sum(state == FrameState.WAITING.value for state in frames))
 
 
+class Completed(NamedTuple):
+    """What the end of frames led to."""
+
+    layers: Sequence[str]
+    """Layers with no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot)."""
+    jobs: Sequence[str]
+    """PENDING jobs with every frame over."""
+    depends: Sequence[str]
+    """Active dependencies that are met: on the frames, or on the layers and jobs that are complete."""
+
+
 def complete(
-    connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """Which of the layers have no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot), and
-    which of the jobs are PENDING with every frame over."""
-    rows = connection.execute(_COMPLETE, {"layers": list(layer_ids), "jobs": list(job_ids)}).all()
-    return [row.id for row in rows if row.kind == "layer"], [row.id for row in rows if row.kind == "job"]
+    connection: Connection, *, frames: Collection[str], layer_ids: Collection[str], job_ids: Collection[str]
+) -> Completed:
+    """What frames that are over led to; the layers and jobs are those of theirs that may be complete now."""
+    parameters = {
+        "frames": texts(frames),
+        "any_layers": texts(layer_ids),
+        "layers": "{}",
+        "jobs": "{}",
+        "ended_layers": texts(layer_ids),
+        "ended_jobs": texts(job_ids),
+    }
+    found: dict[str, list[str]] = {"layer": [], "job": [], "depend": []}
+    for row in connection.execute(_COMPLETE, parameters):
+        found[row.kind].append(row.id)
+    layers, jobs, depends = found["layer"], found["job"], found["depend"]
+    if layers or jobs:
+        depends = [*dict.fromkeys([*depends, *find_depends(connection, layers=layers, jobs=jobs)])]
+    return Completed(layers, jobs, depends)
 
 
 def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:

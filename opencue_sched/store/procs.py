@@ -13,6 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
+from opencue_sched.store.arrays import texts
+from opencue_sched.store.lookups import AS_WRITTEN
+
 HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
                    coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
                    coalesce(sum(greatest(0, int_gpus_reserved)), 0) AS gpus,
@@ -20,33 +23,24 @@ HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
 """What procs hold of their host, in a SELECT from them. One that reserves less than nothing holds nothing: else more
 than the host has would be idle, and no column might hold that."""
 
-# The rest of the transaction is planned with its joins as they are written: trying other orders took longer than all
-# else that ends a run costs PostgreSQL.
-_LOCK_FRAMES = text(
-    """
-    SELECT set_config('join_collapse_limit', '1', true);
-    SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE
-    """
+_FRAMES = (
+    "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
 )
-_LOCK_PROCS = text(
-    """
+_PROCS = """
     SELECT pk_proc FROM proc
      WHERE pk_proc = ANY(CAST(:procs AS varchar[])) OR pk_frame = ANY(CAST(:frames AS varchar[]))
      ORDER BY pk_proc FOR UPDATE
-    """
-)
-_LOCK_HOSTS = text(
+"""
+LOCKED_HOSTS = (
     "SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE"
 )
-_LOCK_SHOWS = text(
-    """
-    SELECT pk_show, b_scheduler_managed FROM show
-     WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE
-    """
-)
+"""Locks host rows in id order, as booking does."""
+LOCKED_SHOWS = "SELECT pk_show FROM show WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE"
+"""Locks show rows: whether a show is scheduler managed stays as it is until the transaction ends."""
+_LOCK_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}")
+_LOCK_HOSTS = text(LOCKED_HOSTS)
 # The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
-_READ_RUNS = text(
-    """
+_RUNS = """
     SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
            coalesce(host.str_name, '') AS host_name, coalesce(host_stat.str_state, '') AS host_state,
            coalesce(proc.pk_frame, '') AS proc_frame_id, coalesce(proc.pk_show, '') AS proc_show_id,
@@ -67,7 +61,7 @@ _READ_RUNS = text(
                       + layer_stat.int_depend_count, 0) AS layer_open,
            coalesce(job_stat.int_waiting_count + job_stat.int_running_count + job_stat.int_dead_count
                       + job_stat.int_depend_count + job_stat.int_checkpoint_count, 0) AS job_open
-      FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY
+      FROM unnest(CAST(:run_procs AS varchar[]), CAST(:run_frames AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, ordinal)
       LEFT JOIN proc ON proc.pk_proc = run.proc
       LEFT JOIN host USING (pk_host) LEFT JOIN host_stat USING (pk_host)
@@ -78,8 +72,10 @@ _READ_RUNS = text(
       LEFT JOIN layer_stat ON layer_stat.pk_layer = frame.pk_layer
       LEFT JOIN job_stat ON job_stat.pk_job = frame.pk_job
      ORDER BY run.ordinal
-    """
-)
+"""
+_READ_RUNS = text(_RUNS)
+# Statements of one message: the last sees what was committed before the others had their locks.
+_LOCK_AND_READ_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}; {_RUNS}")
 _DELETE_PROCS = text(
     """
     DELETE FROM proc USING host
@@ -87,6 +83,7 @@ _DELETE_PROCS = text(
     RETURNING proc.pk_proc AS id, proc.pk_host AS host_id, host.pk_alloc AS alloc_id,
               coalesce(proc.pk_show, '') AS show_id, coalesce(proc.pk_job, '') AS job_id,
               coalesce(proc.pk_layer, '') AS layer_id, proc.b_local AS local,
+              coalesce((SELECT b_scheduler_managed FROM show WHERE show.pk_show = proc.pk_show), false) AS managed,
               greatest(0, proc.int_cores_reserved) AS centicores, greatest(0, proc.int_mem_reserved) AS memory_kb,
               greatest(0, proc.int_gpus_reserved) AS gpus, greatest(0, proc.int_gpu_mem_reserved) AS gpu_memory_kb
     """
@@ -97,8 +94,7 @@ _DELETED = """
                  centicores bigint, memory_kb bigint, gpus bigint, gpu_memory_kb bigint)
 """
 # PostgreSQL takes a recordset for a hundred rows and reads the whole table for it; how long an array is, it knows.
-_RESTORE_HOSTS = text(
-    f"""
+RESTORED_HOSTS = f"""
     UPDATE host
        SET int_cores_idle = greatest(0, least(int_cores - held.cores, int_cores_idle + back.cores)),
            int_mem_idle = greatest(0, least(int_mem - held.memory, int_mem_idle + back.memory)),
@@ -110,8 +106,9 @@ _RESTORE_HOSTS = text(
       CROSS JOIN LATERAL (
             SELECT {HELD} FROM proc WHERE proc.pk_host = back.host_id) held
      WHERE host.pk_host = back.host_id AND host.pk_host = ANY(CAST(:hosts AS varchar[]))
-    """  # noqa: S608
-)
+"""  # noqa: S608
+"""What `restore_hosts` does; its parameters are those of `restored`."""
+_RESTORE_HOSTS = text(RESTORED_HOSTS)
 
 
 def _decrement(table: str, owner: str) -> TextClause:
@@ -155,49 +152,55 @@ now. ``layer_open`` and ``job_open`` count the frames that are not over yet; the
 
 DeletedProc = Row[Any]
 """A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking): the columns
-of ``_DELETE_PROCS``. Centicores, KB, whole GPUs, none below 0."""
+of ``_DELETE_PROCS``. Centicores, KB, whole GPUs, none below 0. ``managed``: its show is scheduler managed."""
 
 
 def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Collection[str]) -> None:
     """Lock the frames, then the procs that are named or that own one of the frames. Waits."""
-    connection.execute(_LOCK_FRAMES, {"frames": list(frame_ids)})
-    connection.execute(_LOCK_PROCS, {"procs": list(proc_ids), "frames": list(frame_ids)})
+    connection.execute(_LOCK_RUNS, {"procs": texts(proc_ids), "frames": texts(frame_ids)})
 
 
 def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> Sequence[Run]:
     """What is known about each (proc id, frame id), in the order given. An empty id finds nothing."""
-    ids = {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]}
-    return connection.execute(_READ_RUNS, ids).all()
+    return connection.execute(_READ_RUNS, _named(runs)).all()
 
 
-def managed_shows(connection: Connection, show_ids: Collection[str]) -> frozenset[str]:
-    """Which of the shows are scheduler managed, kept so (FOR SHARE) until the transaction ends."""
-    rows = connection.execute(_LOCK_SHOWS, {"shows": list(show_ids)})
-    return frozenset(row.pk_show for row in rows if row.b_scheduler_managed)
+def lock_and_read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> Sequence[Run]:
+    """`lock_runs`, then `read_runs`, in one message."""
+    ids = {"procs": texts({proc for proc, _ in runs if proc}), "frames": texts({frame for _, frame in runs if frame})}
+    return connection.execute(_LOCK_AND_READ_RUNS, {**ids, **_named(runs)}).all()
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
     """Lock host rows in id order, as booking does: nothing is booked on them until this transaction ends."""
-    connection.execute(_LOCK_HOSTS, {"hosts": list(host_ids)})
+    connection.execute(_LOCK_HOSTS, {"hosts": texts(host_ids)})
 
 
 def delete_procs(connection: Connection, proc_ids: Collection[str]) -> Sequence[DeletedProc]:
     """Delete procs. Only what this call really deleted is returned, so one of several racing callers wins each."""
-    return connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)}).all()
+    return connection.execute(_DELETE_PROCS, {"procs": texts(proc_ids)}).all()
 
 
 def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Give the hosts back what deleted procs had reserved, each host once, never above what the other procs leave of
     its total: procs of before a boot may have more than the host has now. Lock the hosts first."""
     if procs:
-        hosts = sorted({proc.host_id for proc in procs})
-        connection.execute(_RESTORE_HOSTS, {"procs": _as_json(procs), "hosts": hosts})
+        connection.execute(_RESTORE_HOSTS, restored(procs))
+
+
+def restored(procs: Sequence[DeletedProc]) -> dict[str, str]:
+    """The parameters of RESTORED_HOSTS."""
+    return {"procs": _as_json(procs), "hosts": texts({proc.host_id for proc in procs})}
 
 
 def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Lower the five accounting tables for procs of unmanaged shows, as Cuebot does for its own."""
     for statement in _ACCOUNTS if procs else ():
         connection.execute(statement, {"procs": _as_json(procs)})
+
+
+def _named(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {"run_procs": texts(proc for proc, _ in runs), "run_frames": texts(frame for _, frame in runs)}
 
 
 def _as_json(procs: Sequence[DeletedProc]) -> str:

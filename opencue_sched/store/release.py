@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -13,14 +13,24 @@ from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.domain.units import INT_MAX
-from opencue_sched.store.booking import lock_stats
-from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
+from opencue_sched.store.arrays import texts
+from opencue_sched.store.booking import COUNTERS_OF_JOBS, COUNTERS_OF_LAYERS, lock_stats
+from opencue_sched.store.procs import (
+    LOCKED_HOSTS,
+    LOCKED_SHOWS,
+    RESTORED_HOSTS,
+    DeletedProc,
+    delete_procs,
+    lock_hosts,
+    lock_runs,
+    restore_hosts,
+    restored,
+)
 
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. A run that ends
 # with 299 (cleared) counts none, and the history trigger forgets it.
 # While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, which only a Cuebot ends: so it is turned off.
-_STOP_FRAMES = text(
-    """
+_STOPPED = """
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
            ts_stopped = stop.at,  -- a second ahead, as Cuebot does
@@ -41,8 +51,11 @@ _STOP_FRAMES = text(
               CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8)
                 AS seconds,
               frame.int_cores AS centicores, frame.int_gpus AS gpus
-    """
-)
+"""
+_STOP_FRAMES = text(_STOPPED)
+# One message: what the frame triggers and the release write is locked, in the order of every transaction, and the
+# frames are stopped.
+_LOCK_AND_STOP_FRAMES = text(f"{LOCKED_SHOWS}; {LOCKED_HOSTS}; {COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}; {_STOPPED}")
 
 
 def _add_usage(table: str, *, more: str = "") -> str:
@@ -66,13 +79,12 @@ def _add_usage(table: str, *, more: str = "") -> str:
 _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
 # A row of sums is of a layer (job is null) or of a job. The arrays repeat the ids: without them PostgreSQL, which takes
 # sums for many rows, reads whole tables. No order of locks: callers hold the counters of these layers and jobs.
-_COUNT_USAGE = text(
-    f"""
+_USAGE = f"""
     WITH ended AS (
         SELECT layer_id AS layer, job_id AS job, success, CAST(least(:most, round(seconds)) AS bigint) AS clock,
                CAST(round(seconds * centicores / 100) AS bigint) AS core,
                CAST(round(seconds * gpus) AS bigint) AS gpu, max_rss_kb AS rss
-          FROM json_to_recordset(CAST(:rows AS json))
+          FROM json_to_recordset(CAST(:ended AS json))
                AS row(layer_id varchar, job_id varchar, success boolean, seconds float8, centicores int, gpus int,
                       max_rss_kb bigint)),
     sums AS (
@@ -94,34 +106,32 @@ _COUNT_USAGE = text(
     UPDATE job_mem SET int_max_rss = sums.rss
       FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
                   AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
-    """  # noqa: S608
-)
-_COUNT_SHOWS = text(
-    """
+"""  # noqa: S608
+# All ends in a show lock its one row.
+_SHOWS = """
     WITH ended AS (
         SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
-          FROM json_to_recordset(CAST(:rows AS json)) AS row(show varchar, success boolean) GROUP BY show),
+          FROM json_to_recordset(CAST(:ended AS json)) AS row(show varchar, success boolean) GROUP BY show),
     locked AS (
         SELECT target.pk_show, ended.ok, ended.bad FROM show_stats target JOIN ended ON ended.show = target.pk_show
          ORDER BY target.pk_show FOR NO KEY UPDATE OF target)
     UPDATE show_stats SET int_frame_success_count = int_frame_success_count + locked.ok,
                           int_frame_fail_count = int_frame_fail_count + locked.bad
       FROM locked WHERE show_stats.pk_show = locked.pk_show
-    """
-)
-_LOWER_LAYER_MEMORY = text(
-    """
+"""
+# The layer's memory requirement follows what its frames need.
+_LOWERED_MEMORY = """
     WITH locked AS (
         SELECT layer.pk_layer, greatest(CAST(wanted.rss AS bigint), layer_mem.int_max_rss) AS rss
-          FROM json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, rss bigint)
+          FROM json_to_recordset(CAST(:peaks AS json)) AS wanted(layer varchar, rss bigint)
           JOIN layer ON layer.pk_layer = wanted.layer JOIN layer_mem ON layer_mem.pk_layer = layer.pk_layer
          WHERE layer.b_optimize
          ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
     aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
     UPDATE layer SET int_mem_min = aim.memory
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
-    """
-)
+"""
+_RECORD_RUNS = text(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
 _SET_FRAME_STATES = text(
     """
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
@@ -166,14 +176,49 @@ class FrameStop:
 
 def lock_counters(connection: Connection, counters: Counters) -> None:
     """Lock layer_stat rows, then job_stat rows, each in id order: before any frame of theirs changes state."""
-    layers, jobs = ([row_id for kind, row_id in counters if kind == wanted] for wanted in ("layer", "job"))
-    lock_stats(connection, layers, jobs)
+    lock_stats(connection, _of_kind("layer", counters), _of_kind("job", counters))
 
 
 def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[ChangedFrame]:
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
-    rows = json.dumps([asdict(stop) for stop in stops])
-    return connection.execute(_STOP_FRAMES, {"rows": rows, "most": INT_MAX}).all()
+    return connection.execute(_STOP_FRAMES, _stops(stops)).all()
+
+
+def lock_and_stop_frames(
+    connection: Connection,
+    stops: Sequence[FrameStop],
+    *,
+    shows: Collection[str],
+    hosts: Collection[str],
+    counters: Counters,
+) -> Sequence[ChangedFrame]:
+    """Lock shows (FOR SHARE: whether each is scheduler managed stays as it is), hosts and counters, each in id order,
+    and `stop_frames`."""
+    locked = {
+        "shows": texts(shows),
+        "hosts": texts(hosts),
+        "layers": texts(_of_kind("layer", counters)),
+        "jobs": texts(_of_kind("job", counters)),
+    }
+    return connection.execute(_LOCK_AND_STOP_FRAMES, {**locked, **_stops(stops)}).all()
+
+
+def _of_kind(wanted: str, counters: Counters) -> list[str]:
+    return [row_id for kind, row_id in counters if kind == wanted]
+
+
+def _stops(stops: Sequence[FrameStop]) -> dict[str, object]:
+    rows = [
+        {
+            "frame_id": stop.frame_id,
+            "version": stop.version,
+            "state": stop.state,
+            "exit_status": stop.exit_status,
+            "max_rss_kb": stop.max_rss_kb,
+        }
+        for stop in stops
+    ]
+    return {"rows": json.dumps(rows), "most": INT_MAX}
 
 
 def set_frame_states(
@@ -187,30 +232,32 @@ def set_frame_states(
     return connection.execute(_SET_FRAME_STATES, parameters).all()
 
 
-def count_usage(connection: Connection, stopped: Iterable[ChangedFrame]) -> None:
-    """Add the runs to layer_usage and job_usage (seconds), and their peak memory to layer_mem and job_mem."""
-    rows = [frame._asdict() for frame in stopped]
-    if rows:
-        layers, jobs = (sorted({row[key] for row in rows}) for key in ("layer_id", "job_id"))
-        parameters = {"rows": json.dumps(rows), "layers": layers, "jobs": jobs, "most": INT_MAX}
-        connection.execute(_COUNT_USAGE, parameters)
+def record_runs(
+    connection: Connection,
+    deleted: Sequence[DeletedProc],
+    stopped: Collection[tuple[ChangedFrame, str]],
+    peaks_kb: Mapping[str, int],
+) -> None:
+    """Give the hosts back what deleted procs had reserved (`restore_hosts`), and write what stopped frames, each with
+    its show's id, leave behind.
 
-
-def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
-    """Count ended frames (show id, success) in show_stats. All ends in a show lock its one row: call it last."""
-    rows = [{"show": show_id, "success": success} for show_id, success in shows]
-    if rows:
-        connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
-
-
-def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> None:
-    """Lower int_mem_min of layers (id to peak memory, KB) that allow it, to their peak and a quarter GB.
-
-    A layer nothing was measured of stays as it is.
+    That is: layer_usage and job_usage (seconds), the peaks in layer_mem and job_mem, and show_stats. Layers (id to peak
+    memory, KB) that allow it have their int_mem_min lowered to their peak and a quarter GB; one nothing was measured of
+    stays as it is. All in one message, to be the last of its transaction.
     """
-    if peaks_kb:
-        rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
-        connection.execute(_LOWER_LAYER_MEMORY, {"rows": rows, "margin": MEMORY_FLOOR_KB})
+    ended = [{**frame._mapping, "show": show_id} for frame, show_id in stopped]
+    connection.execute(
+        _RECORD_RUNS,
+        {
+            **restored(deleted),
+            "ended": json.dumps(ended),
+            "layers": texts({row["layer_id"] for row in ended}),
+            "jobs": texts({row["job_id"] for row in ended}),
+            "most": INT_MAX,
+            "peaks": json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()]),
+            "margin": MEMORY_FLOOR_KB,
+        },
+    )
 
 
 def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store import frame_memory
 from opencue_sched.store.arrays import numbers, texts
-from opencue_sched.store.reports import AS_WRITTEN, lock_free_hosts
+from opencue_sched.store.lookups import AS_WRITTEN
+from opencue_sched.store.reports import lock_free_hosts
 
 UNCHANGED_SECONDS = 60.0
 """A frame whose memory and log stay as they are is written this often: frames without a proc are lost, and processes

@@ -16,16 +16,10 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.comments import add_comment, drop_comments
+from opencue_sched.store.lookups import AS_WRITTEN
 from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
-AS_WRITTEN = """
-    SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-           set_config('enable_mergejoin', 'off', true), set_config('join_collapse_limit', '1', true);
-"""
-"""Before a statement: it, and the rest of the transaction, are planned as they are written, and look up row by row what
-was reported. Trying other orders of joins took longer than what they do, and the row of each of five hundred frames is
-found sooner than all frames that run are read."""
 LOCK_SECONDS = 2
 """How long one host's report waits for a row of it that somebody has locked: other hosts' reports wait behind it."""
 _WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")

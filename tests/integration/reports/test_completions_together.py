@@ -1,0 +1,62 @@
+"""Completions that are applied together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Engine
+
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
+from tests.kit.runs import FarmView
+from tests.kit.statements import listening, rows_read
+
+
+def running(view: FarmView, count: int) -> list[CompletedFrame]:
+    """Frames of a layer, each with a host of its own; the reports that end them."""
+    with view.farm() as farm:
+        hosts = [farm.host(cores=16, memory_gb=64) for _ in range(count)]
+        job = farm.job([LayerSpec(frames=count)])
+        procs = [farm.run([frame], host)[0] for frame, host in zip(job.frames, hosts, strict=True)]
+    ids = zip(procs, job.frames, hosts, strict=True)
+    return [CompletedFrame(proc, frame, host.name, 0, max_rss_kb=500_000) for proc, frame, host in ids]
+
+
+def end(engine: Engine, reports: Sequence[CompletedFrame]) -> None:
+    outcomes = Releaser(engine).end(reports)
+    assert [outcome.verdict for outcome in outcomes] == [RunVerdict.APPLIED] * len(reports)
+
+
+def test_the_same_few_messages_for_any_number_of_ends(view: FarmView, engine: Engine) -> None:
+    # given frames that run on as many hosts
+    reports = running(view, 62)
+    counts = []
+    for number in (1, 60):
+        together, reports = reports[:number], reports[number:]
+        # when one of them ends, and when most do
+        sent: list[str] = []
+        with listening(engine, "before_cursor_execute", lambda *sends: sent.append(sends[2])):  # noqa: B023
+            end(engine, together)
+        counts.append(len(sent))
+    # then as many messages are sent
+    assert counts[0] == counts[1] <= 6
+    view.assert_consistent()
+
+
+def test_what_is_read_for_ends_does_not_grow_with_the_farm(view: FarmView, engine: Engine) -> None:
+    # given as many frames that run elsewhere, and then four times as many
+    reports = running(view, 40)
+    read: list[int] = []
+    for others in (400, 1600):
+        with view.farm() as more:
+            more.job([LayerSpec(frames=others)], show=more.show(f"more{others}"), name=f"more{others}")
+        view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
+        view.run_sql("ANALYZE")
+        # when some end
+        together, reports = reports[:15], reports[15:]
+        with rows_read(engine) as of_each:
+            end(engine, together)
+        read += of_each
+    # then no more is read for it
+    assert read[1] <= 1.2 * read[0]
