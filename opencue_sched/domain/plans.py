@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -68,6 +68,9 @@ class Work(Protocol):
 
     def __iter__(self) -> Iterator[Waiting]:
         """Its layers in the order in which they should be served."""
+
+    def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
+        """The same, of jobs (ids) that ``may_start`` frames; it is asked when a job's first layer comes."""
 
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import md5
-from itertools import islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from typing import Any
 
 from sortedcontainers import SortedKeyList
@@ -98,6 +99,8 @@ class _Show:
         """No layer with these tags needs less. May be too low after one has gone."""
         self.judged: OrderedDict[str, None] = OrderedDict()
         """Ids of layers, those that were looked at longest ago first."""
+        self.aside: dict[str, _Entry] = {}
+        """By layer id, those that are ``aside``."""
 
     def add(self, entry: _Entry) -> None:
         layer_id, tags = entry.layer.id, entry.place.tags
@@ -121,6 +124,7 @@ class _Show:
         if not self.tags[tags]:
             del self.tags[tags], self.least[tags]
         self.judged.pop(layer_id, None)
+        self.aside.pop(layer_id, None)
 
     def _job_changed(self, job_id: str) -> None:
         self.job_orders.pop(job_id, None)
@@ -166,6 +170,9 @@ class _Show:
             self.draws = {shard: VirtualTimes()}
         self.draws[shard].place = place
         return self.draws[shard]
+
+
+_job_id = attrgetter("job.id")
 
 
 def _rank(shard: str, waiting: Waiting) -> tuple[int, str, float, str, int, str]:
@@ -268,7 +275,8 @@ class Backlog:
             entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
             if not frames and back_in is not None:
-                entry.back_at, entry.aside = now + back_in, True
+                entry.back_at = now + back_in
+                self._set_aside(entry)
             elif waiting <= 0:
                 self._mark_stale(entry)
             elif not frames:
@@ -431,8 +439,9 @@ class Backlog:
         with self._lock:
             entry = self._entries.get(layer_id)
             if entry is not None:
-                entry.failed, entry.failed_at, entry.aside = why, self._clock(), True
+                entry.failed, entry.failed_at = why, self._clock()
                 self._failed.add(layer_id)
+                self._set_aside(entry)
 
     def judged(self, layer_ids: Iterable[str]) -> None:
         """These layers were looked at."""
@@ -480,7 +489,9 @@ class Backlog:
             self._show_of(entry).add(entry)
             before.forget_job(before_job)
         entry.read_at = read_at
-        entry.aside = job.quarantined_until is not None or layer.starts_at is not None
+        entry.aside = False
+        if job.quarantined_until is not None or layer.starts_at is not None:
+            self._set_aside(entry)
         self._count(entry, layer.waiting_frames, read_at)
         if need.gpus or need.gpu_memory_kb:
             self._with_gpus.add(layer.id)
@@ -502,6 +513,10 @@ class Backlog:
         self._stale.discard(layer_id)
         self._with_gpus.discard(layer_id)
         self._failed.discard(layer_id)
+
+    def _set_aside(self, entry: _Entry) -> None:
+        entry.aside = True
+        self._show_of(entry).aside[entry.layer.id] = entry
 
     def _mark_stale(self, entry: _Entry) -> None:
         entry.stale = True
@@ -559,9 +574,16 @@ class BacklogWork:
         return self._draw
 
     def __iter__(self) -> Iterator[Waiting]:
+        return self._open(self._order)
+
+    def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
+        by_job = groupby(self._order, key=_job_id)
+        return self._open(chain.from_iterable(entries for job_id, entries in by_job if may_start(job_id)))
+
+    def _open(self, entries: Iterable[_Entry]) -> Iterator[Waiting]:
         # Called for each waiting layer of a show: what decides mostly comes first, and nothing is called for it.
         reached, left_alone = frozenset(self.tags()), self._left_alone
-        for entry in self._order:
+        for entry in entries:
             if (
                 entry.frames > 0
                 and not entry.stale
@@ -604,10 +626,6 @@ class BacklogWork:
         times = entry.job.quarantined_until, entry.layer.starts_at
         return entry.aside and any(at is not None and at > self._now for at in times)
 
-    def jobs_of(self, cluster: Cluster) -> int:
-        """How many jobs have a layer that waits with a tag of the cluster."""
-        return len({entry.job.id for entry in self._order if not entry.place.tags.isdisjoint(cluster.tags)})
-
     def first_jobs(self, most: int) -> list[Job]:
         """The first jobs in the order of rank that have frames to plan, at most so many."""
         jobs: dict[str, Job] = {}
@@ -620,10 +638,12 @@ class BacklogWork:
     def starts_in(self, cluster: Cluster) -> float | None:
         """Seconds until the next layer may start that may not yet; None without one."""
         clock = self._backlog._clock()
+        with self._backlog._lock:
+            aside = list(self._show.aside.values())
         times = [
             at
-            for entry in self._order
-            if entry.aside and entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags)
+            for entry in aside
+            if entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags)
             for at in self._times(entry, clock)
             if at > 0
         ]

@@ -113,7 +113,8 @@ class Planner:
             for waiting in show.wanted:
                 if waiting.layer.id in show.states:
                     self._take_more(show, waiting)
-            show.rest, show.drawn, show.wanted = iter(show.work), None, []
+            show.rest = show.work.in_order(partial(self._job_may_find_host, show))
+            show.drawn, show.wanted = None, []
             show.by_rank, show.later = deque(), deque()
             for states in show.states.values():
                 for state in states:
@@ -286,15 +287,7 @@ class Planner:
             if any(self._has_more(show, waiting) for waiting in show.rest):
                 self._leave_for_the_next_plan(show)
             return []
-        passed_by = ""
         for waiting in show.rest:
-            # The layers of a job follow each other.
-            if waiting.job.id == passed_by:
-                continue
-            if not self._may_find_host(show, waiting):
-                if not self._job_may_find_host(show, waiting.job.id):
-                    passed_by = waiting.job.id
-                continue
             states = self._open_states(show, waiting)
             if states and not states[0].second:
                 return states

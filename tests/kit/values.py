@@ -37,6 +37,9 @@ class GivenWork:
     def __iter__(self) -> Iterator[Waiting]:
         return (Waiting.of(job, layer) for job in self.given for layer in job.layers)
 
+    def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
+        return (waiting for waiting in self if may_start(waiting.job.id))
+
     def of_job(self, job_id: str) -> list[Waiting]:
         return [waiting for waiting in self if waiting.job.id == job_id]
 

@@ -420,6 +420,21 @@ class Interleaved(RuleBasedStateMachine):
         assert len(self.backlog) == len(wanted)
 
     @invariant()
+    def a_walk_that_passes_by_a_job_meets_the_layers_of_all_others(self) -> None:
+        work = self.backlog.work([CLUSTER], own=ALL_BUCKETS, now=0.0)
+        everything = list(work)
+        for left_out in {waiting.job.id for waiting in everything}:
+            others = [waiting for waiting in everything if waiting.job.id != left_out]
+            assert list(work.in_order(lambda job_id, but=left_out: job_id != but)) == others
+
+    @invariant()
+    def the_least_of_a_job_is_no_more_than_any_of_its_layers_needs(self) -> None:
+        work = self.backlog.work([CLUSTER], own=ALL_BUCKETS, now=0.0)
+        for waiting in work:
+            least = dict(work.least_of_job(waiting.job.id))[waiting.layer.tags]
+            assert waiting.need.covers(least)
+
+    @invariant()
     def no_count_is_below_nothing_for_a_layer_that_is_planned(self) -> None:
         assert all(waiting.frames > 0 for waiting in self.backlog.work([CLUSTER], own=ALL_BUCKETS, now=0.0))
 
