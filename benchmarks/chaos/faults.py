@@ -12,16 +12,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from redis.exceptions import RedisError
-from sqlalchemy import TextClause, text
+from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.holds import hold_hosts
 from benchmarks.chaos.load import Cap, Load
+from benchmarks.chaos.silent_changes import change_silently
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
@@ -38,6 +40,17 @@ _LISTENERS = text(
 _SESSIONS = text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE application_name LIKE 'opencue-sched worker%' OR application_name = 'opencue-sched-report'"
+)
+# The waiting frames of the layer that comes first, but for those that are being booked.
+_LOCK_FIRST_LAYER = text(
+    """
+    SELECT f.pk_frame FROM frame f
+    WHERE f.str_state = 'WAITING' AND f.pk_layer = (
+        SELECT s.pk_layer FROM layer_stat s JOIN job j USING (pk_job) JOIN job_resource r USING (pk_job)
+        WHERE s.int_waiting_count > 0 AND j.str_state = 'PENDING'
+        ORDER BY r.int_priority DESC, j.ts_started, s.pk_layer LIMIT 1)
+    FOR UPDATE SKIP LOCKED
+    """
 )
 _FLIP_SETTLE_SECONDS = 2.5
 _FLIP_QUARANTINE_SECONDS = 1.0
@@ -77,6 +90,7 @@ class Faults:
         self._kinds: dict[str, tuple[float, Callable[[], str | None]]] = {
             "worker killed": (4, self._kill("worker")),
             "worker frozen": (5, self._freeze("worker", 0.5, 9.0)),
+            "worker stopped for long": (1, self._stop_for_long),
             "beat killed": (2, self._kill("beat")),
             "beat frozen": (2, self._freeze("beat", 1.0, 7.0)),
             "report service killed": (2, self._kill("report")),
@@ -89,6 +103,8 @@ class Faults:
             "postgresql frozen": (2, self._freeze_postgres),
             "postgresql sessions cut": (2, self._cut_sessions),
             "notifications lost": (2, self._cut_listeners),
+            "frames locked": (2, self._lock_frames),
+            "work changed silently": (4, self._change_silently),
             "releases dropped": (4, self._release_silently),
             "completions lost": (3, self._lose_completions),
             "launch answers lost": (3, self._lose_answers),
@@ -168,6 +184,12 @@ class Faults:
 
         return freeze
 
+    def _stop_for_long(self) -> str | None:
+        """Longer than any claim, permit or commit lives, while another worker goes on."""
+        if len(self._site.crew.at_work("worker")) < 2:
+            return None
+        return self._freeze("worker", 20.0, 60.0)()
+
     # Stores. Each is over when it answers again, so that only bookings from then on count as recovery.
 
     def _restart_redis(self) -> str:
@@ -209,6 +231,20 @@ class Faults:
         with self._site.engine.begin() as connection:
             count = connection.execute(ending).scalar()
         return f"{count} {what}" if count else None
+
+    # Work
+
+    def _lock_frames(self) -> str | None:
+        """Somebody's session that was left open, with the frames that come first."""
+        connection = self._site.engine.connect()
+        frames = connection.execute(_LOCK_FIRST_LAYER).all()
+        seconds = self._chance.uniform(2.0, 20.0) if frames else 0.0
+        self._site.agenda.later(seconds, lambda: _close(connection))
+        return f"{len(frames)} frames for {seconds:.1f} s" if frames else None
+
+    def _change_silently(self) -> str | None:
+        with self._site.engine.begin() as connection:
+            return change_silently(connection, self._chance) or None
 
     # Releases and hosts
 
@@ -325,6 +361,12 @@ class Faults:
             else:
                 self.flips += 1
                 return
+
+
+def _close(connection: Connection) -> None:
+    """Whatever became of the server meanwhile."""
+    with suppress(SQLAlchemyError):
+        connection.close()
 
 
 def _freeze_tree(pid: int) -> list[int]:

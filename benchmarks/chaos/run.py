@@ -16,6 +16,7 @@ from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.holds import against_holds
 from benchmarks.chaos.load import WAITING_FRAMES, Load
+from benchmarks.chaos.silent_changes import too_small
 from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
 from opencue_sched.embedded.servers.fleet import Fleet
@@ -168,6 +169,7 @@ class _Run:
             report.frames = int(connection.execute(text("SELECT count(*) FROM frame")).scalar() or 0)
             self._named("lost frames", verdict.unfinished(connection))
             self._named("against a hold", against_holds(connection))
+            self._named("with too little memory", too_small(connection))
             self._named("results", verdict.results_counted_wrongly(connection, farms))
         self._named("over a cap", [str(excess) for excess in witness.violations])
         self._named("processes that fell", self._site.crew.fell)

@@ -21,7 +21,7 @@ from typing import Any
 import redis
 from sqlalchemy import Engine
 
-from benchmarks.chaos.holds import plant_witness
+from benchmarks.chaos import holds, silent_changes
 from benchmarks.chaos.sampler import URL_VARIABLE
 from benchmarks.workbench import environment_of
 from opencue_sched.clients.postgres import make_engine
@@ -260,7 +260,8 @@ def site(
         with engine.begin() as connection:
             for alloc in ALLOCS:
                 Farm(connection).alloc(alloc)
-            plant_witness(connection)
+            holds.plant_witness(connection)
+            silent_changes.plant_witness(connection)
         fleet = stack.enter_context(fleet_type(variables, directory))
         stack.callback(_kill_all, fleet)
         _start(fleet, ports, workers, beats)

@@ -24,6 +24,7 @@ from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.jobs import job_of
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.schema import check_schema
 
@@ -52,14 +53,14 @@ def doctor_command() -> Done:
     return Done(report.lines(), report.as_dict(), status=1 if report.failed else 0)
 
 
-def _passes(job_id: str) -> PassesSaid:
+def _passes(job_id: str, show_id: str) -> PassesSaid:
     """What `passes_over` says; nothing, and a note, without Redis."""
     try:
         with redis_store() as client:
-            return passes_over(client, get_settings(), job_id)
+            return passes_over(client, get_settings(), job_id, show_id)
     except (redis.RedisError, StoreUnusable) as error:
         click.echo(f"note: {describe_failure(error, get_settings())}; the last verdicts are not known", err=True)
-        return {}, (), {}
+        return {}, (), {}, ()
 
 
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")
@@ -77,7 +78,8 @@ def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
     with engine.connect() as connection:
         ids = layer_ids(connection, job, [] if layer is None else [layer])
         deaths = deaths_of(connection, job.id)
-        found = explain_job(connection, job.id, get_settings(), *_passes(job.id), deaths)
+        passes = _passes(job.id, job_of(connection, job.id).show_id)
+        found = explain_job(connection, job.id, get_settings(), *passes, deaths)
     found = replace(found, layers=tuple(one for one in found.layers if ids is None or one["id"] in ids))
     return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 

@@ -37,6 +37,7 @@ from opencue_sched.insight.farm_view import AllocationUse, FarmView, JobUse, Sho
 from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings, get_settings
+from opencue_sched.store.jobs import job_of
 
 _INTERVAL_SECONDS = 2.0
 _LOOK_AT_SIZE_SECONDS = 0.5
@@ -152,8 +153,8 @@ def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chose
         view = farm_view(engine, client, settings, show=chosen.show, job=chosen.job)
         if chosen.explained is None:
             return Read(view)
-        passes = passes_over(client, settings, chosen.explained)
         with engine.connect() as connection:
+            passes = passes_over(client, settings, chosen.explained, job_of(connection, chosen.explained).show_id)
             deaths = deaths_of(connection, chosen.explained)
             found = explain_job(connection, chosen.explained, settings, *passes, deaths)
         return Read(view, [found.job, *explanation_lines(found)])

@@ -218,6 +218,12 @@ def verdicts(ns: str, job_id: str) -> str:
     return f"{ns}:verdicts:{job_id}"
 
 
+def shortages(ns: str, show_id: str) -> str:
+    """Hash of what layers of a show wait for that no pass looks at one by one. Show ids are OpenCue's, used as they
+    are."""
+    return f"{ns}:shortages:{show_id}"
+
+
 def failed_commits(ns: str, cluster_key: str) -> str:
     """Hash of the commits of a cluster's plans that failed since the last that did not."""
     return f"{ns}:failed-commits:{cluster_key}"

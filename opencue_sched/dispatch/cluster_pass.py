@@ -203,7 +203,11 @@ class _Pass:
                     commits = {
                         it.cluster.key: it.commit_error for it in self.reports if it.frames_booked or it.commit_error
                     }
-                    runner.verdicts.record({it.cluster.key: it.verdicts for it in self.reports}, commits=commits)
+                    verdicts = {it.cluster.key: it.verdicts for it in self.reports}
+                    shortages = {
+                        (it.cluster.show_id, it.cluster.key): it.plan.shortages for it in self.reports if it.plan
+                    }
+                    runner.verdicts.record(verdicts, commits=commits, shortages=shortages)
             if not self.ended:
                 self.end(self.reports)
             if launch is not None:

@@ -3,7 +3,8 @@
 The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one
 for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
 job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. A pass notes its
-verdicts in memory, and a thread writes them (`VerdictNotes`). How many frames wait
+verdicts in memory, and a thread writes them (`VerdictNotes`). What layers wait for that a pass does not look at one by
+one is kept once for all of them: ``{namespace}:shortages:{show id}`` has a field for each cluster. How many frames wait
 by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
 counted them last. ``{namespace}:failed-commits:{cluster}`` says since when, how often and why the commits of a cluster
 have failed; it is gone with the first that does not.
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, cast
@@ -28,8 +29,9 @@ from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import LONGEST_ERROR
+from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.errors import BookingError
 
 log = structlog.get_logger(__name__)
@@ -61,6 +63,21 @@ class RecordedVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedShortages:
+    """What layers of a show wait for, as the last pass over a cluster (its key) found at ``at`` (epoch seconds of its
+    worker)."""
+
+    show_id: str
+    cluster: str
+    shortages: tuple[Shortage, ...]
+    at: float
+
+
+ShortagesOfShows = Mapping[tuple[str, str], Sequence[Shortage]]
+"""By the show (id) and the cluster (key) of a pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class FailedCommits:
     """The last commits of a cluster, none of which PostgreSQL took: how many, since when (epoch seconds of a worker),
     and the error of the last."""
@@ -87,29 +104,38 @@ class VerdictLog:
         self._waiting_key = keys.waiting_frames(namespace)
 
     def record(
-        self, clusters: Mapping[str, Sequence[LayerVerdict]], *, commits: Mapping[str, str] = MappingProxyType({})
+        self,
+        clusters: Mapping[str, Sequence[LayerVerdict]],
+        *,
+        commits: Mapping[str, str] = MappingProxyType({}),
+        shortages: ShortagesOfShows = MappingProxyType({}),
     ) -> None:
-        """Keep the verdicts of one pass over clusters, by their keys, and why ``commits`` of these failed. They are for
-        people only: a failure is logged."""
+        """Keep the verdicts of one pass over clusters, by their keys, why ``commits`` of these failed, and what other
+        layers wait for. They are for people only: a failure is logged."""
         at = self._clock()
         said = [RecordedVerdict(verdict, key, at) for key, verdicts in clusters.items() for verdict in verdicts]
         try:
-            self.write(said)
+            self.write(said, [RecordedShortages(*key, tuple(found), at) for key, found in shortages.items()])
         except redis.RedisError as error:
             log.warning("verdicts_not_recorded", clusters=len(clusters), verdicts=len(said), error=str(error))
         self.record_commits(commits)
 
-    def write(self, said: Iterable[RecordedVerdict]) -> None:
-        """Keep verdicts, in one round trip. Raises RedisError."""
+    def write(self, said: Iterable[RecordedVerdict], shortages: Iterable[RecordedShortages] = ()) -> None:
+        """Keep verdicts and shortages, in one round trip. Raises RedisError."""
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         for recorded in said:
             verdict = recorded.verdict
             value = [verdict.verdict.value, verdict.frames, verdict.waiting, verdict.detail[:LONGEST_ERROR]]
             field = f"{verdict.layer_id}{_SEPARATOR}{recorded.cluster}"
             by_job[verdict.job_id][field] = json.dumps([*value, round(recorded.at, 3)])
-        if not by_job:
+        shows = list(shortages)
+        if not (by_job or shows):
             return
         with self._client.pipeline(transaction=False) as pipeline:
+            for of_show in shows:
+                key = keys.shortages(self._namespace, of_show.show_id)
+                pipeline.hset(key, of_show.cluster, _shortages_text(of_show))
+                pipeline.expire(key, KEPT_SECONDS)
             for job_id, fields in by_job.items():
                 key = keys.verdicts(self._namespace, job_id)
                 pipeline.hset(key, mapping=fields)
@@ -144,6 +170,17 @@ class VerdictLog:
                 pipeline.hgetall(keys.verdicts(self._namespace, job_id))
             found = zip(job_ids, pipeline.execute(), strict=True)
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
+
+    def of_show(self, show_id: str) -> tuple[RecordedShortages, ...]:
+        """What layers of a show wait for, as each of its clusters found last, the newest first. Deletes what is older
+        than a day. Raises RedisError."""
+        key, oldest = keys.shortages(self._namespace, show_id), self._clock() - KEPT_SECONDS
+        fields = cast("Mapping[str, str]", self._client.hgetall(key))
+        read = {cluster: _read_shortages(show_id, cluster, text) for cluster, text in fields.items()}
+        found = [recorded for recorded in read.values() if recorded is not None and recorded.at >= oldest]
+        if gone := read.keys() - {recorded.cluster for recorded in found}:
+            self._client.hdel(key, *gone)
+        return tuple(sorted(found, key=lambda recorded: recorded.at, reverse=True))
 
     def failed_commits(self, cluster_keys: Iterable[str]) -> list[FailedCommits]:
         """Those of these clusters whose last commits failed, more than one; the longest first. One round trip. Raises
@@ -203,6 +240,10 @@ class VerdictNotes:
         """To be written, the first noted first."""
         self._seen_again: set[tuple[str, str]] = set()
         """Looked at since they were written, and said the same of."""
+        self._shortages: dict[tuple[str, str], RecordedShortages] = {}
+        """By show and cluster."""
+        self._changed_shortages: dict[tuple[str, str], None] = {}
+        """To be written, the first noted first."""
         self._again_at = clock() + _WRITE_AGAIN_SECONDS
         self.writing = PeriodicThread(
             "verdicts", self._round, failed="verdicts_not_recorded", retry_seconds=1.0, longest_retry_seconds=10.0
@@ -212,10 +253,14 @@ class VerdictNotes:
         return len(self._notes)
 
     def record(
-        self, clusters: Mapping[str, Sequence[LayerVerdict]], *, commits: Mapping[str, str] = MappingProxyType({})
+        self,
+        clusters: Mapping[str, Sequence[LayerVerdict]],
+        *,
+        commits: Mapping[str, str] = MappingProxyType({}),
+        shortages: ShortagesOfShows = MappingProxyType({}),
     ) -> None:
-        """Note the verdicts of one pass over clusters, by their keys. Why ``commits`` of these failed is written
-        at once."""
+        """Note the verdicts of one pass over clusters, by their keys, and what other layers wait for. Why ``commits``
+        of these failed is written at once."""
         at = self._clock()
         with self._lock:
             for cluster_key, verdicts in clusters.items():
@@ -227,6 +272,11 @@ class VerdictNotes:
                         self._changed[key] = None
                     else:
                         self._seen_again.add(key)
+            for place, found in shortages.items():
+                last = self._shortages.get(place)
+                self._shortages[place] = RecordedShortages(*place, tuple(found), at)
+                if last is None or last.shortages != self._shortages[place].shortages:
+                    self._changed_shortages[place] = None
         self._log.record_commits(commits)
 
     def write(self) -> None:
@@ -239,7 +289,12 @@ class VerdictNotes:
                 self._changed |= dict.fromkeys(self._seen_again)
                 self._seen_again.clear()
                 self._forget(now - BELIEVED_SECONDS)
-            chosen = list(islice(self._changed, MOST_WRITTEN))
+                self._changed_shortages |= dict.fromkeys(self._shortages)
+            places = list(islice(self._changed_shortages, MOST_WRITTEN))
+            shortages = [self._shortages[place] for place in places]
+            for place in places:
+                del self._changed_shortages[place]
+            chosen = list(islice(self._changed, MOST_WRITTEN - len(places)))
             for key in chosen:
                 del self._changed[key]
         try:
@@ -249,10 +304,11 @@ class VerdictNotes:
                     if key[0] not in known:
                         self._notes.pop(key, None)
                 said = [recorded for key in chosen if (recorded := self._notes.get(key)) is not None]
-            self._log.write(said)
+            self._log.write(said, shortages)
         except BaseException:
             with self._lock:
                 self._changed |= dict.fromkeys(chosen)
+                self._changed_shortages |= dict.fromkeys(places)
             raise
 
     def _forget(self, oldest: float) -> None:
@@ -260,10 +316,34 @@ class VerdictNotes:
         gone = [key for key, recorded in self._notes.items() if recorded.at < oldest and key not in self._changed]
         for key in gone:
             del self._notes[key]
+        over = [place for place, recorded in self._shortages.items() if recorded.at < oldest]
+        for place in over:
+            del self._shortages[place]
+            self._changed_shortages.pop(place, None)
 
     def _round(self) -> float:
         self.write()
         return _WRITE_SECONDS
+
+
+def _shortages_text(recorded: RecordedShortages) -> str:
+    found = [
+        [shortage.tags, astuple(shortage.need), shortage.verdict.value, shortage.detail[:LONGEST_ERROR]]
+        for shortage in recorded.shortages
+    ]
+    return json.dumps([round(recorded.at, 3), found])
+
+
+def _read_shortages(show_id: str, cluster: str, text: str) -> RecordedShortages | None:
+    try:
+        at, found = json.loads(text)
+        shortages = tuple(
+            Shortage(tuple(tags), Reservation(*need), Verdict(what), str(detail)) for tags, need, what, detail in found
+        )
+        return RecordedShortages(show_id, cluster, shortages, float(at))
+    except (ValueError, TypeError) as error:  # what another version of this program wrote
+        log.warning("shortages_unreadable", show=show_id, cluster=cluster, error=str(error))
+        return None
 
 
 def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:

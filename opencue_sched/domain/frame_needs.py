@@ -107,6 +107,13 @@ def minimum_cores(layer: Layer | Search, host: Host) -> int:
     return (host.total_centicores + layer.cores_min_centicores) // CENTICORES_PER_CORE
 
 
+def fewest_cores_anywhere(layer: Layer | Search) -> int:
+    """A lower bound of the cores that a frame of the layer takes, whatever the host."""
+    if _takes_one_core(layer) or layer.cores_min_centicores <= 0:
+        return 1
+    return _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
+
+
 def smallest_need(layer: Layer) -> Reservation:
     """A lower bound of every reservation of the layer, for a search that does not know the host yet.
 
@@ -114,12 +121,8 @@ def smallest_need(layer: Layer) -> Reservation:
     that are too busy. The bound is always positive: as an index key a negative minimum would find no host, and
     compared with what a job has left it would slip past the at-cap test.
     """
-    if _takes_one_core(layer) or layer.cores_min_centicores <= 0:
-        cores = 1
-    else:
-        cores = _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
     return Reservation(
-        cores=cores,
+        cores=fewest_cores_anywhere(layer),
         memory_kb=max(layer.memory_min_kb, MEM_RESERVED_MIN_KB),
         gpus=max(layer.gpus_min, 0),
         gpu_memory_kb=max(layer.gpu_memory_min_kb, 0),

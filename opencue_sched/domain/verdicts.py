@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from opencue_sched.domain.hosts import Reservation
+
 
 class Verdict(StrEnum):
     """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer
@@ -46,3 +48,14 @@ class LayerVerdict:
     frames: int
     waiting: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What all layers of a show wait for whose hosts have one of ``tags`` and whose frames need at least ``need``: no
+    such host has that idle. Kept once, for a pass looks at none of these layers by itself."""
+
+    tags: tuple[str, ...]
+    need: Reservation
+    verdict: Verdict
+    detail: str

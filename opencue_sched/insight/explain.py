@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import attrgetter
 from types import MappingProxyType
@@ -21,10 +21,16 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.postings import SkippedCluster, cluster_postings
 from opencue_sched.coordination.presence import Members, list_members
-from opencue_sched.dispatch.verdicts import BELIEVED_SECONDS, RecordedVerdict, VerdictLog, most_telling
+from opencue_sched.dispatch.verdicts import (
+    BELIEVED_SECONDS,
+    RecordedShortages,
+    RecordedVerdict,
+    VerdictLog,
+    most_telling,
+)
 from opencue_sched.domain.clusters import normalise_tag, normalise_tags, spelled_tags
 from opencue_sched.domain.depends import DependType
-from opencue_sched.domain.frame_needs import Search, least_cores
+from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Search, fewest_cores_anywhere, least_cores
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.names import counted, near, os_names
@@ -87,8 +93,8 @@ class SilentHost:
 class Explanation:
     """A job by name, the hosts that stopped reporting while frames of it run there, a sentence on each host that
     matters to it and reports, but whose RQD does not answer a worker, and each layer. ``rank`` is what
-    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the selections that goes by
-    draw instead, for which its ``chance`` is. ``dataclasses.asdict`` gives JSON.
+    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the show's cores that
+    is drawn instead, of which ``chance`` is its part. ``dataclasses.asdict`` gives JSON.
 
     Of a layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the one
     that explains most first, and of what dead frames died (``deaths``), where that was asked for.
@@ -112,10 +118,11 @@ def explain_job(
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     skipped: Sequence[SkippedCluster] = (),
     unreached: Mapping[str, str] = MappingProxyType({}),
+    shortages: Sequence[RecordedShortages] = (),
     deaths: Sequence[Deaths] = (),
 ) -> Explanation:
-    """Explain a job. ``verdicts``, ``skipped`` and ``unreached`` are those of passes_over, empty when Redis does
-    not answer; ``deaths`` those of frame_logs.deaths_of, which reads logs."""
+    """Explain a job. ``verdicts``, ``skipped``, ``unreached`` and ``shortages`` are those of passes_over, empty when
+    Redis does not answer; ``deaths`` those of frame_logs.deaths_of, which reads logs."""
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     whole = [*switch_reasons(job)]
@@ -143,7 +150,8 @@ def explain_job(
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
             if newest is None or now - newest.at > BELIEVED_SECONDS:
-                behind = [*_as_another(layer, layers, verdicts, now), *_behind(layer, layers, rank)]
+                said = [*_as_another(layer, layers, verdicts, now), *_of_requirements(layer, shortages, now)]
+                behind = [*said[:1], *_behind(layer, layers, rank)]
             else:
                 behind = []
             reasons = [*_in_order(reasons, behind, newest, now), *_of_memory(layer)]
@@ -166,16 +174,23 @@ def explain_job(
     )
 
 
-PassesSaid = tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster], Mapping[str, str]]
+PassesSaid = tuple[
+    Mapping[str, Sequence[RecordedVerdict]],
+    Sequence[SkippedCluster],
+    Mapping[str, str],
+    Sequence[RecordedShortages],
+]
 
 
-def passes_over(client: redis.Redis, settings: Settings, job_id: str) -> PassesSaid:
-    """What passes said of the layers of a job, the clusters that no pass looks at now, and the hosts that workers do
-    not reach (`unreached_hosts`). Raises RedisError."""
+def passes_over(client: redis.Redis, settings: Settings, job_id: str, show_id: str) -> PassesSaid:
+    """What passes said of the layers of a job, the clusters that no pass looks at now, the hosts that workers do not
+    reach (`unreached_hosts`), and what layers of the job's show wait for that no pass looked at by themselves. Raises
+    RedisError."""
     namespace = settings.coordination.namespace
-    verdicts = VerdictLog(client, namespace).of_jobs([job_id])[job_id]
+    verdicts = VerdictLog(client, namespace)
     unreached = unreached_hosts(list_members(client, namespace))
-    return verdicts, cluster_postings(client, settings).skipped(), unreached
+    skipped = cluster_postings(client, settings).skipped()
+    return verdicts.of_jobs([job_id])[job_id], skipped, unreached, verdicts.of_show(show_id)
 
 
 def _in_order(
@@ -407,8 +422,8 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
         f" ({row.locked_centicores / CENTICORES_PER_CORE:g} are locked on its RQD)" if row.locked_centicores else ""
     )
     host = Host(row.id, row.host, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
-    need = Reservation(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
-    least = least_cores(Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max), host)
+    search = _search_of(layer)
+    need, least = search.need, least_cores(search, host)
     sizes = (
         # A layer that leaves more cores alone than the host has would run on as many more.
         (f"cores{locked}", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
@@ -424,6 +439,12 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     if mode is ThreadMode.ALL and not layer.threadable:
         found.append((1.0, "takes only frames that thread"))
     return found
+
+
+def _search_of(layer: jobs.LayerView) -> Search:
+    """What a frame of the layer needs of a host, at least, but for cores and tags."""
+    need = Reservation(1, max(layer.memory_kb, MEM_RESERVED_MIN_KB), layer.gpus, layer.gpu_memory_kb)
+    return Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max)
 
 
 def unavailable(host: Row[Any], staleness: float) -> str:
@@ -505,6 +526,21 @@ def _of_memory(layer: jobs.LayerView) -> Iterator[WaitReason]:
         yield WaitReason("memory_raised", text, decides=False)
 
 
+def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortages], now: float) -> Iterator[WaitReason]:
+    """What a layer waits for that no pass has come to lately: what the last one found no host of its tags to have."""
+    search = _search_of(layer)
+    need = replace(search.need, cores=fewest_cores_anywhere(search))
+    tags = normalise_tags(layer.tags)
+    for recorded in shortages:
+        for shortage in recorded.shortages:
+            believed = now - recorded.at <= BELIEVED_SECONDS
+            if believed and tags.issuperset(shortage.tags) and need.covers(shortage.need):
+                words = f"{shortage.detail} ({duration_text(now - recorded.at)} ago)"
+                code = shortage.verdict.value.replace("_", " ")
+                yield WaitReason(shortage.verdict, f"{code}: {words}", decides=False)
+                return
+
+
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
     """What becomes of the frames that do not wait for a host."""
     if layer.depend:
@@ -530,7 +566,7 @@ def _rank_words(rank: Mapping[str, Any]) -> str:
     """How the job stands when passes decide, by the rows as they are now."""
     among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
-    draw = f"; {rank['drawn']:.0%} of the selections are drawn, it comes first in {rank['chance']:.1%} of these"
+    draw = f"; {rank['drawn']:.0%} of the cores are drawn, of which its part is {rank['chance']:.1%}"
     return place + (draw if rank["drawn"] else "")
 
 

@@ -31,6 +31,7 @@ from opencue_sched.insight.farm_view import farm_view
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
+from opencue_sched.store.jobs import job_of
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -97,7 +98,7 @@ class FarmReader:
 
     def _explanation(self, job_id: str) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""
-        passes = passes_over(self._redis, self._settings, job_id)
+        passes = passes_over(self._redis, self._settings, job_id, ask(self._engine, job_of, job_id).show_id)
         found = ask(self._engine, explain_job, job_id, self._settings, *passes)
         return {"state": found.state, "lines": explanation_lines(found, every_reason=True)}
 

@@ -11,7 +11,7 @@ from opencue_sched.domain.frame_needs import Search
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc, Waiting, Work
-from opencue_sched.domain.verdicts import LayerVerdict
+from opencue_sched.domain.verdicts import LayerVerdict, Shortage
 from opencue_sched.placement.policies import Refusal
 
 
@@ -26,6 +26,8 @@ class Plan:
 
     procs: list[PlannedProc] = field(default_factory=list)
     verdicts: list[LayerVerdict] = field(default_factory=list)
+    shortages: list[Shortage] = field(default_factory=list)
+    """What layers of the show wait for that nobody looked at. Those of all its clusters are with the first."""
     attempts: Counter[str] = field(default_factory=Counter)
     wasted_attempts: int = 0
     cache_misses: int = 0

@@ -20,11 +20,12 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from opencue_sched.domain.caps import Caps, Vertices
+from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Dimension, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
 from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.plan_state import LayerState, Plan, Reach, ShowState
@@ -32,7 +33,7 @@ from opencue_sched.placement.policies import Refusal, Score
 from opencue_sched.placement.policies.order import Shares, Use
 from opencue_sched.placement.policies.reservations import draining
 from opencue_sched.placement.policy import MAX_FRAMES, Policy
-from opencue_sched.placement.shortages import shortage
+from opencue_sched.placement.shortages import shared_shortage, shortage
 
 ATTEMPTS_PER_LAYER = 10
 """Hosts that others took from meanwhile before a layer is given up for the pass (the reference's default)."""
@@ -60,6 +61,8 @@ _LAYERS_AHEAD = 400
 """Layers looked at for that, in the order of rank."""
 _CAPS_AHEAD = 400
 """Layers whose caps are read at once, at most, when a plan has come to one of which nobody knows what is in use."""
+_NEEDS_TOLD = 16
+"""Needs of which it is told, for hosts of some tags, that no host has them idle, at most."""
 _DRAWN_AHEAD = 8
 """Jobs looked at for that, in the order of the draw."""
 
@@ -215,7 +218,20 @@ class Planner:
                 # Of a layer none of whose frames can be had now, no search says why.
                 if any(state.placed or not state.all_read for state in states):
                     self._verdict(states)
+            self.plans[show.work.clusters[0]].shortages = self._shared_shortages(show)
         return list(self.plans.values())
+
+    def _shared_shortages(self, show: ShowState) -> list[Shortage]:
+        """What the plan has found out about hosts of the show that none of its layers need be looked at again for."""
+        cluster, shortages = show.work.clusters[0], []
+        for reach in {reach.tags: reach for reach in show.reaches.values() if reach.tags}.values():
+            # The last needs are the smallest: those before failed, and did not answer for them.
+            last = reach.nothing_idle[-_NEEDS_TOLD:]
+            smallest = (need for place, need in enumerate(last) if not any(map(need.covers, last[place + 1 :])))
+            for need in [show.work.least_need(reach.tags)] if reach.closed else smallest:
+                allocs = self.headroom.open_allocs(cluster.show_id, need.cores)
+                shortages.append(shared_shortage(reach.tags, need, self._census_of(cluster, reach.tags), allocs))
+        return shortages
 
     def _why(self, state: LayerState) -> Refusal:
         """Why a layer waits of which the plan has placed nothing."""
@@ -674,7 +690,7 @@ class Planner:
                     state.job,
                     state.layer,
                     state.search,
-                    self._census_of(state),
+                    self._census_of(state.cluster, state.search.tags),
                     self.policy.rules,
                     self.headroom,
                     state.open_allocs,
@@ -684,10 +700,10 @@ class Planner:
             return draining(self.pool.draining_for(state.layer.id), self.snapshot.now) or reason
         return reason
 
-    def _census_of(self, state: LayerState) -> Census:
-        asked = state.cluster.facility_id, state.search.tags
+    def _census_of(self, cluster: Cluster, tags: tuple[str, ...]) -> Census:
+        asked = cluster.facility_id, tags
         if asked not in self._census:
-            self._census[asked] = self.pool.census(*asked, state.cluster.shard)
+            self._census[asked] = self.pool.census(*asked, cluster.shard)
         return self._census[asked]
 
     def _over_share(self, state: LayerState, reason: Refusal) -> Refusal:

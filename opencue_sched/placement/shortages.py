@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Collection
 
 from opencue_sched.domain.frame_needs import Dimension, Rules, Search, reserve
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import memory_text
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.verdicts import Shortage, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom
 from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.policies import Refusal
@@ -55,6 +55,27 @@ def shortage(
     return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
 
 
+def shared_shortage(tags: tuple[str, ...], need: Reservation, census: Census, open_allocs: Collection[str]) -> Shortage:
+    """What stands between the hosts with these tags, none of which has so much idle, and each layer that needs at
+    least that."""
+    with_tags = f"with the tag {' or '.join(tags)}"
+    hosts = f"no host of the {sum(count for _, count in census.kinds)} {with_tags}"
+    large_enough = [host for host, _ in census.kinds if _size_of(host).covers(need)]
+    if not census.kinds:
+        verdict, detail = Verdict.NO_HOST, f"no open host that is up {with_tags} takes frames now"
+    elif not large_enough:
+        verdict, detail = Verdict.NO_FIT, f"{hosts} has {_amount_text(need)} even when idle"
+    elif all(host.alloc_id not in open_allocs for host in large_enough):
+        verdict, detail = Verdict.OVER_SUBSCRIPTION, f"its show may use no more cores of the hosts {with_tags}"
+    else:
+        verdict, detail = Verdict.CAPACITY, f"{hosts} has {_amount_text(need)} idle"
+    return Shortage(tags, need, verdict, detail)
+
+
+def _size_of(host: Host) -> Reservation:
+    return Reservation(host.total_cores, host.total_memory_kb, host.total_gpus, host.total_gpu_memory_kb)
+
+
 _LACKS = {
     Dimension.OS: "without {os}",
     Dimension.THREAD_MODE: "for frames that thread",
@@ -69,7 +90,11 @@ def _need_text(search: Search) -> str:
     """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
     need, least = search.need, search.cores_min_centicores
     all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
-    cores = counted(need.cores, "core") if least > 0 or not search.threadable else all_cores
+    return _amount_text(need, counted(need.cores, "core") if least > 0 or not search.threadable else all_cores)
+
+
+def _amount_text(need: Reservation, cores: str = "") -> str:
+    cores = cores or counted(need.cores, "core")
     gpus = [counted(need.gpus, "GPU")] if need.gpus else []
     gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []
     return ", ".join([cores, memory_text(need.memory_kb), *gpus, *gpu_memory])

@@ -18,7 +18,8 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, JobSpec, LayerSpec, ShowIds
 from opencue_sched.insight.explain import explain_job
@@ -397,6 +398,40 @@ def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_n
     assert found["elsewhere"][0]["code"] == "no_host"
 
 
+def test_a_layer_behind_others_waits_for_what_no_host_of_its_tags_has_idle(
+    cli: Cli, build: Build, work: Work, redis_client: redis.Redis
+) -> None:
+    # given layers that no pass looked at by itself, and what a pass found of their hosts
+    def make(farm: Farm) -> JobIds:
+        layers = [LayerSpec(name=f"of{cores}", frames=2, cores=cores) for cores in (4, 2, 8)]
+        return farm.job(layers, show=work.show, name="large")
+
+    build(make)
+    needs = Reservation(4, 1024 * 1024)
+    busy = Shortage(("general",), needs, Verdict.CAPACITY, "no host of the 3 with the tag general has 4 cores idle")
+    other = Shortage(("gpu",), Reservation(1, 1), Verdict.NO_HOST, "no open host")
+    shortages = {(work.show.id, "alloc-1"): [other, busy]}
+    VerdictLog(redis_client, "cue").record({}, shortages=shortages)
+
+    def found() -> dict[str, list[str]]:
+        """The codes of the reasons of each layer."""
+        layers = cli("explain", "large", "--json").json["layers"]
+        return {layer["layer"]: [reason["code"] for reason in layer["reasons"]] for layer in layers}
+
+    # then those that need as much say so, and their place in the order
+    assert found() == {
+        "of4": ["capacity", "behind", "not_seen"],
+        "of2": ["behind", "not_seen"],
+        "of8": ["capacity", "behind", "not_seen"],
+    }
+    assert f"of8 (2 waiting): capacity: {busy.detail} (" in cli("explain", "large").out
+
+    # but for what is as old as no verdict is believed
+    old = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
+    old.record({}, shortages=shortages)
+    assert set(map(tuple, found().values())) == {("behind", "not_seen")}
+
+
 # How the job stands
 
 
@@ -419,7 +454,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
     assert layer.startswith(f"render (4 waiting): over share: {detail} (")
     assert job == (
         "the job is number 3 of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
-        "25% of the selections are drawn, it comes first in 16.7% of these"
+        "25% of the cores are drawn, of which its part is 16.7%"
     )
     rank = cli("explain", NAME, "--json").json["rank"]
     assert (rank["place"], rank["jobs"], rank["priority"], rank["drawn"]) == (3, 3, 100, 0.25)

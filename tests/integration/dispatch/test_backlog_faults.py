@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.show_handover import hand_back
@@ -19,9 +20,11 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.schema import downgrade, upgrade
 from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
 from tests.kit.plans import KB_PER_GB
+from tests.kit.polling import eventually
 
 CORES = 4
 """Of the only host."""
@@ -190,13 +193,37 @@ def test_a_priority_that_nobody_named_is_found_by_the_resync(deaf: Deaf) -> None
 
 
 def test_frames_that_somebody_keeps_locked_hold_no_host_from_others(deaf: Deaf) -> None:
-    locked, other = deaf.job(priority=9), deaf.job(priority=1)
+    locked, other = deaf.job(priority=9), deaf.job(priority=1, frames=5 * CORES)
     deaf.lists()
     with deaf.passes.engine.connect() as somebody, somebody.begin():
         somebody.execute(text("SELECT FROM frame WHERE pk_job = :job FOR UPDATE"), {"job": locked.id})
-        for _ in range(3):
-            deaf.run()
-        assert (deaf.booked(locked), deaf.booked(other)) == (0, CORES)
+        for _ in range(5):
+            eventually(lambda: deaf.run().frames_booked, what="a booking beside the locked frames")
+            assert (deaf.booked(locked), deaf.booked(other)) == (0, CORES)
+            deaf.everything_ends()
+
+    # when they are locked no longer
+    eventually(lambda: deaf.run().frames_booked, what="a booking of the frames that were locked")
+    assert deaf.booked(locked) == CORES
+
+
+def test_work_goes_on_when_our_tables_were_taken_back_and_are_there_again(deaf: Deaf, settings: Settings) -> None:
+    # given a process that knows what waits, on a Cuebot's database
+    job = deaf.job()
+    deaf.lists()
+    deaf.execute("UPDATE opencue_sched_origin SET origin = 'cuebot'")
+
+    # when `migrate --down` is called, as before a migration of Cuebot's, then nothing is booked
+    downgrade(settings.sqlalchemy_url)
+    with pytest.raises(SQLAlchemyError):
+        deaf.run()
+    assert deaf.booked(job) == 0
+    assert list(deaf.passes.runner.ledger.records()) == []
+
+    # and when `migrate` has made them again, all of it
+    upgrade(settings.sqlalchemy_url)
+    eventually(lambda: deaf.run().frames_booked, what="a booking")
+    assert deaf.booked(job) == CORES
 
 
 def test_a_show_handed_back_in_the_middle_of_a_plan_starts_nothing(deaf: Deaf) -> None:

@@ -287,6 +287,28 @@ def test_every_layer_gets_one_verdict_with_its_reason(one, engine):
     assert verdicts[free.layers[0].id].verdict is Verdict.FLOWING
 
 
+def test_a_pass_tells_once_what_the_layers_wait_for_that_it_does_not_look_at(one, engine):
+    # given a farm that is full, and more layers that wait than a plan looks at one by one
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=4)
+        show = farm.default_show()
+        farm.jobs([JobSpec([LayerSpec(frames=1) for _ in range(30)], show=show) for _ in range(10)])
+    one.drain()
+    known = one.runner.verdicts
+
+    # then what it found of their hosts is there for all of them, and of some a verdict of their own
+    (found,) = known.of_show(show.id)
+    assert [(shortage.need.cores, shortage.verdict) for shortage in found.shortages] == [(1, Verdict.CAPACITY)]
+
+    # and when hosts are idle for all that waits, it is there no more
+    with engine.begin() as connection:
+        Farm(connection).hosts([HostSpec(name=f"more{number}", cores=100, memory_gb=400) for number in range(3)])
+    one.runner.hosts.missed()
+    one.drain()
+    assert [recorded.shortages for recorded in known.of_show(show.id)] == [()]
+
+
 def test_a_pass_tells_what_refused(one, engine):
     with engine.begin() as connection:
         farm = Farm(connection)

@@ -17,7 +17,8 @@ from opencue_sched.dispatch.verdicts import (
     VerdictLog,
     VerdictNotes,
 )
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
 
@@ -198,12 +199,14 @@ def test_what_redis_did_not_take_is_written_once_it_answers(
     # given a Redis that is away, then the pass is not disturbed, and the write says so
     notes = VerdictNotes(VerdictLog(dead_redis, "cue", clock=clock), lambda layers: layers, clock=clock)
     notes.record({"alloc-1": [verdict("j1", "a")]}, commits={"alloc-1": "no connection"})
+    notes.record({}, shortages={("s1", "alloc-1"): [busy()]})
     with pytest.raises(redis.ConnectionError):
         notes.write()
     # when it answers again
     dead_redis.connection_pool = redis_client.connection_pool
     notes.write()
     assert set(of_job(verdicts, "j1")) == {"a"}
+    assert len(of_show(verdicts)) == 1
 
 
 def test_failed_commits_are_kept_with_the_pass(notes: VerdictNotes, verdicts: VerdictLog) -> None:
@@ -212,6 +215,66 @@ def test_failed_commits_are_kept_with_the_pass(notes: VerdictNotes, verdicts: Ve
     assert [(one.cluster, one.failures, one.error) for one in verdicts.failed_commits(["alloc-1"])] == [
         ("alloc-1", 2, "deadlock")
     ]
+
+
+def busy(cores: int = 4, tag: str = "general") -> Shortage:
+    return Shortage((tag,), Reservation(cores, 1024), Verdict.CAPACITY, "no host has that idle")
+
+
+def of_show(verdicts: VerdictLog, show: str = "s1") -> list[tuple[str, tuple[Shortage, ...], float]]:
+    return [(one.cluster, one.shortages, one.at) for one in verdicts.of_show(show)]
+
+
+def test_what_layers_wait_for_that_nobody_looked_at_is_kept_once_for_a_show_and_cluster(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    # given two passes of a second, over two clusters
+    notes.record({}, shortages={("s1", "alloc-1"): [busy(4), busy(2)], ("s2", "alloc-2"): [busy()]})
+    notes.record({}, shortages={("s1", "manual-1"): [busy(1, "gpu")]})
+    notes.write()
+    assert sorted(of_show(verdicts)) == [
+        ("alloc-1", (busy(4), busy(2)), 1000.0),
+        ("manual-1", (busy(1, "gpu"),), 1000.0),
+    ]
+
+    # when a pass finds the same, then it is written half a minute later
+    clock.now = 1010.0
+    notes.record({}, shortages={("s1", "manual-1"): [busy(1, "gpu")]})
+    notes.write()
+    assert {at for *_, at in of_show(verdicts)} == {1000.0}
+    clock.now = 1031.0
+    notes.write()
+    assert of_show(verdicts)[0] == ("manual-1", (busy(1, "gpu"),), 1010.0)
+
+    # and at once where a pass finds another thing, or nothing
+    clock.now = 1032.0
+    notes.record({}, shortages={("s1", "alloc-1"): []})
+    notes.write()
+    assert of_show(verdicts)[0] == ("alloc-1", (), 1032.0)
+
+
+def test_shortages_that_nobody_can_read_or_that_are_a_day_old_are_deleted(
+    redis_client: redis.Redis, verdicts: VerdictLog, clock: Clock
+) -> None:
+    verdicts.record({}, shortages={("s1", "alloc-1"): [busy()]})
+    clock.now += KEPT_SECONDS + 1
+    verdicts.record({}, shortages={("s1", "alloc-2"): [busy()]})
+    for number, text in enumerate(("no json", "[1]", '[1.0, [[["a"], [1], "new", ""]]]')):
+        redis_client.hset(keys.shortages("cue", "s1"), f"bad-{number}", text)
+    for _ in range(2):
+        assert [cluster for cluster, *_ in of_show(verdicts)] == ["alloc-2"]
+    assert redis_client.hkeys(keys.shortages("cue", "s1")) == ["alloc-2"]
+
+
+def test_verdicts_wait_where_shortages_take_what_a_second_may_have(
+    notes: VerdictNotes, verdicts: VerdictLog, redis_client: redis.Redis
+) -> None:
+    notes.record({"alloc-1": [verdict("j1", f"l{number}") for number in range(MOST_WRITTEN)]})
+    notes.record({}, shortages={("s1", f"alloc-{number}"): [busy()] for number in range(10)})
+    notes.write()
+    assert len(of_job(verdicts, "j1")) + len(of_show(verdicts)) == MOST_WRITTEN
+    notes.write()
+    assert len(of_job(verdicts, "j1")) == MOST_WRITTEN
 
 
 def test_the_thread_writes_what_passes_note(verdicts: VerdictLog) -> None:

@@ -10,7 +10,7 @@ from opencue_sched.coordination import keys
 ROOT = Path(__file__).resolve().parents[3]
 KEYS = ROOT / "opencue_sched" / "coordination" / "keys.py"
 KEY = re.compile(
-    r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:|:verdicts|:waiting\b"
+    r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:|:verdicts|:shortages:|:waiting\b"
 )
 # A name that begins with a namespace, whatever follows.
 NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\b_?ns)\}[:.]\S*?[\"']|(?:namespace|\b_?ns)\s*\+\s*f?[\"'][:.]")
@@ -41,4 +41,5 @@ def test_no_key_is_written_out_in_a_script():
 
 def test_the_names_of_verdicts_are_built_from_the_namespace():
     assert keys.verdicts("farm", "0f3a") == "farm:verdicts:0f3a"
+    assert keys.shortages("farm", "0f3a") == "farm:shortages:0f3a"
     assert keys.waiting_frames("farm") == "farm:waiting"

@@ -448,6 +448,39 @@ class TestVerdicts:
         assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.CAPACITY, 4, 6)
 
 
+class TestShortages:
+    def test_what_no_host_has_idle_is_told_once_for_all_layers_that_need_so_much(self) -> None:
+        busy = make_host("h1", cores=8, idle_centicores=200)
+        wide = [make_layer(f"wide{number}", cores=4 + number) for number in range(3)]
+
+        planned = plan(make_snapshot(make_job(layers=[*wide, make_layer("narrow", frames=9)])), FrozenPool([busy]))
+
+        assert [proc.layer.id for proc in planned.procs] == ["narrow", "narrow"]
+        (shortage,) = planned.shortages
+        assert (shortage.tags, shortage.need.cores, shortage.verdict) == (("general",), 1, Verdict.CAPACITY)
+        assert shortage.detail == "no host of the 1 with the tag general has 1 core, 1.0G idle"
+
+    @pytest.mark.parametrize(
+        ("hosts", "caps", "verdict"),
+        [
+            ([], {}, Verdict.NO_HOST),
+            ([make_host(cores=1)], {}, Verdict.NO_FIT),
+            ([make_host(cores=8)], {"subscriptions": {"alloc": make_caps(cores=1)}}, Verdict.OVER_SUBSCRIPTION),
+            ([make_host(cores=8, idle_centicores=100)], {}, Verdict.CAPACITY),
+        ],
+        ids=lambda value: value.value if isinstance(value, Verdict) else "",
+    )
+    def test_it_says_what_stands_between_the_hosts_and_the_most_modest_layer(
+        self, hosts: list[Host], caps: dict[str, Any], verdict: Verdict
+    ) -> None:
+        planned = plan_layer(make_layer(cores=4), *hosts, **caps)
+
+        assert [(shortage.need.cores, shortage.verdict) for shortage in planned.shortages] == [(4, verdict)]
+
+    def test_where_hosts_are_idle_none_is_told(self) -> None:
+        assert plan_layer(make_layer(), make_host(cores=8)).shortages == []
+
+
 class TestSize:
     def test_a_full_plan_stops_and_says_that_there_is_more(self) -> None:
         job = make_job(layers=[make_layer("a", frames=5), make_layer("b", frames=5)])
