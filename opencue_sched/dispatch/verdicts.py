@@ -244,6 +244,8 @@ class VerdictNotes:
         """By show and cluster."""
         self._changed_shortages: dict[tuple[str, str], None] = {}
         """To be written, the first noted first."""
+        self._shortages_seen_again: set[tuple[str, str]] = set()
+        """The last pass over the cluster since they were written has found the same."""
         self._again_at = clock() + _WRITE_AGAIN_SECONDS
         self.writing = PeriodicThread(
             "verdicts", self._round, failed="verdicts_not_recorded", retry_seconds=1.0, longest_retry_seconds=10.0
@@ -277,6 +279,8 @@ class VerdictNotes:
                 self._shortages[place] = RecordedShortages(*place, tuple(found), at)
                 if last is None or last.shortages != self._shortages[place].shortages:
                     self._changed_shortages[place] = None
+                else:
+                    self._shortages_seen_again.add(place)
         self._log.record_commits(commits)
 
     def write(self) -> None:
@@ -288,8 +292,9 @@ class VerdictNotes:
                 self._again_at = now + _WRITE_AGAIN_SECONDS
                 self._changed |= dict.fromkeys(self._seen_again)
                 self._seen_again.clear()
+                self._changed_shortages |= dict.fromkeys(self._shortages_seen_again)
+                self._shortages_seen_again.clear()
                 self._forget(now - BELIEVED_SECONDS)
-                self._changed_shortages |= dict.fromkeys(self._shortages)
             places = list(islice(self._changed_shortages, MOST_WRITTEN))
             shortages = [self._shortages[place] for place in places]
             for place in places:

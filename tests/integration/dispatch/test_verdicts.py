@@ -253,6 +253,20 @@ def test_what_layers_wait_for_that_nobody_looked_at_is_kept_once_for_a_show_and_
     assert of_show(verdicts)[0] == ("alloc-1", (), 1032.0)
 
 
+def test_a_process_does_not_write_over_the_shortages_that_another_found_later(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock
+) -> None:
+    # given a cluster that this process passed over once, and another one later
+    notes.record({}, shortages={("s1", "alloc-1"): [busy(4)]})
+    notes.write()
+    clock.now = 1020.0
+    verdicts.record({}, shortages={("s1", "alloc-1"): [busy(2)]})
+    # when all is due to be written again, then the later ones stay
+    clock.now = 1040.0
+    notes.write()
+    assert of_show(verdicts) == [("alloc-1", (busy(2),), 1020.0)]
+
+
 def test_shortages_that_nobody_can_read_or_that_are_a_day_old_are_deleted(
     redis_client: redis.Redis, verdicts: VerdictLog, clock: Clock
 ) -> None:
