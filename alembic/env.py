@@ -26,6 +26,7 @@ from opencue_sched.store.schema import (
     explained,
     migration_lock,
     newly_possible,
+    refuse_limits_of_one_name,
     refuse_too_old,
 )
 
@@ -41,6 +42,9 @@ if config.config_file_name is not None and config.get_section("loggers"):
 def _migrate(connection: Connection) -> None:
     check_writable(connection)
     refuse_too_old(connection)
+    if config.attributes.get("upgrades"):
+        # Here as well as in its revision: those before it may be committed by then.
+        refuse_limits_of_one_name(connection)
     connection.commit()
     context.configure(connection=connection, version_table=VERSION_TABLE)
     with context.begin_transaction():

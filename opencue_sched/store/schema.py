@@ -33,7 +33,7 @@ Origin = Literal["opencue-sched", "cuebot"]
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
 
-REVISION = "0019"
+REVISION = "0020"
 """The revision that this program's migrations lead to. Migrations only add, so it works with any later one as well."""
 
 TABLE_LOCK_SECONDS = 20.0
@@ -188,6 +188,37 @@ def refuse_too_old(connection: Connection) -> Row[Any]:
     return facts
 
 
+# Limits that have their name with another, in a database where a name may still be given twice.
+_LIMITS_OF_ONE_NAME = text(
+    """
+    SELECT str_name AS name, string_agg(pk_limit_record, ' and ' ORDER BY pk_limit_record) AS ids
+      FROM limit_record GROUP BY str_name HAVING count(*) > 1 ORDER BY str_name
+    """
+)
+
+
+_ONE_NAME_EACH = (
+    "Nothing was changed. Keep one limit of each name: let the rows of layer_limit say that one's id "
+    "(UPDATE layer_limit SET pk_limit_record = ...) and delete the others, or give them another name "
+    "(UPDATE limit_record SET str_name = ... WHERE pk_limit_record = ...), then run `opencue-sched migrate` again"
+)
+
+
+def refuse_limits_of_one_name(connection: Connection) -> None:
+    """Raises WrongSchema where a table of limits that we made has two of one name: it gets a constraint against that.
+
+    Who may keep them in Cuebot's own tables is Cuebot's migration V49 to say.
+    """
+    if not connection.scalar(text("SELECT to_regclass('limit_record') IS NOT NULL")):
+        return
+    if read_origin(connection) == "cuebot":
+        return
+    same = connection.execute(_LIMITS_OF_ONE_NAME).all()
+    if same:
+        listed = "; ".join(f"{row.name!r} ({row.ids})" for row in same)
+        raise WrongSchema(f"several limits have one name: {listed}. {_ONE_NAME_EACH}")
+
+
 def check_writable(connection: Connection) -> None:
     """Raises TakesNoWrites, saying what to do, for a standby and for a database whose sessions begin read only."""
     found = connection.execute(_WRITES).one()
@@ -299,12 +330,14 @@ def explained() -> Iterator[None]:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at ``url`` to ``revision``.
 
-    Raises WrongSchema, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when
-    the user lacks a privilege or a table stays locked.
+    Raises WrongSchema, with nothing changed, for a Cuebot older than V45 and for limits of one name, and SchedulerError
+    saying what to do when the user lacks a privilege or a table stays locked.
     """
     from alembic import command
 
-    command.upgrade(_alembic(url), revision)
+    config = _alembic(url)
+    config.attributes["upgrades"] = True
+    command.upgrade(config, revision)
 
 
 def downgrade(url: str) -> None:

@@ -11,7 +11,25 @@ from tests.kit.catalog import Catalog
 MADE_FOR_VERSION = (47,)
 """The Cuebot migration our schema is a counterpart of."""
 
+_V49_INDEXES = (
+    "c_layer_limit_pk c_layer_limit_uk c_limit_host_pk c_limit_host_uk c_limit_record_pk c_limit_record_uk_name"
+    " c_limit_usage_pk i_layer_limit_str_source i_limit_host_str_host_name i_limit_record_uk_exit_status"
+    " i_proc_ts_dispatched"
+)
+_V49_CONSTRAINTS = (
+    "layer_limit.c_layer_limit_ck_source layer_limit.c_layer_limit_pk layer_limit.c_layer_limit_uk"
+    " limit_record.c_limit_record_ck_delay limit_record.c_limit_record_ck_enforcement"
+    " limit_record.c_limit_record_ck_exit_status limit_record.c_limit_record_ck_type limit_record.c_limit_record_pk"
+    " limit_record.c_limit_record_uk_name"
+)
+_V49_COLUMNS = (
+    "layer_limit.str_source layer_limit.ts_created limit_record.b_auto_tag limit_record.int_delay_minutes"
+    " limit_record.int_exit_status limit_record.int_report_ttl limit_record.int_soft_value limit_record.str_enforcement"
+    " limit_record.str_report_source limit_record.str_type limit_record.ts_reported"
+)
+
 _LEFT_OUT = {
+    "goes with the key of limits in Cuebot's V49": {"index": "i_limit_record_pk_limit_record"},
     "what is left of Cuebot's move from Oracle, which nothing calls or reads": {
         "table": "duplicate_cursors history_period_bak uncommitted_transactions uncommitted_transactions_bak",
         "function": "calculate_core_hours epoch_to_ts genkey history__period_clear history__period_shift render_weeks"
@@ -20,6 +38,12 @@ _LEFT_OUT = {
 }
 
 _ADDED = {
+    "comes with Cuebot's V49": {
+        "table": "limit_host limit_usage",
+        "column": _V49_COLUMNS,
+        "constraint": _V49_CONSTRAINTS,
+        "index": _V49_INDEXES,
+    },
     "finds the open run of a frame": {"index": "i_frame_history_open"},
     "one place for what two triggers do": {"function": "history__record_job history__record_layers"},
 }

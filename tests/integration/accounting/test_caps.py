@@ -16,6 +16,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store import accounting as store
+from tests.kit.limits import list_twice
 from tests.kit.world import World
 
 
@@ -201,7 +202,8 @@ def test_a_frame_of_an_unmanaged_show_takes_a_limit_once_that_its_layer_lists_tw
         farm = Farm(connection)
         limit, other = farm.limit("nuke", 5), farm.show(managed=False)
         farm.subscription(other, farm.default_alloc(), size=100)
-        theirs = farm.job([LayerSpec(frames=3, limits=[limit, limit])], show=other)
+        theirs = farm.job([LayerSpec(frames=3, limits=[limit])], show=other)
+        list_twice(connection, theirs.layers[0].id)
         farm.run(theirs.frames[:2], world.host)
     load_caps(world.engine, world.ledger, [keys.limit(limit)])
     assert fields(world, keys.limit(limit))["int_foreign"] == "2"

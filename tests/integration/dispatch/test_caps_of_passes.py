@@ -17,6 +17,7 @@ from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.gathering import cluster_of
+from tests.kit.limits import list_twice
 from tests.kit.passes import Passes, passes
 
 ONE_JOB_A_PLAN = {"max_jobs_per_cluster_pass": 1}
@@ -354,7 +355,8 @@ def test_a_limit_counts_the_running_frames_of_every_show_once_each(here: Passes,
         cuebots = farm.show("cuebots", managed=False)
         host = farm.host(cores=32)
         theirs = farm.job([LayerSpec(frames=4, limits=[limit])], show=cuebots)
-        ours = farm.job([LayerSpec(frames=9, limits=[limit, limit]), LayerSpec(frames=9, limits=[limit])])
+        ours = farm.job([LayerSpec(frames=9, limits=[limit]), LayerSpec(frames=9, limits=[limit])])
+        list_twice(connection, ours.layers[0].id)
         other = farm.job([LayerSpec(frames=4)])
         started = [*theirs.frames[:3], *ours.layers[0].frames[:2], *ours.layers[1].frames[:1], *other.frames]
         farm.run(started, host)

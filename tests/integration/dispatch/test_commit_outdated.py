@@ -112,7 +112,7 @@ def test_frames_of_a_layer_that_changed_since_it_was_planned_are_lost(
         "UPDATE layer SET int_mem_min = :reserved_kb - 1 WHERE pk_layer = :layer",
         "UPDATE layer SET str_tags = 'fast|general' WHERE pk_layer = :layer",
         "UPDATE layer SET str_cmd = 'another', int_chunk_size = 7 WHERE pk_layer = :layer",
-        "INSERT INTO layer_limit VALUES ('again', :layer, :licence)",
+        "INSERT INTO layer_limit VALUES ('again', :layer, :licence) ON CONFLICT DO NOTHING",
         "INSERT INTO layer_limit VALUES ('dangling', :layer, 'no-such-limit')",
         "DELETE FROM limit_record WHERE pk_limit_record = :licence",
         "INSERT INTO opencue_sched_quarantine (pk_job, reason, until) VALUES (:job, 'bad rows', now())",

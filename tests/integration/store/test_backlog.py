@@ -65,7 +65,7 @@ def test_what_decides_placement_arrives_where_it_belongs(engine: Engine) -> None
             tags="general | fast",
             services="nuke, shell",
             threadable=False,
-            limits=[arnold, nuke, nuke],
+            limits=[arnold, nuke],
             name="beauty",
         )
         ids = farm.job([LayerSpec(), spec], os="rocky9", priority=7)

@@ -283,8 +283,70 @@ def test_a_database_made_without_some_of_cuebots_indexes_gets_them(empty_databas
     whole = _catalog(empty_database_url)
     with _session(empty_database_url) as connection:
         connection.execute(text("DROP INDEX i_limit_record_pk_limit_record, i_layerstat_int_waiting_count"))
-    schema.upgrade(empty_database_url)
+    schema.upgrade(empty_database_url, "0012")
     assert _catalog(empty_database_url)["index"] == whole["index"]
+
+
+def test_limits_become_as_cuebots_v49_has_them_and_go_back(empty_database_url: str) -> None:
+    # given limits of the revision before, one of which its column says counts machines, and a layer that has it twice
+    schema.upgrade(empty_database_url, "0019")
+    before = _catalog(empty_database_url)
+    with _session(empty_database_url) as connection:
+        connection.execute(
+            text(
+                "INSERT INTO limit_record (pk_limit_record, str_name, int_max_value, b_host_limit)"
+                " VALUES ('frames', 'arnold', 90, false), ('machines', 'houdini', 6, true)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)"
+                " VALUES ('a', 'layer', 'machines'), ('b', 'layer', 'machines'), ('c', 'layer', 'frames')"
+            )
+        )
+    # when it is upgraded
+    schema.upgrade(empty_database_url)
+    # then that one counts machines, and the layer has each limit once
+    with _session(empty_database_url) as connection:
+        types = connection.execute(text("SELECT str_name, str_type FROM limit_record ORDER BY 1")).all()
+        assert [tuple(row) for row in types] == [("arnold", "FRAME"), ("houdini", "HOST")]
+        bound = connection.execute(text("SELECT pk_limit_record FROM layer_limit ORDER BY 1")).scalars().all()
+        assert list(bound) == ["frames", "machines"]
+        assert connection.scalar(text("SELECT count(*) FROM limit_usage")) == 2
+    # and what the revision added goes with it
+    _alembic(empty_database_url, "downgrade", "0019")
+    assert _catalog(empty_database_url) == before
+
+
+def test_limits_of_one_name_are_refused_before_anything_changes(empty_database_url: str) -> None:
+    # given two limits of one name, in a database of a revision that is several behind
+    schema.upgrade(empty_database_url, "0011")
+    with _session(empty_database_url) as connection:
+        connection.execute(
+            text(
+                "INSERT INTO limit_record (pk_limit_record, str_name, int_max_value)"
+                " VALUES ('one', 'houdini', 6), ('two', 'houdini', 8), ('three', 'arnold', 90)"
+            )
+        )
+    before = _catalog(empty_database_url)
+    # when it is upgraded, then both ids and the remedy are said, and nothing is changed
+    with pytest.raises(WrongSchema, match=r"'houdini' \(one and two\).*Nothing was changed.*UPDATE limit_record"):
+        schema.upgrade(empty_database_url)
+    assert _catalog(empty_database_url) == before
+    with _session(empty_database_url) as connection:
+        assert schema.revision_of(connection) == "0011"
+        connection.execute(text("UPDATE limit_record SET str_name = 'houdini-fx' WHERE pk_limit_record = 'two'"))
+    schema.upgrade(empty_database_url)
+    assert _facts(empty_database_url).revision == schema.REVISION
+
+
+def test_limits_of_one_name_in_cuebots_own_tables_are_cuebots(cuebot_url: str) -> None:
+    with _session(cuebot_url) as connection:
+        connection.execute(
+            text("INSERT INTO limit_record (pk_limit_record, str_name) VALUES ('one', 'houdini'), ('two', 'houdini')")
+        )
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url).revision == schema.REVISION
 
 
 def test_two_migrations_at_once_take_turns(empty_database_url: str) -> None:

@@ -123,6 +123,7 @@ def test_only_a_cap_that_changed_is_told(engine: Engine, listener: Listener) -> 
         "UPDATE job_resource SET int_priority = CASE WHEN pk_job = :other THEN 9 ELSE 100 END": f"job:{other.id}",
         "UPDATE limit_record SET int_max_value = 4 WHERE pk_limit_record = :limit": f"limit:{limit}",
         "UPDATE limit_record SET int_max_value = NULL WHERE pk_limit_record = :limit": f"limit:{limit}",
+        "UPDATE limit_record SET b_host_limit = true WHERE pk_limit_record = :limit": f"limit:{limit}",
         "DELETE FROM limit_record WHERE pk_limit_record = :limit": f"limit:{limit}",
         "DELETE FROM subscription WHERE pk_subscription = :sub": f"sub:{show.id}:{alloc.id}",
     }

@@ -171,5 +171,5 @@ def test_a_new_farm_has_what_the_first_show_needs(own: Engine) -> None:
         assert connection.scalar(text("SELECT str_name FROM dept WHERE b_default")) == "Unknown"
         assert connection.scalar(text("SELECT int_cores_min FROM service WHERE str_name = 'default'")) == 100
         assert connection.scalar(text("SELECT int_value FROM config WHERE str_key = 'MAX_FRAME_RETRIES'")) == 16
-        assert connection.scalar(text("SELECT count(*) FROM task_lock")) == 7
+        assert connection.scalar(text("SELECT count(*) FROM task_lock")) == 8
         assert connection.scalar(text("SELECT count(*) FROM pg_extension WHERE extname <> 'plpgsql'")) == 0

@@ -1,0 +1,35 @@
+"""Limits as tests want them, in our schema, which has what Cuebot's V49 has, and in an older Cuebot's."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+_HAS_TYPES = text(
+    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record') AND attname = 'str_type')"
+)
+
+
+def has_types(connection: Connection) -> bool:
+    """Whether limits have types (V49)."""
+    return bool(connection.scalar(_HAS_TYPES))
+
+
+def set_type(connection: Connection, limit_id: str, limit_type: str) -> None:
+    """Make a limit count machines (HOST) or frames (FRAME)."""
+    if has_types(connection):
+        statement = text("UPDATE limit_record SET str_type = :type WHERE pk_limit_record = :limit")
+    else:
+        statement = text("UPDATE limit_record SET b_host_limit = (:type = 'HOST') WHERE pk_limit_record = :limit")
+    connection.execute(statement, {"type": limit_type, "limit": limit_id})
+
+
+def list_twice(connection: Connection, layer_id: str) -> None:
+    """Have a layer list each of its limits twice, which only a Cuebot before V49 lets it."""
+    connection.execute(
+        text(
+            "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)"
+            " SELECT gen_random_uuid()::text, pk_layer, pk_limit_record FROM layer_limit WHERE pk_layer = :layer"
+            " ON CONFLICT DO NOTHING"
+        ),
+        {"layer": layer_id},
+    )
