@@ -1,14 +1,18 @@
 -- book: count one proc at its vertices, or take exactly that proc out again.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 mode: 'check' (caps decide) or 'force' (they do not), 3 pk_proc, 4 owner,
---         5 cores, 6 GPUs, 7 show, 8 alloc, 9 folder, 10 job, 11 layer, 12 dept, 13 limits joined by commas
+--         5 cores, 6 GPUs, 7 show, 8 alloc, 9 folder, 10 job, 11 layer, 12 dept, 13 limits joined by commas,
+--         14 machine, where there are limits ('': unknown)
 --         With force, negative cores or GPUs are a rollback.
--- Returns {1, seq}; {1, 0, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
+-- Returns {1, seq}, and behind that {..., 'under', limit, terms, ...} of each limit that counts machines, as its row was
+--         when this was decided; {1, 0, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
 --         {0, table, current, limit} as text: 'subscription', 'folder', 'job', 'folder_gpus', 'job_gpus', 'limit',
 --         or {0, 'not_ready', stored epoch, '0'}, {0, 'unseeded', vertex key, '0'}, {0, 'tombstoned', pk_proc, '0'}.
 -- Invariants: counters and ledger move together or not at all; an id is counted once however often it is booked, and
 --         not again after its release; the burst always binds, folder and job caps when above 0, every limit of the
---         layer; cores are checked only when cores are asked for, GPUs only when GPUs are.
+--         layer; cores are checked only when cores are asked for, GPUs only when GPUs are. A limit that counts machines
+--         refuses a machine that does not hold it, once as many hold it as may. A frame whose machine is unknown counts
+--         as one more.
 --@include ledger
 local id, cores, gpus, limits = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[13]
 if ARGV[2] == 'force' and (cores < 0 or gpus < 0) then
@@ -25,7 +29,7 @@ local keys = vertices(ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
 
 -- The first cap in the way of this booking, or nil. GPU fields are read only for GPUs: every field costs, and so does
 -- every local of the script that a function uses without being given it.
-local function refusal(keys, cores, gpus, limits)
+local function refusal(keys, cores, gpus)
   for i = 1, 3 do
     local key, cap_field = keys[i], i == 1 and 'burst' or 'int_max_cores'
     if key then
@@ -41,17 +45,44 @@ local function refusal(keys, cores, gpus, limits)
       end
     end
   end
-  if limits == '' then return end
-  for limit in string.gmatch(limits, '[^,]+') do
-    local key = 'acct:limit:' .. limit
-    local read = call('HMGET', key, 'int_running', 'int_max_value', 'int_foreign')
-    if not read[2] then return {0, 'unseeded', key, '0'} end
-    local cap = read[2] - (read[3] or 0)
-    if (read[1] or 0) + 1 > cap then return {0, 'limit', read[1] or '0', tostring(cap)} end
-  end
 end
 
-local refused = ARGV[2] ~= 'force' and refusal(keys, cores, gpus, limits)
+local checked = ARGV[2] ~= 'force'
+local refused = checked and refusal(keys, cores, gpus)
+local under
+if not refused and limits ~= '' then
+  local machine, listed = ARGV[14] or '', {}
+  ARGV[14] = nil
+  for limit in string.gmatch(limits, '[^,]+') do
+    local key = 'acct:limit:' .. limit
+    local read = call('HMGET', key, 'int_running', 'int_max_value', 'int_foreign', 'int_machines', 'terms')
+    listed[#listed + 1] = limit
+    if (read[4] or '') ~= '' then
+      under = under or {'under'}
+      under[#under + 1], under[#under + 2] = limit, read[5] or ''
+      if machine ~= '' then
+        listed[#listed + 1], listed[#listed + 2] = limit .. '@', limit .. '@' .. machine
+      end
+      local most, holding = tonumber(read[4]), 'acct:machines:' .. limit
+      local others = holding .. ':others'
+      if checked and most >= 0
+        and call('SISMEMBER', holding, machine) == 0 and call('SISMEMBER', others, machine) == 0 then
+        local unknown = (read[1] or 0) - (call('HGET', key .. '@', 'int_running') or 0)
+        local use = call('SCARD', holding) + call('SCARD', others) + math.max(0, unknown)
+        -- A machine that holds it by both is one. To know them takes longer than to count, and matters only here.
+        use = use < most and use or use - #call('SINTER', holding, others)
+        refused = use >= most and {0, 'limit', tostring(use), read[4]}
+      end
+    elseif checked and not read[2] then
+      refused = {0, 'unseeded', key, '0'}
+    elseif checked then
+      local cap = read[2] - (read[3] or 0)
+      refused = (read[1] or 0) + 1 > cap and {0, 'limit', read[1] or '0', tostring(cap)}
+    end
+    if refused then break end
+  end
+  ARGV[13] = table.concat(listed, ',')
+end
 if refused then
   return call('HEXISTS', LEDGER, id) == 1 and {1, 0, 'already'} or refused
 end
@@ -77,7 +108,9 @@ for i = 1, 5 do
   end
 end
 if limits ~= '' then
-  for limit in string.gmatch(limits, '[^,]+') do add('acct:limit:' .. limit, 'int_running', '1') end
+  for limit in string.gmatch(ARGV[13], '[^,]+') do add('acct:limit:' .. limit, 'int_running', '1') end
+  -- A machine comes with its first frame: as add_frames() of includes/machines does.
+  for limit, machine in string.gmatch(ARGV[13], '([^,@]+)@([^,]+)') do call('SADD', 'acct:machines:' .. limit, machine) end
 end
 if AUDITING then call('RPUSH', AUDIT_LOG, seq .. '|+|' .. id .. '|' .. table.concat(ARGV, '|', 5)) end
-return {1, seq}
+return under and {1, seq, unpack(under)} or {1, seq}

@@ -1,4 +1,5 @@
 -- The counters of a vertex, whatever it counts and whatever another program wrote there. Needs includes/ledger.
+--@include machines
 
 -- The fields as numbers, 0 for one that is not there. A spoilt one becomes SPOILT. A key of another type goes, and is
 -- seeded when it is booked.
@@ -21,7 +22,7 @@ end
 -- Add cores and GPUs to a vertex; frames, which come first, to a limit.
 local function add_to(key, cores, gpus)
   if string.sub(key, 1, 11) == 'acct:limit:' then
-    add(key, 'int_running', cores)
+    add_frames(key, cores)
   else
     add(key, 'int_cores', cores)
     add(key, 'int_gpus', gpus)

@@ -9,7 +9,10 @@
 --     hashes: the caps of the seed, caps_at (their version: server|number), int_cores, int_gpus. In a dual store (below) also
 --     ledger_cores, ledger_gpus: what the ledger alone accounts for; another program's plain HINCRBY moves only int_*;
 --     foreign_cores, foreign_gpus, dropped_at: see foreign
---   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames)
+--   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames); of one that counts machines also
+--                        int_machines (so many may hold it, -1: any number) and terms (what else its row says)
+--   acct:limit:{limit}@, acct:limit:{limit}@{machine}, acct:machines:{limit}   see includes/machines.lua
+--   acct:machines:{limit}:others   set: machines that hold it by what the ledger does not have, as caps_at saw it
 --   acct:ledger          hash: pk_proc -> record
 --   acct:tomb:{bucket}   set of released pk_procs; a bucket is TOMB_WIDTH seconds of Redis TIME
 --   acct:epoch           open|generation|run id, and |dual behind it when another program publishes plain decrements;
@@ -17,7 +20,8 @@
 --   acct:audit           token|number of corrections of a running consistency check; acct:audit:log gets every change
 --   acct:seq             moved by every mutation
 --
--- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);
+-- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex; a limit L that
+-- counts machines is  L,L@,L@machine);
 -- a record is  1|state|booked at, seconds|changed seq|owner|entry  with state F (in flight) or C (confirmed). What does
 -- not match RECORD is unreadable (as in opencue_sched/accounting/keys.py): it counts for nothing.
 local SEQ, LEDGER, EPOCH, AUDIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

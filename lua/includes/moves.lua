@@ -1,5 +1,6 @@
 -- Sums up entries per vertex and moves each vertex once; releases procs. Needs includes/ledger.
 --@include seq
+--@include machines
 local moves = {}
 
 local function move_key(key, cores, gpus, ledger_only)
@@ -60,7 +61,7 @@ local function apply_moves()
   local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
-      add(key, 'int_running', sum[1] + 0)
+      add_frames(key, sum[1] + 0)
     else
       count(key, sum[1] + 0, sum[2] + 0, sum[3] + 0, sum[4] + 0)
     end

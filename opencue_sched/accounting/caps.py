@@ -6,7 +6,7 @@ the version of the snapshot it was read in, and an older one of the same server 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,12 +16,11 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import VertexKind
-from opencue_sched.accounting.ledger import Ledger, answering, id_calls
+from opencue_sched.accounting.ledger import CapRow, Ledger, answering, id_calls
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.units import cap_cores
 from opencue_sched.store import accounting as store
 
-CapRow = tuple[str, tuple[str, ...]]
 _SCAN_COUNT = 1000
 
 
@@ -51,9 +50,9 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> t
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         rows = [
-            _cap_row(kind, row)
+            cap_row
             for kind, ids in wanted.items()
-            for row in store.fetch_caps(connection, kind, imported, ids=ids)
+            for cap_row in _cap_rows(connection, kind, store.fetch_caps(connection, kind, imported, ids=ids))
         ]
     _add_absent_subscriptions(rows, vertex_keys)
     return ledger.write_caps(version, rows)
@@ -85,11 +84,28 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
 def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
     """Vertex keys and hash fields of all caps of these shows, and of every limit."""
     return [
-        _cap_row(kind, row)
+        cap_row
         for kind in VertexKind
         if kind is not VertexKind.LAYER
-        for row in store.fetch_caps(connection, kind, imported, show_ids=show_ids)
+        for cap_row in _cap_rows(connection, kind, store.fetch_caps(connection, kind, imported, show_ids=show_ids))
     ]
+
+
+def _cap_rows(connection: Connection, kind: VertexKind, rows: Sequence[Row[Any]]) -> list[CapRow]:
+    if kind is not VertexKind.LIMIT:
+        return [_cap_row(kind, row) for row in rows]
+    reported = store.reported_machines(connection, [row[0] for row in rows if row.machines_are_reported])
+    return [_limit_row(row, reported.get(row[0], set())) for row in rows]
+
+
+def _limit_row(row: Row[Any], reported: Collection[str]) -> CapRow:
+    """A row of a limit; the machines that hold it by what the ledger does not have are a list behind the fields."""
+    fields: list[str | list[str]] = []
+    for name in ("int_max_value", "int_foreign", "int_machines", "terms"):
+        fields += [name, str(getattr(row, name))]
+    if row.int_machines:
+        fields.append(sorted({keys.machine_of(machine) for machine in (*row.other_machines, *reported)}))
+    return keys.limit(row[0]), fields
 
 
 def _cap_row(kind: VertexKind, row: Row[Any]) -> CapRow:

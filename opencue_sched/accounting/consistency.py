@@ -19,7 +19,7 @@ import structlog
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Record, amounts
-from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, id_calls
+from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, id_calls, machines_calls
 from opencue_sched.clients.lua_scripts import call_script, chunks
 
 log = structlog.get_logger(__name__)
@@ -60,6 +60,8 @@ class ConsistencyCheck:
     complete: bool
     healed: Mapping[str, Amounts] = field(default_factory=dict)
     seqs: Sequence[int] = ()
+    wrong_machines: Sequence[str] = ()
+    """Keys of the counters of limits' frames on machines that were not machines of their limits, or the reverse."""
 
 
 def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool = False) -> ConsistencyCheck:
@@ -79,6 +81,7 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
         check = ConsistencyCheck(epoch, records, readings, events, mine)
         if heal and mine:
             check = correct(ledger, check, token)
+        check = replace(check, wrong_machines=check_machines(ledger, epoch, vertices, heal=heal))
     finally:
         if mine:
             with answering(ledger.client):
@@ -101,6 +104,31 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
     calls = adjust_calls(check.epoch.text, token, [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()])
     answers = [answer for part in chunks(calls, _CALLS_PER_ROUND_TRIP) for answer in ledger.call_under(part)]
     return replace(check, healed=differing, seqs=[int(answer[1]) for answer in answers if int(answer[2])])
+
+
+def check_machines(ledger: Ledger, epoch: Epoch, vertices: Iterable[str], *, heal: bool) -> list[str]:
+    """Compare the machines of every limit with the frames counted there, pair by pair, so exactly under any load; with
+    ``heal`` put right what differs, which a worker of an older release, or another program, has left.
+
+    Each pair is judged within one call. Returns the keys of the counters of those that differed.
+    """
+    pairs = {pair for key in vertices if (pair := keys.limit_and_machine(key))}
+    limits = sorted(key.removeprefix(keys.LIMIT_PREFIX) for key in vertices if key.startswith(keys.LIMIT_PREFIX))
+    limits = [limit_id for limit_id in limits if "@" not in limit_id]
+    with answering(ledger.client), ledger.client.pipeline(transaction=False) as pipe:
+        for limit_id in limits:
+            pipe.smembers(keys.MACHINES_PREFIX + limit_id)
+        for limit_id, machines in zip(limits, pipe.execute(), strict=True):
+            pairs |= {(limit_id, machine) for machine in machines}
+    wrong: list[str] = []
+    for part in chunks(sorted(pairs), _KEYS_PER_ROUND_TRIP):
+        calls = machines_calls(epoch.text, part, heal=heal)
+        size = len(calls[0].args[2:]) // 2
+        for number, (_, *positions) in enumerate(ledger.call_under(calls)):
+            wrong += [keys.limit(keys.on_machine(*part[number * size + int(at) - 1])[2]) for at in positions]
+    if wrong:
+        log.warning("machines_of_limits_differed", machines=wrong[:20], total=len(wrong))
+    return wrong
 
 
 def vertex_keys(ledger: Ledger) -> set[str]:

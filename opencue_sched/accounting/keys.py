@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 
-from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.caps import SEPARATORS, Vertices
 from opencue_sched.errors import InvalidInput
 
 SEQ = "acct:seq"
@@ -31,6 +31,8 @@ TOMBSTONES_PREFIX = "acct:tomb:"
 TOMBSTONE_BUCKET_SECONDS = 120
 """TOMB_WIDTH of the scripts."""
 LIMIT_PREFIX = "acct:limit:"
+MACHINES_PREFIX = "acct:machines:"
+"""Of the set of machines on which the ledger has frames under a limit that counts machines."""
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
@@ -81,6 +83,26 @@ def counted(vertices: Vertices) -> tuple[str, ...]:
     return (*filter(None, _hierarchy(vertices)), *map(limit, vertices.limit_ids))
 
 
+def on_machine(limit_id: str, machine: str) -> tuple[str, str, str]:
+    """How an entry lists a limit that counts machines: the limit, its frames whose machine is known, those on this one
+    (lua/includes/machines.lua)."""
+    return limit_id, f"{limit_id}@", f"{limit_id}@{machine}"
+
+
+def machine_of(host_id: str) -> str:
+    """A host as an entry names it: its id, without what separates the parts of entries and keys."""
+    return host_id.translate(_SEPARATORS_TO_DASHES)
+
+
+_SEPARATORS_TO_DASHES = str.maketrans(dict.fromkeys(SEPARATORS, "-"))
+
+
+def limit_and_machine(key: str) -> tuple[str, str] | None:
+    """Of the counter of a limit's frames on one machine: the limit and the machine; None of any other key."""
+    limit_id, _, machine = key.removeprefix(LIMIT_PREFIX).partition("@")
+    return (limit_id, machine) if machine and key.startswith(LIMIT_PREFIX) else None
+
+
 def _hierarchy(v: Vertices) -> tuple[str, ...]:
     """Subscription, folder, job, layer and point; empty for one that there is not."""
     return (
@@ -112,7 +134,7 @@ _CAP_FIELDS = {
     VertexKind.SUBSCRIPTION: ("int_cores", "int_gpus", "burst"),
     VertexKind.FOLDER: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
     VertexKind.JOB: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
-    VertexKind.LIMIT: ("int_running", "int_foreign", "int_max_value"),
+    VertexKind.LIMIT: ("int_running", "int_foreign", "int_max_value", "int_machines"),
 }
 
 
@@ -125,7 +147,8 @@ def cap_fields(key: str) -> tuple[str, ...]:
 class VertexCaps:
     """Caps and use of one vertex. Cores are whole (a cap may be the fraction of one core), None is unlimited.
 
-    A limit counts frames: ``max_frames`` is its value less the frames of unmanaged shows (``foreign_frames``).
+    A limit counts frames: ``max_frames`` is its value less the frames of unmanaged shows (``foreign_frames``). One that
+    ``counts_machines`` has no bound of frames.
     """
 
     kind: VertexKind
@@ -136,20 +159,25 @@ class VertexCaps:
     frames: int = 0
     max_frames: float | None = None
     foreign_frames: int = 0
+    counts_machines: bool = False
 
 
 def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
     """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, and for a spoilt one."""
+    kind = VertexKind(key.split(":", 2)[1])
+    machines = None
+    if kind is VertexKind.LIMIT and not isinstance(values, Exception):
+        *values, machines = values  # absent of a limit that an older worker seeded, empty of one that counts frames
     if isinstance(values, Exception) or None in values[2:]:
         return None
-    kind = VertexKind(key.split(":", 2)[1])
     try:
         first, second = int(values[0] or 0), int(values[1] or 0)
         caps = [float(value or 0) for value in values[2:]]
     except ValueError:
         return None
     if kind is VertexKind.LIMIT:
-        return VertexCaps(kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
+        most = None if machines else caps[0] - second
+        return VertexCaps(kind, 0, 0, None, None, first, most, second, counts_machines=bool(machines))
     if kind is VertexKind.SUBSCRIPTION:
         return VertexCaps(kind, first, second, max_cores=caps[0])
     # 0 and negative are unlimited to a folder or a job.
@@ -160,7 +188,8 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
 # How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua.
 #
 # An *entry* is one line of text, ``cores|gpus|show|alloc|folder|job|layer|dept|limit,limit`` with the limits sorted, so
-# that two entries say the same exactly when they are the same text. A *record* is an entry with its state.
+# that two entries say the same exactly when they are the same text. A limit that counts machines is listed as by
+# on_machine(). A *record* is an entry with its state.
 
 _RECORD = re.compile(r"1\|([FC])\|([0-9]+)\|([0-9]{1,15})\|([^|]*)\|([^|]*(?:\|[^|]*){8})")
 
@@ -176,19 +205,22 @@ class EntryState(StrEnum):
 class Booking:
     """What one proc takes, and from whom. Whole cores. ``proc_id`` exists before anything is booked.
 
-    A vertex with an empty id is not counted (a local proc has no subscription).
+    A vertex with an empty id is not counted (a local proc has no subscription). ``machine``: where it is booked
+    (machine_of), which the script notes under limits that count machines.
     """
 
     proc_id: str
     vertices: Vertices
     cores: int
     gpus: int = 0
+    machine: str = ""
 
     def packed(self) -> str:
         """The entry as text."""
         v = self.vertices
         ids = (v.show_id, v.alloc_id, v.folder_id, v.job_id, v.layer_id, v.dept_id)
-        return f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
+        limits = sorted(v.limit_ids, key=lambda limit_id: limit_id.partition("@"))
+        return f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(limits)}"
 
 
 @dataclass(frozen=True, slots=True)

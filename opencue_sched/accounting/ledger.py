@@ -34,6 +34,8 @@ from opencue_sched.errors import InvalidInput, NotReady
 
 log = structlog.get_logger(__name__)
 
+CapRow: TypeAlias = tuple[str, Sequence[str | list[str]]]
+
 _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
@@ -55,11 +57,13 @@ class BookingRefused:
 @dataclass(frozen=True, slots=True)
 class BookAnswers:
     """What became of each booking. ``caps`` are those of every vertex that could refuse, read after the bookings in the
-    same round trip."""
+    same round trip. ``terms``: by proc id and limit id, the terms (limit_types.TERMS) under which each limit that
+    counts machines has accepted the booking; one under no such limit has none."""
 
     accepted: frozenset[str]
     refusals: Mapping[str, BookingRefused]
     caps: Mapping[str, VertexCaps]
+    terms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ class Ledger:
                 answers |= again
                 caps |= fresh
         refused = {proc_id: _refused(answer) for proc_id, answer in answers.items() if refused_for(answer) is not None}
-        return BookAnswers(frozenset(answers) - refused.keys(), refused, caps)
+        under = {proc_id: answer for proc_id, answer in answers.items() if proc_id not in refused and len(answer) > 3}
+        terms = {proc_id: dict(zip(answer[3::2], answer[4::2], strict=True)) for proc_id, answer in under.items()}
+        return BookAnswers(frozenset(answers) - refused.keys(), refused, caps, terms)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)
@@ -172,6 +178,20 @@ class Ledger:
         return {
             key: read for key, values in zip(vertices, answers, strict=True) if (read := keys.read_caps(key, values))
         }
+
+    def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:
+        """Those of the limits that count machines and have frames whose machine their entries do not say."""
+        with answering(self.client), self.client.pipeline(transaction=False) as pipe:
+            for limit_id in limit_ids:
+                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
+                pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
+            answers = iter(pipe.execute())
+        counted = zip(limit_ids, zip(answers, answers, strict=True), strict=True)
+        return [
+            limit_id
+            for limit_id, ((machines, frames), known) in counted
+            if machines and int(frames or 0) > int(known or 0)
+        ]
 
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""
@@ -223,9 +243,7 @@ class Ledger:
             seqs += [int(answer[1]) for answer in answers if int(answer[2])]
         return passed_over, seqs
 
-    def write_caps(
-        self, version: str, rows: Sequence[tuple[str, Sequence[str]]], *, epoch: Epoch | None = None
-    ) -> tuple[int, int]:
+    def write_caps(self, version: str, rows: Sequence[CapRow], *, epoch: Epoch | None = None) -> tuple[int, int]:
         """Write caps of ``version`` (store.caps_version); returns how many, and how many newer ones were kept."""
         if epoch is None:
             answers, _ = self._call(lambda epoch: caps_calls(epoch, version, rows))
@@ -242,6 +260,17 @@ class Ledger:
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
                 with suppress(InvalidInput):
                     yield keys.unpack(proc_id, text)
+
+    def records_of(self, proc_ids: Sequence[str]) -> list[Record]:
+        """The entries of these procs that there are and that can be read."""
+        found = []
+        with answering(self.client):
+            for part in chunks(proc_ids, _SCAN_COUNT):
+                texts = cast("list[str | None]", self.client.hmget(keys.LEDGER, list(part)))
+                for proc_id, text in zip(part, texts, strict=True):
+                    with suppress(InvalidInput):
+                        found += [keys.unpack(proc_id, text)] if text is not None else []
+        return found
 
     def _call(
         self,
@@ -352,7 +381,10 @@ class Change:
 
 
 def book_call(epoch: str, mode: Literal["check", "force"], booking: Booking, owner: str) -> ScriptCall:
-    return ScriptCall("book", LEDGER_KEYS, (epoch, mode, booking.proc_id, owner, *booking.packed().split("|")))
+    # Where a booking has limits alone: whatever an argument says, it costs.
+    machine = (booking.machine,) if booking.vertices.limit_ids else ()
+    arguments = (epoch, mode, booking.proc_id, owner, *booking.packed().split("|"), *machine)
+    return ScriptCall("book", LEDGER_KEYS, arguments)
 
 
 def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
@@ -373,8 +405,9 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
     return _calls("reconcile", (epoch, owner), rows, _procs_per_call(epoch) // 2)
 
 
-def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
-    """``rows``: vertex key and its fields, each name before its value."""
+def caps_calls(epoch: str, version: str, rows: Sequence[CapRow]) -> list[ScriptCall]:
+    """``rows``: vertex key and its fields, each name before its value; of a limit that counts machines then a list of
+    those that hold it by what the ledger does not have."""
     return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
 
@@ -385,6 +418,11 @@ def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]
         ScriptCall("adjust", LEDGER_KEYS, (epoch, token, number, *(field for amount in part for field in amount)))
         for number, part in enumerate(chunks(amounts, VERTICES_PER_CALL), start=1)
     ]
+
+
+def machines_calls(epoch: str, pairs: Sequence[tuple[str, str]], *, heal: bool) -> list[ScriptCall]:
+    """``pairs``: limits and machines, of which the script says which differ, and heals them."""
+    return _calls("machines", (epoch, "heal" if heal else "look"), pairs)
 
 
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:

@@ -64,7 +64,12 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
             )
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
         show, alloc, folder, job, layer, dept = (it if SEPARATORS.isdisjoint(it) else "" for it in ids)
-        limits = tuple(filter(None, row.limits.split(",")))
+        machine = keys.machine_of(row.pk_host)
+        limits = tuple(
+            listed
+            for limit in filter(None, row.limits.split(","))
+            for listed in (keys.on_machine(limit[:-1], machine) if limit.endswith("@") else (limit,))
+        )
         vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
         entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
     return entries
@@ -89,6 +94,23 @@ def fresh_additions(engine: Engine, proc_ids: Sequence[str]) -> list[Change]:
         with engine.begin() as connection:
             changes += additions(entries_of(store.procs(connection, proc_ids=part)))
     return changes
+
+
+def follow_layers(engine: Engine, ledger: Ledger, layer_ids: Collection[str]) -> int:
+    """Count the running frames of these layers under the limits that they have now; returns how many entries moved.
+
+    For layers that got or lost a limit, or whose limit counts something else now, while their frames run. An entry that
+    changes meanwhile is left to whoever changed it, and to the next recompute.
+    """
+    mark = ledger.mark()
+    with repeatable_read(engine) as connection:
+        entries = entries_of(store.procs(connection, layer_ids=layer_ids))
+        managed = store.managed_show_ids(connection)
+    changes, _ = find_differences(mark.seq, entries, ledger.records_of(list(entries)), too_old=(), managed=managed)
+    if changes:
+        ledger.apply(changes, epoch=mark.epoch)
+        log.info("entries_follow_limits", layers=len(layer_ids), entries=len(changes))
+    return len(changes)
 
 
 def additions(entries: Mapping[str, str]) -> list[Change]:
@@ -210,7 +232,9 @@ def recompute(
         shows=len(done.managed),
         procs=done.procs,
         causes=Counter(change.cause.value for change in done.changes if change.cause is not None),
-        drifted=Counter(vertex[0].value for key in done.check.healed if (vertex := keys.parse(key))),
+        drifted=Counter(
+            vertex[0].value for key in {*done.check.healed, *done.check.wrong_machines} if (vertex := keys.parse(key))
+        ),
         in_flight=len(in_flight),
         oldest_in_flight_seconds=max(0.0, done.mark.seconds - min(in_flight, default=done.mark.seconds)),
         unpublished_cores=unpublished_cores,

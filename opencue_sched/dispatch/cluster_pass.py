@@ -458,6 +458,7 @@ class _Pass:
                         booked_at=booked_at,
                         clock=runner.clock,
                         queue=runner.queue,
+                        terms=answers.terms,
                     )
                 if result.cancelled:
                     runner.plan_sizes.cancelled(self.report.cluster.shard, len(accepted))

@@ -67,6 +67,8 @@ _TOO_LATE = "the commit deadline passed before the plan could be committed"
 _PREFIX = "acct:"
 
 Lost = tuple[PlannedProc, BookingError]
+Terms = Mapping[str, Mapping[str, str]]
+"""Under which terms limits that count machines accepted a booking: by proc id, then by limit id (BookAnswers.terms)."""
 
 
 class CommitQueue:
@@ -171,14 +173,15 @@ def commit_plan(
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     queue: CommitQueue | None = None,
+    terms: Terms | None = None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
 
-    ``caps`` are those the ledger booked the plan under (``BookAnswers.caps``). ``booked_at`` is ``clock()`` from before
-    that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
+    ``caps`` and ``terms`` are those the ledger booked the plan under (``BookAnswers``). ``booked_at`` is ``clock()``
+    from before that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
     """
     began = clock() if booked_at is None else booked_at
-    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue())
+    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue(), terms or {})
     run.commit(procs)
     quarantine(engine, run.result.quarantined, settings)
     return run.result
@@ -208,6 +211,7 @@ class _Commit:
     booked_at: float
     clock: Callable[[], float]
     queue: CommitQueue
+    terms: Terms
     result: CommitResult = field(default_factory=CommitResult)
 
     @property
@@ -295,9 +299,11 @@ class _Commit:
         # (b) Hosts, then caps, which stay as they are until COMMIT.
         hosts = self._lock_hosts(connection, {p.host.id for p in kept})
         self._check_time()
-        kept, without_cap = fit_caps(kept, self.caps, store.read_caps(connection, by_vertex(kept)))
+        now = store.read_caps(connection, by_vertex(kept))
+        kept, under_other_terms = fit_terms(kept, self.terms, now)
+        kept, without_cap = fit_caps(kept, self.caps, now)
         kept, without_host = fit_hosts(kept, hosts)
-        lost += without_cap + without_host
+        lost += under_other_terms + without_cap + without_host
         # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
         # too long what was written is taken back, and the procs whose counters are free are written again: the frames
         # and hosts stay locked.
@@ -497,6 +503,25 @@ def by_vertex(procs: Iterable[PlannedProc]) -> dict[str, list[PlannedProc]]:
     return found
 
 
+def fit_terms(
+    procs: Iterable[PlannedProc], decided: Terms, now: Mapping[str, Row[Any]]
+) -> tuple[list[PlannedProc], list[Lost]]:
+    """Keep what each limit has accepted under the terms that it has ``now`` (by vertex, see ``store.read_caps``): its
+    type, enforcement, soft value, maximum and report, where it counts machines. Nobody counts machines here."""
+    kept: list[PlannedProc] = []
+    lost: list[Lost] = []
+    for proc in procs:
+        under = decided.get(proc.proc_id, {})
+        rows = ((limit_id, now.get(keys.limit(limit_id).removeprefix(_PREFIX))) for limit_id in proc.vertices.limit_ids)
+        changed = [limit_id for limit_id, row in rows if row is not None and row.terms != under.get(limit_id, "")]
+        if changed:
+            text = f"limit {changed[0]} counts otherwise, or was reported, since it was booked"
+            lost.append((proc, CapChanging(text)))
+        else:
+            kept.append(proc)
+    return kept, lost
+
+
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
@@ -526,6 +551,8 @@ def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
     others have no cap any more."""
     if caps.kind is VertexKind.SUBSCRIPTION:
         return replace(caps, max_cores=max(0, cap_cores(row.cores)) if row else 0)
+    if caps.kind is VertexKind.LIMIT and (caps.counts_machines or (row and row.terms)):
+        return replace(caps, max_frames=None)  # see fit_terms
     if caps.kind is VertexKind.LIMIT:
         return replace(caps, max_frames=max(0, row.cores) - caps.foreign_frames if row else None)
     max_cores, max_gpus = (enforced(cap_cores(row.cores)), enforced(row.gpus)) if row else (None, None)

@@ -131,7 +131,10 @@ def _caps(caps: VertexCaps) -> Caps:
 
 
 def _limit(row: Row[Any], caps: VertexCaps | None) -> Headroom:
-    """Frames of unmanaged shows count as of the last load of caps."""
+    """Frames of unmanaged shows count as of the last load of caps. One that counts machines bounds no frames: it is
+    full for one host and open for another."""
+    if row.counts_machines:
+        return Headroom(None, 0, row.name)
     running = 0 if caps is None else caps.frames + caps.foreign_frames
     return Headroom(max(0, row.max_value), running, row.name)
 

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.keys import Booking
+from opencue_sched.accounting.keys import Booking, machine_of
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import failure_reason
 from opencue_sched.domain.plans import PlannedProc
@@ -146,7 +146,8 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
 
 def booking_of(planned: PlannedProc) -> Booking:
     """What a planned proc takes from the counters."""
-    return Booking(planned.proc_id, planned.vertices, planned.reservation.cores, planned.reservation.gpus)
+    taken, machine = planned.reservation, machine_of(planned.host.id)
+    return Booking(planned.proc_id, planned.vertices, taken.cores, taken.gpus, machine)
 
 
 def _because(error: RqdFailure, reason: str) -> RqdFailure:

@@ -156,11 +156,13 @@ def compare_counters(ledger: Ledger, *, found_before: Mapping[str, Amounts] | No
 
     try:
         check, wrong = _twice(look)
+        machines = check.wrong_machines if found_before is None else []
         if found_before is not None:
             wrong = {key: off for key, off in wrong.items() if found_before.get(key) == off}
     except NotReady as error:
         return Finding(Severity.WARN, "I1", f"{text}: not looked at, {error}", "run it again")
     offenders = [_contradiction(key, check.readings[key][1], off) for key, off in wrong.items()]
+    offenders += [f"{key}: the machines of its limit do not say whether frames are counted there" for key in machines]
     return _check("I1", f"{text}: {len(check.readings) - len(wrong)} of {len(check.readings)}", offenders)
 
 

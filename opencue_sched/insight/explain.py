@@ -146,8 +146,7 @@ def explain_job(
         if layer.waiting:
             reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
             full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
-            text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
-            reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
+            reasons += [WaitReason(Verdict.OVER_LIMIT, _full_limit(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
             if newest is None or now - newest.at > BELIEVED_SECONDS:
                 said = [*_as_another(layer, layers, verdicts, now), *_of_requirements(layer, shortages, now)]
@@ -342,6 +341,14 @@ def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         why = f": {layer.start_after_reason}" if layer.start_after_reason else ""
         yield WaitReason("start_after", f"not to be started before {moment} (in {duration_text(left)}){why}")
+
+
+def _full_limit(limit: Row[Any]) -> str:
+    """What a limit of which nothing is left says to a layer."""
+    if limit.counts_machines:
+        held = f"limit {limit.name} is full ({limit.running} of {limit.max_value} machines hold it)"
+        return f"{held}: only those that hold it start more of its frames"
+    return f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)"
 
 
 def _of_hosts(

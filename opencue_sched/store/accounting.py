@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from opencue_sched.store.limit_types import NAME_ON_HOST, TERMS
 from opencue_sched.store.pending import countable
 
 # ruff: noqa: S608 - the statements are put together from constants of this module only
@@ -44,26 +45,43 @@ _JOBS = """
       FROM job_resource resource JOIN job USING (pk_job)
 """
 _POINTS = "SELECT pk_dept, pk_show, int_min_cores, -1 AS int_max_cores FROM point"
+# Whether the ledger has what runs of a show: not of one that books elsewhere, nor of a managed one that is not
+# imported, or whose row changed since it was.
+_IN_LEDGER = """show.b_scheduler_managed AND EXISTS (
+    SELECT 1
+      FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[])) AS note(show, version)
+     WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text))
+"""
 # A limit of NULL admits none, as in OpenCue's comparison. int_foreign is what the frames that the ledger does not have
-# leave of it, counted as OpenCue counts: running frames. They are of shows that book elsewhere, and of managed ones
-# that are not imported, or whose row changed since they were. A layer that lists a limit twice takes it once.
-_LIMITS = """
+# leave of it, counted as OpenCue counts: running frames. A layer that lists a limit twice takes it once. Of a limit
+# that counts machines, other_machines are those on which such frames run, or local ones, which the ledger has late.
+_LIMITS = f"""
     SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
+           coalesce(CAST(terms.machines AS text), '') AS int_machines, terms.terms,
            coalesce((SELECT sum(layer_stat.int_running_count)
                        FROM (SELECT DISTINCT pk_layer
                                FROM layer_limit
                               WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record) limited
                        JOIN layer_stat USING (pk_layer)
                        JOIN job ON job.pk_job = layer_stat.pk_job JOIN show ON show.pk_show = job.pk_show
-                      WHERE layer_stat.int_running_count > 0
-                        AND NOT (show.b_scheduler_managed AND EXISTS (
-                            SELECT 1
-                              FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[]))
-                                   AS note(show, version)
-                             WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text)
-                        ))), 0) AS int_foreign
-      FROM limit_record
+                      WHERE layer_stat.int_running_count > 0 AND NOT ({_IN_LEDGER})), 0) AS int_foreign,
+           CASE WHEN terms.counts_machines THEN
+               ARRAY(SELECT DISTINCT proc.pk_host
+                       FROM layer_limit JOIN proc USING (pk_layer) JOIN show USING (pk_show)
+                      WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
+                        AND (proc.b_local OR NOT ({_IN_LEDGER}))) END AS other_machines,
+           terms.counts_machines AND terms.is_reported AS machines_are_reported
+      FROM limit_record {TERMS}
 """
+# The machines that hold limits as licence servers have said. One that is no host is named as it is.
+_REPORTED = text(
+    f"""
+    SELECT held.pk_limit_record AS limit_id, coalesce(host.pk_host, held.name) AS machine
+      FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name
+              FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
+      LEFT JOIN host ON {NAME_ON_HOST.format(name="host.str_name")} = held.name
+    """
+)
 _PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
 # Of each kind: the statement, which rows have one of the ids, and which belong to one of the shows.
 _CAPS = {
@@ -115,6 +133,15 @@ def fetch_caps(
     return connection.execute(_BY_ID[kind], {**wanted, **pairs}).all()
 
 
+def reported_machines(connection: Connection, limit_ids: Collection[str]) -> dict[str, set[str]]:
+    """The machines that hold these limits by the licence servers' reports: ids of hosts, and names of what is none. To
+    be asked of limits that were reported: an older schema has no reports."""
+    found: dict[str, set[str]] = {limit_id: set() for limit_id in limit_ids}
+    for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
+        found[row.limit_id].add(row.machine)
+    return found
+
+
 # The proc table as the ledger should mirror it: managed shows' procs with what they take and from whom.
 #
 # Rules: every proc of a managed show counts, whoever booked it; a local proc has no subscription (the reference's sums
@@ -127,17 +154,27 @@ _PROCS = text(
            coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
            {countable("proc.int_cores_reserved")} AS centicores, {countable("proc.int_gpus_reserved")} AS gpus,
            proc.int_cores_reserved AS reserved_centicores, proc.int_gpus_reserved AS reserved_gpus,
-           coalesce(held.limits, '') AS limits,
+           coalesce(held.limits, '') AS limits, proc.pk_host,
            CASE WHEN proc.b_local THEN CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM proc.ts_booked)
                                             AS double precision) END AS local_seconds
       FROM proc JOIN host USING (pk_host)
       JOIN show ON show.pk_show = proc.pk_show AND show.b_scheduler_managed
       LEFT JOIN job ON job.pk_job = proc.pk_job
-      LEFT JOIN (SELECT pk_layer, string_agg(DISTINCT pk_limit_record, ',') AS limits
-                   FROM layer_limit JOIN limit_record USING (pk_limit_record)
+      LEFT JOIN (SELECT pk_layer, string_agg(DISTINCT pk_limit_record || mark, ',') AS limits
+                   FROM layer_limit
+                   JOIN (SELECT pk_limit_record, CASE WHEN counts_machines THEN '@' ELSE '' END AS mark
+                           FROM limit_record {TERMS} OFFSET 0) AS each_once USING (pk_limit_record)
                   GROUP BY pk_layer) held ON held.pk_layer = proc.pk_layer
      WHERE (CAST(:shows AS varchar[]) IS NULL OR proc.pk_show = ANY(CAST(:shows AS varchar[])))
        AND (CAST(:ids AS varchar[]) IS NULL OR proc.pk_proc = ANY(CAST(:ids AS varchar[])))
+       AND (CAST(:layers AS varchar[]) IS NULL OR proc.pk_layer = ANY(CAST(:layers AS varchar[])))
+    """
+)
+_LAYERS_UNDER = text(
+    """
+    SELECT DISTINCT pk_layer FROM layer_limit
+     WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
+       AND EXISTS (SELECT FROM proc WHERE proc.pk_layer = layer_limit.pk_layer)
     """
 )
 _UNFINISHED_COMMITS = text(
@@ -151,17 +188,27 @@ _ROWS_PER_FETCH = 5000
 
 
 def procs(
-    connection: Connection, show_ids: Collection[str] | None = None, *, proc_ids: Collection[str] | None = None
+    connection: Connection,
+    show_ids: Collection[str] | None = None,
+    *,
+    proc_ids: Collection[str] | None = None,
+    layer_ids: Collection[str] | None = None,
 ) -> Iterator[Row[Any]]:
-    """Procs of managed shows, of these shows or ids where such are given, with their vertices: an empty id where there
-    is none.
+    """Procs of managed shows, of these shows, ids or layers where such are given, with their vertices: an empty id
+    where there is none.
 
-    ``centicores`` and ``gpus`` are what counts of those reserved. ``limits`` are ids joined by commas, in no order.
+    ``centicores`` and ``gpus`` are what counts of those reserved. ``limits`` are ids joined by commas, in no order,
+    with an @ behind each that counts machines.
     ``local_seconds``: how long ago a local proc was booked; None of any other.
     """
-    shows, ids = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids))
+    shows, ids, layers = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids, layer_ids))
     rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)
-    yield from rows.execute(_PROCS, {"shows": shows, "ids": ids})
+    yield from rows.execute(_PROCS, {"shows": shows, "ids": ids, "layers": layers})
+
+
+def layers_under(connection: Connection, limit_ids: Collection[str]) -> list[str]:
+    """Layers under these limits of which frames run."""
+    return list(connection.execute(_LAYERS_UNDER, {"limits": list(limit_ids)}).scalars())
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import countable
 from opencue_sched.store.procs import HELD
 
@@ -48,11 +49,12 @@ _OVER_CAP = f"""
         WHERE cap IS NOT NULL
         GROUP BY what, name, cap, always
         UNION ALL
-        SELECT 'limit', l.str_name, count(*), l.int_max_value, true
+        SELECT 'limit', limit_record.str_name, CASE WHEN terms.counts_machines THEN count(DISTINCT p.pk_host)
+                                                    ELSE count(*) END, int_max_value, true
         FROM proc p JOIN (SELECT DISTINCT pk_layer, pk_limit_record FROM layer_limit) ll USING (pk_layer)
-        JOIN limit_record l USING (pk_limit_record)
-        WHERE l.int_max_value IS NOT NULL
-        GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
+        JOIN limit_record USING (pk_limit_record) {TERMS}
+        WHERE int_max_value IS NOT NULL AND terms.machines IS DISTINCT FROM -1
+        GROUP BY pk_limit_record, limit_record.str_name, int_max_value, terms.counts_machines
     ) vertices
 """  # noqa: S608 - only our own constant
 

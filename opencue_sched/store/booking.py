@@ -17,6 +17,7 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
+from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -114,8 +115,8 @@ _LOCK_FREE_HOSTS = text(
 # Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
 # not waited for: whoever changes a cap has its vertex for itself (revision 0006).
 _CAPS = text(
-    """
-    SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{}') AS text), true)
+    f"""
+    SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{{}}') AS text), true)
     FROM unnest(CAST(:vertices AS varchar[])) AS name
     WHERE NOT pg_try_advisory_xact_lock_shared(hashtextextended('opencue_sched_caps:' || name, 0))
        OR NOT pg_try_advisory_xact_lock_shared(
@@ -124,19 +125,20 @@ _CAPS = text(
         SELECT name, split_part(name, ':', 1) AS kind, split_part(name, ':', 2) AS id, split_part(name, ':', 3) AS alloc
         FROM unnest(CAST(:vertices AS varchar[])) AS name
     )
-    SELECT vertex, cores, gpus, vertex <> ALL(changing.names) AS steady
+    SELECT vertex, cores, gpus, terms, vertex <> ALL(changing.names) AS steady
     FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
-        SELECT name AS vertex, CAST(int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
+        SELECT name AS vertex, CAST(int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus, '' AS terms
         FROM wanted JOIN subscription ON kind = 'sub' AND pk_show = id AND pk_alloc = alloc
         UNION ALL
-        SELECT name, int_max_cores, int_max_gpus FROM wanted JOIN folder_resource ON kind = 'folder' AND pk_folder = id
+        SELECT name, int_max_cores, int_max_gpus, ''
+        FROM wanted JOIN folder_resource ON kind = 'folder' AND pk_folder = id
         UNION ALL
-        SELECT name, int_max_cores, int_max_gpus FROM wanted JOIN job_resource ON kind = 'job' AND pk_job = id
+        SELECT name, int_max_cores, int_max_gpus, '' FROM wanted JOIN job_resource ON kind = 'job' AND pk_job = id
         UNION ALL
-        SELECT name, COALESCE(int_max_value, 0), -1
-        FROM wanted JOIN limit_record ON kind = 'limit' AND pk_limit_record = id
+        SELECT name, COALESCE(int_max_value, 0), -1, terms.terms
+        FROM wanted JOIN limit_record ON kind = 'limit' AND pk_limit_record = id {TERMS}
     ) caps
-    """
+    """  # noqa: S608 - only our own constants
 )
 COUNTERS_OF_LAYERS = (
     "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:layers AS varchar[])) "
@@ -321,7 +323,8 @@ def read_caps(connection: Connection, vertices: Collection[str]) -> dict[str, Ro
     longer exists has no row.
 
     A vertex is its kind (sub, folder, job, limit) and ids, with colons between; ``cores`` are centicores, of a limit
-    frames. ``steady``: it stays so until the transaction ends; otherwise another one is changing it.
+    frames; ``terms`` are a limit's (limit_types.TERMS). ``steady``: it stays so until the transaction ends; otherwise
+    another one is changing it.
     """
     return {row.vertex: row for row in connection.execute(_CAPS, {"vertices": sorted(vertices)})}
 

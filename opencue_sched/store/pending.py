@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import INT_MAX
+from opencue_sched.store.limit_types import MOST, TERMS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
 
@@ -58,35 +59,36 @@ _SHARES = text(
     """  # noqa: S608 - only our own constants
 )
 
-# Limits (licences and the like): how many frames may run at once under a name, and how many do. Cuebots after V47 give
-# a limit a type (frames or hosts) and say how strictly it is meant (enforced, advisory, disabled). Here it bounds
-# running frames, always: hosts are never more than the frames on them, so that errs on the side of the licence.
+# Limits (licences and the like): how many frames may run at once under a name, and how many do; or machines run such
+# frames. One that counts machines keeps no layer waiting by itself: those that hold it take more (counts_machines).
 #
 # Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
 # long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
 # in Cuebot, whose comparison with it is never true.
-_LIMIT_USE = """
+_LIMIT_USE = f"""
     SELECT l.*, GREATEST(0, l.max_value - l.running) AS "left"
     FROM (
-        SELECT r.pk_limit_record AS id, r.str_name AS name, GREATEST(0, COALESCE(r.int_max_value, 0)) AS max_value,
-               CAST(COALESCE(u.running, 0) AS bigint) AS running
-        FROM limit_record r
+        SELECT limit_record.pk_limit_record AS id, limit_record.str_name AS name, {MOST} AS max_value,
+               terms.counts_machines,
+               CAST(COALESCE(CASE WHEN terms.counts_machines THEN u.machines ELSE u.running END, 0) AS bigint)
+                   AS running
+        FROM limit_record {TERMS}
         LEFT JOIN (
-            SELECT once.pk_limit_record, sum(once.running) AS running
+            SELECT once.pk_limit_record, sum(once.running) AS running, count(DISTINCT once.pk_host) AS machines
             FROM (
-                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.pk_host, p.running
                 FROM (
-                    SELECT pk_layer, count(*) AS running
+                    SELECT pk_layer, pk_host, count(*) AS running
                     FROM proc
                     WHERE EXISTS (SELECT 1 FROM limit_record)
-                    GROUP BY pk_layer
+                    GROUP BY pk_layer, pk_host
                 ) p
                 JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
             ) once
             GROUP BY once.pk_limit_record
-        ) u ON u.pk_limit_record = r.pk_limit_record
+        ) u ON u.pk_limit_record = limit_record.pk_limit_record
     ) l
-"""
+"""  # noqa: S608 - only our own constants
 _LIMITS = text(_LIMIT_USE)
 
 # All that waits, whether or not passes get that far, by what it needs of a host, in one statement. Once in a while: it
@@ -98,7 +100,9 @@ _WAITING_WORK = f"""
         FROM used JOIN job j USING (pk_job)
         GROUP BY j.pk_folder
     ),
-    full_limits AS MATERIALIZED (SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0)
+    full_limits AS MATERIALIZED (
+        SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0 AND (NOT counts_machines OR max_value = 0)
+    )
     SELECT j.pk_facility, j.pk_show, j.str_os, {compared_tag("l.str_tags")} AS tags,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable,
            need.cores AS least_cores,
@@ -229,16 +233,20 @@ def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bo
 
 def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
     """Every limit by id, in one statement: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under
-    it, of managed and unmanaged shows alike, and how many more may run (``left``)."""
+    it, of managed and unmanaged shows alike, and how many more may run (``left``). Of one that ``counts_machines``
+    these are machines; as long as any has it, a layer need not wait for it."""
     return {row.id: row for row in connection.execute(_LIMITS)}
 
 
 _LIMIT_CAPS = text(
-    "SELECT pk_limit_record AS id, str_name AS name, GREATEST(0, COALESCE(int_max_value, 0)) AS max_value "
-    "FROM limit_record"
+    f"""
+    SELECT pk_limit_record AS id, str_name AS name, {MOST} AS max_value, terms.counts_machines
+    FROM limit_record {TERMS}
+    """  # noqa: S608 - only our own constants
 )
 
 
 def fetch_limit_caps(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id: ``id``, ``name`` and ``max_value``, without what runs under it."""
+    """Every limit by id: ``id``, ``name``, ``max_value`` and whether it ``counts_machines``, without what runs under
+    it."""
     return {row.id: row for row in connection.execute(_LIMIT_CAPS)}

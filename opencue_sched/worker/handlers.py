@@ -9,12 +9,13 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.recompute import follow_layers
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.clients.postgres import ask
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.store.accounting import layers_under, managed_show_ids
 from opencue_sched.store.shows import shows_under
 from opencue_sched.worker.events import Waker
 
@@ -54,7 +55,8 @@ class Handlers:
 
     def caps_changed(self, vertices: Collection[str]) -> None:
         """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
-        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``."""
+        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``, and as ``bound:{id}`` layers that got
+        or lost a limit while frames of them run, which count under other limits from now on."""
         ids = defaultdict[str, list[str]](list)
         for vertex in vertices:
             kind, _, id_ = vertex.partition(":")
@@ -62,10 +64,20 @@ class Handlers:
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
         # A job's cap comes with its priority, in one row.
         self._backlog().caps_changed(ids["job"])
-        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+        capped = [f"acct:{vertex}" for vertex in vertices if not vertex.startswith("bound:")]
+        if capped:
+            load_caps(self._engine, self._ledger, capped)
+        layers = {*ids["bound"], *self._ledger_lacks_machines(ids["limit"])}
+        if layers:
+            follow_layers(self._engine, self._ledger, layers)
         if ids["folder"] or ids["job"] or ids["limit"]:
             shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         self._waker.note(shows=shows)
+
+    def _ledger_lacks_machines(self, limit_ids: Sequence[str]) -> list[str]:
+        """The layers with running frames under limits that count machines now, and did not when these started."""
+        lacking = self._ledger.limits_lacking_machines(limit_ids)
+        return ask(self._engine, layers_under, lacking) if lacking else []
 
     def work_waits(self, shows: Sequence[str]) -> None:
         """These shows have new work, which the backlog's channel names in the same moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 
 import redis
@@ -17,10 +18,12 @@ from opencue_sched.domain.caps import Vertices
 VERTICES = Vertices("show", "alloc", "folder", "job", "layer", "dept")
 
 
-def booking(cores: int = 1, gpus: int = 0, *, proc_id: str | None = None, **changed: object) -> Booking:
+def booking(
+    cores: int = 1, gpus: int = 0, *, proc_id: str | None = None, machine: str = "", **changed: object
+) -> Booking:
     """A booking with a new id; ``changed`` replaces vertices."""
     vertices = replace(VERTICES, **changed)  # type: ignore[arg-type]
-    return Booking(proc_id or str(uuid.uuid4()), vertices, cores, gpus)
+    return Booking(proc_id or str(uuid.uuid4()), vertices, cores, gpus, machine)
 
 
 class Store:
@@ -50,6 +53,18 @@ class Store:
 
     def limit(self, limit_id: str, value: int, foreign: int = 0) -> None:
         self.caps(keys.limit(limit_id), int_max_value=value, int_foreign=foreign)
+
+    def seats(self, limit_id: str, most: int, others: Collection[str] = (), *, terms: str = "HOST") -> None:
+        """A limit that ``most`` machines may hold (-1: any number); ``others`` hold it by what the ledger has not."""
+        self._version += 1
+        fields: list[str | list[str]] = ["int_max_value", "0", "int_foreign", "0", "int_machines", str(most)]
+        self.ledger.write_caps(
+            f"test|{self._version}", [(keys.limit(limit_id), [*fields, "terms", terms, list(others)])]
+        )
+
+    def machines(self, limit_id: str) -> set[str]:
+        """The machines on which the ledger has frames under the limit."""
+        return set(self.client.smembers(keys.MACHINES_PREFIX + limit_id))  # type: ignore[arg-type]
 
     def counter(self, key: str) -> tuple[int, int]:
         cores, gpus = self.client.hmget(key, "int_cores", "int_gpus")  # type: ignore[misc]

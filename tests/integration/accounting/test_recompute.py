@@ -474,7 +474,7 @@ def test_a_layer_that_is_listed_twice_under_a_limit_takes_it_once(world: World) 
         limit = Farm(connection).limit("nuke", 5)
         for _ in range(2):
             row = {"id": str(uuid.uuid4()), "layer": world.job.layers[0].id, "limit": limit}
-            connection.execute(text("INSERT INTO layer_limit VALUES (:id, :layer, :limit)"), row)
+            connection.execute(text("INSERT INTO layer_limit VALUES (:id, :layer, :limit) ON CONFLICT DO NOTHING"), row)
     (proc,) = world.run()
     world.recompute()
     assert world.entry(proc).vertices.limit_ids == (limit,)

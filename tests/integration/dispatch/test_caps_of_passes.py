@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, JobSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.gathering import cluster_of
-from tests.kit.limits import list_twice
+from tests.kit.limits import has_types, list_twice, set_type
 from tests.kit.passes import Passes, passes
 
 ONE_JOB_A_PLAN = {"max_jobs_per_cluster_pass": 1}
@@ -384,13 +385,13 @@ def test_a_limit_without_a_value_admits_nothing(here: Passes, engine: Engine, sp
     assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])
 
 
-def test_a_limit_of_a_newer_cuebot_bounds_frames_whatever_is_said_of_it(here: Passes, engine: Engine) -> None:
-    """V49 knows limits of hosts, and limits that are advice: held as frames they are never overrun."""
+def test_a_limit_of_frames_that_is_advice_to_a_newer_cuebot_bounds_them_here(here: Passes, engine: Engine) -> None:
+    """V49 knows limits that are advice: held all the same they are never overrun."""
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_type varchar(16) DEFAULT 'HOST'"))
-        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_enforcement varchar(16) DEFAULT 'ADVISORY'"))
         farm = Farm(connection)
         limit = farm.limit("nuke", 1)
+        if has_types(connection):
+            connection.execute(text("UPDATE limit_record SET str_enforcement = 'ADVISORY'"))
         job = farm.job([LayerSpec(frames=2, limits=[limit])])
         farm.run(job.frames[:1], farm.host())
         cluster = cluster_of(farm)
@@ -398,3 +399,35 @@ def test_a_limit_of_a_newer_cuebot_bounds_frames_whatever_is_said_of_it(here: Pa
     (report,) = here.run([cluster])
 
     assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])
+
+
+def test_a_limit_that_counts_machines_is_never_held_by_more(here: Passes, engine: Engine) -> None:
+    # given ten hosts of eight cores, a limit that two machines may hold, and a layer of a hundred frames under it
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("houdini", 2)
+        set_type(connection, limit, "HOST")
+        farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(10)])
+        farm.job([LayerSpec(frames=100, limits=[limit])])
+        cluster = cluster_of(farm)
+
+    # when passes book what they can, then every core of two machines has a frame
+    def machines() -> list[int]:
+        with engine.connect() as connection:
+            counted = text("SELECT count(*) FROM proc GROUP BY pk_host ORDER BY 1 DESC")
+            return list(connection.execute(counted).scalars())
+
+    for _ in range(20):
+        here.run([cluster])
+        assert len(machines()) <= 2
+    assert machines() == [8, 8]
+    assert here.client.scard(keys.MACHINES_PREFIX + limit) == 2
+
+    # and when a third may, it has one after the next passes.
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_max_value = 3"))
+    here.backlog.caps_changed([])
+    for _ in range(20):
+        here.run([cluster])
+        assert len(machines()) <= 3
+    assert machines() == [8, 8, 8]

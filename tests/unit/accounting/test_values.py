@@ -115,9 +115,14 @@ class TestCaps:
         assert (caps.max_cores, caps.max_gpus) == (None, None)
 
     def test_a_limit_is_lowered_by_foreign_frames(self) -> None:
-        caps = read_caps("acct:limit:n", ["2", "3", "10"])
+        caps = read_caps("acct:limit:n", ["2", "3", "10", ""])
         assert caps is not None
         assert (caps.frames, caps.max_frames, caps.max_cores) == (2, 7, None)
+
+    def test_a_limit_that_counts_machines_bounds_no_frames(self) -> None:
+        caps = read_caps("acct:limit:n", ["2", "3", "10", "10"])
+        assert caps is not None
+        assert (caps.counts_machines, caps.frames, caps.max_frames) == (True, 2, None)
 
 
 class TestAge:

@@ -85,4 +85,4 @@ def test_a_commit_confirms_whatever_entry_there_is() -> None:
 
 def test_a_rollback_is_force_with_negated_amounts() -> None:
     call = scripts.rollback_call("e", BOOKING, "me")
-    assert call.args == ("e", "force", "p", "me", "-4", "-1", "s", "a", "f", "j", "l", "d", "m,n")
+    assert call.args == ("e", "force", "p", "me", "-4", "-1", "s", "a", "f", "j", "l", "d", "m,n", "")

@@ -1,0 +1,476 @@
+"""Limits that count machines: which machines hold one, whoever moves their entries, and what a booking is refused."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import Action, ensure_bootstrapped
+from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.consistency import check_consistency, drift
+from opencue_sched.accounting.imported_shows import note_imported
+from opencue_sched.accounting.keys import Booking, EntryState
+from opencue_sched.accounting.ledger import Change, book_call, id_calls
+from opencue_sched.accounting.recompute import follow_layers
+from opencue_sched.clients import lua_scripts
+from opencue_sched.domain.caps import Vertices
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.store.accounting import managed_show_versions
+from tests.kit.counters import Store, booking
+from tests.kit.forced import force
+from tests.kit.limits import has_types, set_type
+from tests.kit.world import World
+
+
+def on(machine: str, *limits: str, proc_id: str | None = None, **rest: Any) -> Booking:
+    return booking(1, proc_id=proc_id, machine=machine, limit_ids=limits or ("nuke",), **rest)
+
+
+def book(store: Store, *bookings: Booking) -> list[bool]:
+    """Whether each is accepted, in one call."""
+    accepted = store.ledger.book(bookings).accepted
+    return [it.proc_id in accepted for it in bookings]
+
+
+class TestBooking:
+    def test_a_machine_takes_one_seat_however_many_frames_run_there(self, store: Store) -> None:
+        store.seats("nuke", 2)
+        assert book(store, *(on("r1") for _ in range(5)), on("r2")) == [True] * 6
+        refused = on("r3", proc_id="p")
+        answers = store.ledger.book([refused, on("r2")])
+        assert (answers.refusals["p"].table, answers.refusals["p"].current, answers.refusals["p"].limit) == (
+            "limit",
+            2,
+            2,
+        )
+        assert (len(answers.accepted), store.machines("nuke"), store.running("nuke")) == (1, {"r1", "r2"}, 7)
+
+    def test_no_seat_is_for_nobody_and_any_number_is_for_all(self, store: Store) -> None:
+        store.seats("nuke", 0)
+        assert book(store, on("r1")) == [False]
+        store.seats("nuke", -1)
+        assert book(store, *(on(f"r{n}") for n in range(9))) == [True] * 9
+
+    def test_the_limits_of_a_layer_are_decided_together_whatever_they_count(self, store: Store) -> None:
+        store.seats("nuke", 1)
+        store.limit("arnold", 2)
+        store.seats("ocula", 2)
+        limits = ("arnold", "nuke", "ocula")
+        assert book(store, on("r1", *limits)) == [True]
+        # ocula has room for r2, nuke has not: neither knows of it
+        assert book(store, on("r2", *limits), on("r1", *limits), on("r1", *limits)) == [False, True, False]
+        assert [store.machines("nuke"), store.machines("ocula")] == [{"r1"}] * 2
+        assert [store.running(limit) for limit in limits] == [2, 2, 2]
+
+    def test_what_others_hold_counts_once_and_is_held(self, store: Store) -> None:
+        store.seats("nuke", 3, others=["artist", "r1"])
+        assert book(store, on("r1"), on("r2"), on("r3"), on("artist")) == [True, True, False, True]
+        store.seats("nuke", 3, others=[])
+        assert book(store, on("r4")) == [False], "r1, r2 and the artist's machine have frames of ours"
+
+    def test_a_frame_whose_machine_nobody_knows_counts_as_one_more(self, store: Store) -> None:
+        store.seats("nuke", 3)
+        assert book(store, on(""), on(""), on("r1"), on("r2"), on("r1")) == [True, True, True, False, True]
+        assert (store.machines("nuke"), store.running("nuke")) == ({"r1"}, 4)
+
+    def test_the_answer_says_under_which_terms_it_was_accepted(self, store: Store) -> None:
+        store.seats("nuke", 1, terms="HOST as it is")
+        store.limit("arnold", 5)
+        first, second, plain = on("r1", "arnold", "nuke"), on("r2", "arnold", "nuke"), on("r1", "arnold")
+        answers = store.ledger.book([first, second, plain])
+        assert answers.terms == {first.proc_id: {"nuke": "HOST as it is"}}
+        assert answers.caps[keys.limit("nuke")].counts_machines
+
+    def test_a_limit_counts_frames_again_as_soon_as_it_says_so(self, store: Store) -> None:
+        store.seats("nuke", 1)
+        assert book(store, on("r1"), on("r1"), on("r1")) == [True] * 3
+        store.caps(keys.limit("nuke"), int_max_value=4, int_foreign=0, int_machines="", terms="")
+        assert book(store, on("r2"), on("r1")) == [True, False]
+
+    def test_booked_by_force_it_counts_where_it_runs(self, store: Store) -> None:
+        store.seats("nuke", 0)
+        force(store.ledger, [on("r1")])
+        assert store.machines("nuke") == {"r1"}
+
+
+class TestComingAndGoing:
+    """A machine comes with its first entry and goes with its last."""
+
+    def test_of_two_bookings_in_flight_on_a_new_machine_one_is_rolled_back(self, store: Store) -> None:
+        store.seats("nuke", 1)
+        one, two = on("r1"), on("r1")
+        assert book(store, one, two) == [True, True]
+        store.ledger.rollback([one])
+        assert (store.machines("nuke"), book(store, on("r2"))) == ({"r1"}, [False])
+        store.ledger.rollback([two])
+        assert (store.machines("nuke"), book(store, on("r2"))) == (set(), [True])
+
+    def test_the_last_frame_of_a_machine_ends(self, store: Store) -> None:
+        store.seats("nuke", 1)
+        frames = [on("r1") for _ in range(3)]
+        book(store, *frames)
+        store.ledger.settle(frames)
+        store.ledger.release([it.proc_id for it in frames[:2]])
+        assert store.machines("nuke") == {"r1"}
+        store.ledger.release([it.proc_id for it in frames])
+        assert (store.machines("nuke"), store.running("nuke")) == (set(), 0)
+        assert not store.client.exists("acct:limit:nuke@r1"), "no key is left of a machine"
+
+    def test_an_entry_that_moves_takes_its_machine_along(self, store: Store) -> None:
+        store.seats("nuke", 5)
+        book(store, on("r1", proc_id="p"))
+        (record,) = store.ledger.records()
+        there = record.entry.replace("r1", "r2")
+        store.ledger.apply([Change("p", record.changed_seq, there, EntryState.CONFIRMED)], epoch=store.ledger.epoch())
+        assert store.machines("nuke") == {"r2"}
+        (record,) = store.ledger.records()
+        store.ledger.apply([Change("p", record.changed_seq, None)], epoch=store.ledger.epoch())
+        assert store.machines("nuke") == set()
+
+    def test_a_dual_store_drops_an_entry_with_its_machine(self, store: Store) -> None:
+        store.open(dual=True)
+        store.seats("nuke", 5)
+        book(store, on("r1", proc_id="p"))
+        (record,) = store.ledger.records()
+        store.ledger.apply([Change("p", record.changed_seq, None)], epoch=store.ledger.epoch())
+        assert store.machines("nuke") == set()
+
+    def test_every_counter_is_the_sum_of_its_entries_and_machines_follow(self, store: Store) -> None:
+        store.seats("nuke", 5)
+        book(store, on("r1"), on("r1"), on("r2"), on(""))
+        check = check_consistency(store.ledger)
+        assert (drift(check), check.wrong_machines) == ({}, [])
+        assert {key: check.readings[key][1][0] for key in check.readings if key.startswith(keys.LIMIT_PREFIX)} == {
+            "acct:limit:nuke": 4,
+            "acct:limit:nuke@": 3,
+            "acct:limit:nuke@r1": 2,
+            "acct:limit:nuke@r2": 1,
+        }
+
+    @pytest.mark.parametrize(
+        "harm",
+        [
+            ("SREM", "acct:machines:nuke", "r1"),
+            ("SADD", "acct:machines:nuke", "ghost"),
+            ("DEL", "acct:machines:nuke"),
+            ("DEL", "acct:limit:nuke@r1"),
+            ("HSET", "acct:limit:nuke@r2", "int_running", "junk"),
+            ("HINCRBY", "acct:limit:nuke@r3", "int_running", "2"),
+        ],
+    )
+    def test_what_another_program_does_to_machines_is_put_right(self, store: Store, harm: tuple[str, ...]) -> None:
+        store.seats("nuke", 5)
+        book(store, on("r1"), on("r2"))
+        store.client.execute_command(*harm)
+        looked = check_consistency(store.ledger)
+        assert drift(looked) or looked.wrong_machines
+        check_consistency(store.ledger, heal=True)
+        assert (store.machines("nuke"), store.running("nuke@")) == ({"r1", "r2"}, 2)
+        again = check_consistency(store.ledger)
+        assert (drift(again), again.wrong_machines) == ({}, [])
+
+
+class TestARollingUpgrade:
+    """Workers of the release before know frames alone: their scripts are ours without machines."""
+
+    @staticmethod
+    def old(name: str) -> lua_scripts.LuaScript:
+        text = lua_scripts.load_script(name).text
+        for ours, before in (
+            ("add_frames(key, sum[1] + 0)", "add(key, 'int_running', sum[1] + 0)"),
+            ("(read[4] or '') ~= ''", "false"),
+        ):
+            text = text.replace(ours, before)
+        assert text != lua_scripts.load_script(name).text
+        return lua_scripts.LuaScript(text, "0" * 40)
+
+    def run(self, store: Store, call: lua_scripts.ScriptCall) -> Any:
+        return store.client.eval(self.old(call.name).text, len(call.keys), *call.keys, *call.args)
+
+    def old_book(self, store: Store, entry: Booking) -> bool:
+        call = book_call(store.ledger.epoch().text, "check", entry, "old")
+        return int(self.run(store, lua_scripts.ScriptCall(call.name, call.keys, call.args[:-1]))[0]) == 1
+
+    def old_release(self, store: Store, *ids: str) -> None:
+        for call in id_calls("release", ids, store.ledger.epoch().text):
+            self.run(store, call)
+
+    def test_what_they_book_counts_as_a_machine_each(self, store: Store) -> None:
+        store.seats("nuke", 3)
+        store.caps(keys.limit("nuke"), int_max_value=3, int_foreign=0)
+        assert [self.old_book(store, on("", proc_id=name)) for name in ("a", "b")] == [True, True]
+        assert book(store, on("r1"), on("r2"), on("r1")) == [True, False, True]
+        # They count frames, of which there are never fewer than machines.
+        assert not self.old_book(store, on("", proc_id="c"))
+        self.old_release(store, "a")
+        assert book(store, on("r2")) == [True]
+
+    def test_what_they_release_keeps_its_seat_until_a_recompute_at_the_latest(self, store: Store) -> None:
+        store.seats("nuke", 2)
+        frames = [on("r1"), on("r1"), on("r2")]
+        book(store, *frames)
+        self.old_release(store, frames[0].proc_id)
+        assert check_consistency(store.ledger).wrong_machines == []
+        self.old_release(store, frames[1].proc_id)
+        assert (store.running("nuke"), store.running("nuke@"), book(store, on("r3"))) == (1, 1, [False])
+        # A machine that is used again is exact at once,
+        back = on("r1")
+        assert book(store, back) == [True]
+        store.ledger.release([back.proc_id])
+        assert store.machines("nuke") == {"r2"}
+        # and one that is not, when the machines are compared.
+        self.old_release(store, frames[2].proc_id)
+        assert check_consistency(store.ledger, heal=True).wrong_machines == ["acct:limit:nuke@r2"]
+        assert book(store, on("r3"), on("r4")) == [True, True]
+
+    def test_what_they_book_and_release_in_turn_is_never_too_little(self, store: Store) -> None:
+        store.seats("nuke", 3)
+        store.caps(keys.limit("nuke"), int_max_value=3, int_foreign=0)
+        ours = [on("r1"), on("r1")]
+        book(store, *ours)
+        self.old_release(store, ours[0].proc_id)
+        assert self.old_book(store, on("", proc_id="a"))
+        # r1 and the one that nobody knows: one seat is left
+        assert book(store, on("r2"), on("r3")) == [True, False]
+
+
+BOOKED = {"evalsha": 1, "mget": 1, "time": 1, "sismember": 1, "incr": 1, "hsetnx": 1, "hmget": 6, "hincrby": 5}
+RELEASED = {"evalsha": 1, "mget": 1, "time": 1, "sadd": 2, "expire": 2, "unlink": 1, "incr": 1, "hmget": 1, "hdel": 1}
+
+
+@pytest.mark.parametrize("frames_of", [(), ("nuke",), ("arnold", "nuke")])
+def test_a_booking_under_no_limit_that_counts_machines_costs_what_it_did(
+    store: Store, frames_of: tuple[str, ...]
+) -> None:
+    """Counted before there were any: for each limit of frames its caps twice, and a counter up and down."""
+    for limit in frames_of:
+        store.limit(limit, 9)
+
+    def commands(work: Callable[[], object]) -> dict[str, int]:
+        store.client.config_resetstat()
+        work()
+        stats: dict[str, dict[str, int]] = store.client.info("commandstats")  # type: ignore[assignment]
+        counted = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+        return {name: calls for name, calls in counted.items() if not name.startswith(("config", "info"))}
+
+    def cycle(proc_id: str) -> tuple[dict[str, int], dict[str, int]]:
+        taken = booking(1, proc_id=proc_id, machine="r1", limit_ids=frames_of)
+        return commands(lambda: store.ledger.book([taken])), commands(lambda: store.ledger.release([proc_id]))
+
+    cycle("first")  # Redis learns the scripts, and vertices get their fields
+    booked, released = cycle("second")
+    more = len(frames_of)
+    # At a vertex that nothing is counted at any more its GPUs are written again.
+    assert booked == BOOKED | {"hmget": 6 + 2 * more, "hincrby": 10 + more}
+    assert released == RELEASED | {"hincrby": 5 + more}
+
+
+# With PostgreSQL.
+
+
+@pytest.fixture
+def limited(world: World) -> str:
+    """A limit of two, of the layer of which the world runs frames."""
+    with world.engine.begin() as connection:
+        limit = Farm(connection).limit("nuke", 2)
+    bind(world, limit)
+    return limit
+
+
+def bind(world: World, limit: str) -> None:
+    world.sql(
+        "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES (:id, :layer, :limit)",
+        id=f"bound-{limit}"[:36],
+        layer=world.job.layers[0].id,
+        limit=limit,
+    )
+
+
+def note(world: World) -> None:
+    """What runs of the managed shows is in the ledger."""
+    with world.engine.begin() as connection:
+        note_imported(world.store.client, managed_show_versions(connection))
+
+
+def become(world: World, limit: str, limit_type: str) -> None:
+    with world.engine.begin() as connection:
+        set_type(connection, limit, limit_type)
+
+
+def may_book(world: World, limit: str, *machines: str) -> list[bool]:
+    """Whether the limit lets a frame start on each machine, one after the other; what it lets is given back."""
+    load_caps(world.engine, world.ledger, [keys.limit(limit)])
+    of_limit_alone = Vertices("show", "", "", "", "", "", (limit,))
+    asked = [Booking(f"asked-{uuid.uuid4()}", of_limit_alone, 1, machine=machine) for machine in machines]
+    accepted = world.ledger.book(asked).accepted
+    world.ledger.rollback([it for it in asked if it.proc_id in accepted])
+    return [it.proc_id in accepted for it in asked]
+
+
+def test_a_recompute_gives_running_frames_their_machines(world: World, limited: str) -> None:
+    become(world, limited, "HOST")
+    procs = world.run(3)
+    load_caps(world.engine, world.ledger, [keys.limit(limited)])
+    world.recompute()
+    assert world.store.machines(limited) == {world.host.id}
+    world.exact()
+    # A host that is DOWN keeps its seat as long as it has procs.
+    world.sql("UPDATE host_stat SET str_state = 'DOWN'")
+    world.recompute()
+    assert world.store.machines(limited) == {world.host.id}
+    for proc in procs:
+        world.delete(proc)
+    world.recompute()
+    assert world.store.machines(limited) == set()
+    world.exact()
+
+
+def test_a_limit_made_one_of_machines_and_back_counts_at_once(world: World, limited: str) -> None:
+    # given three frames on one machine, of a limit that counts frames
+    world.run(3)
+    world.recompute()
+    assert may_book(world, limited, "r1") == [False]
+    # when it is to count machines, then frames of unknown machines count for themselves until their layer is read
+    become(world, limited, "HOST")
+    assert may_book(world, limited, "r1") == [False]
+    assert world.ledger.limits_lacking_machines([limited]) == [limited]
+    assert follow_layers(world.engine, world.ledger, [world.job.layers[0].id]) == 3
+    assert world.store.machines(limited) == {world.host.id}
+    assert may_book(world, limited, "r1", "r2", world.host.id) == [True, False, True]
+    assert world.ledger.limits_lacking_machines([limited]) == []
+    world.exact()
+    # and back
+    become(world, limited, "FRAME")
+    assert may_book(world, limited, world.host.id) == [False]
+    follow_layers(world.engine, world.ledger, [world.job.layers[0].id])
+    assert world.store.machines(limited) == set()
+    world.exact()
+
+
+def test_a_layer_bound_while_its_frames_run_counts_at_once(world: World) -> None:
+    with world.engine.begin() as connection:
+        limit = Farm(connection).limit("nuke", 2)
+    become(world, limit, "HOST")
+    world.run(3)
+    world.recompute()
+    bind(world, limit)
+    follow_layers(world.engine, world.ledger, [world.job.layers[0].id])
+    assert may_book(world, limit, "r1", "r2", world.host.id) == [True, False, True]
+    world.exact()
+    world.sql("DELETE FROM layer_limit")
+    follow_layers(world.engine, world.ledger, [world.job.layers[0].id])
+    assert (world.store.machines(limit), world.store.running(limit)) == (set(), 0)
+    world.exact()
+
+
+def test_renamed_lowered_to_nothing_and_deleted(world: World, limited: str) -> None:
+    become(world, limited, "HOST")
+    world.run(1)
+    load_caps(world.engine, world.ledger, [keys.limit(limited)])
+    world.recompute()
+    world.sql("UPDATE limit_record SET str_name = 'another'")
+    assert may_book(world, limited, "r1") == [True]
+    world.sql("UPDATE limit_record SET int_max_value = NULL")
+    assert may_book(world, limited, "r1", world.host.id) == [False, True]
+    world.sql("DELETE FROM limit_record")
+    world.recompute()
+    assert world.store.machines(limited) == set()
+    world.exact()
+
+
+def test_frames_that_the_ledger_does_not_have_hold_their_machine_once(world: World, limited: str) -> None:
+    # given a limit that a Cuebot's show uses on the world's host and on another, and ours on the first
+    become(world, limited, "HOST")
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        elsewhere = farm.host(cores=8, name="elsewhere")
+        theirs = farm.job([LayerSpec(frames=5, limits=[limited])], show=farm.show("theirs", managed=False))
+        farm.run(theirs.frames[:3], world.host)
+        farm.run(theirs.frames[3:], elsewhere)
+    world.run(2)
+    note(world)
+    world.recompute()
+    assert may_book(world, limited, world.host.id, elsewhere.id, "r1") == [True, True, False]
+    # when it may be held by three, there is one seat
+    world.sql("UPDATE limit_record SET int_max_value = 3")
+    assert may_book(world, limited, "r1", "r2", elsewhere.id) == [True, False, True]
+
+
+def test_a_local_frame_holds_its_machine_before_a_recompute_finds_it(world: World, limited: str) -> None:
+    become(world, limited, "HOST")
+    world.run(1)
+    note(world)
+    world.sql("UPDATE proc SET b_local = true")
+    assert may_book(world, limited, world.host.id, "r1", "r2") == [True, True, False]
+
+
+def test_a_show_that_is_given_back_keeps_its_seats(world: World, limited: str) -> None:
+    # given a show of ours that holds one seat of two, and another the other
+    become(world, limited, "HOST")
+    world.run(2)
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        other = farm.job([LayerSpec(frames=5, limits=[limited])], show=farm.show("other"))
+        farm.run(other.frames[:1], farm.host(cores=8, name="elsewhere"))
+    load_caps(world.engine, world.ledger, [keys.limit(limited)])
+    world.recompute()
+    note(world)
+    assert len(world.store.machines(limited)) == 2
+    # when the first is a Cuebot's again, its entries go, and its machine holds by what runs there
+    world.sql("UPDATE show SET b_scheduler_managed = false WHERE pk_show = :show", show=world.show.id)
+    world.recompute()
+    assert world.host.id not in world.store.machines(limited)
+    assert may_book(world, limited, "r1", world.host.id) == [False, True]
+    # and when it is ours once more, they come back
+    world.sql("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show", show=world.show.id)
+    world.recompute()
+    note(world)
+    assert len(world.store.machines(limited)) == 2
+    assert may_book(world, limited, "r1", world.host.id) == [False, True]
+    world.exact()
+
+
+def test_an_emptied_redis_is_filled_with_machines(world: World, limited: str) -> None:
+    become(world, limited, "HOST")
+    world.run(2)
+    world.store.client.flushdb()
+    assert ensure_bootstrapped(world.engine, world.ledger, wait_age=0) is Action.FILLED
+    assert world.store.machines(limited) == {world.host.id}
+    assert may_book(world, limited, "r1", "r2") == [True, False]
+    world.exact()
+
+
+def test_a_licence_servers_report_holds_machines_also_those_that_are_no_hosts(world: World, limited: str) -> None:
+    with world.engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        name = connection.scalar(text("SELECT str_name FROM host"))
+    become(world, limited, "HOST")
+    world.sql("UPDATE limit_record SET int_max_value = 3, ts_reported = now()")
+    for number, reported in enumerate((f"{name.upper()}.studio.example", "Artist7.studio.example", "10.0.0.7")):
+        world.sql(
+            "INSERT INTO limit_host (pk_limit_host, pk_limit_record, str_host_name, str_reported_name)"
+            " VALUES (:id, :limit, :id, :reported)",
+            id=f"held-{number}",
+            limit=limited,
+            reported=reported,
+        )
+    assert may_book(world, limited, "r1", world.host.id) == [False, True]
+    # A report that is too old opens the limit, by the clock alone, and so do the other enforcements.
+    world.sql("UPDATE limit_record SET ts_reported = now() - interval '1000 seconds'")
+    assert may_book(world, limited, "r1") == [True]
+    world.sql("UPDATE limit_record SET int_report_ttl = 0")
+    assert may_book(world, limited, "r1") == [False]
+    world.sql("UPDATE limit_record SET str_enforcement = 'ADVISORY'")
+    assert may_book(world, limited, "r1") == [True]
+    # A soft value below the maximum is the threshold, one above counts as the maximum.
+    world.sql("UPDATE limit_record SET str_enforcement = 'ENFORCED', int_max_value = 5, int_soft_value = 4")
+    assert may_book(world, limited, "r1", "r2") == [True, False]
+    world.sql("UPDATE limit_record SET int_soft_value = 9")
+    assert may_book(world, limited, "r1", "r2", "r3") == [True, True, False]
