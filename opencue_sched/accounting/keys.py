@@ -33,6 +33,8 @@ TOMBSTONE_BUCKET_SECONDS = 120
 LIMIT_PREFIX = "acct:limit:"
 MACHINES_PREFIX = "acct:machines:"
 """Of the set of machines on which the ledger has frames under a limit that counts machines."""
+OTHERS = ":others"
+"""Behind that key: the set of those that hold the limit by what the ledger does not have."""
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall, call_scripts, chunks
 from opencue_sched.clients.store_errors import takes_no_write
+from opencue_sched.domain.caps import Seats
 from opencue_sched.errors import InvalidInput, NotReady
 
 log = structlog.get_logger(__name__)
@@ -178,6 +180,29 @@ class Ledger:
         return {
             key: read for key, values in zip(vertices, answers, strict=True) if (read := keys.read_caps(key, values))
         }
+
+    def seats(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Seats]:
+        """Who holds limits that count machines, and how many more may: one round trip, whatever their number.
+        ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
+
+        Not at one instant: the script that books decides.
+        """
+        with answering(self.client), self.client.pipeline(transaction=False) as pipe:
+            for limit_id in limits:
+                pipe.sunion([keys.MACHINES_PREFIX + limit_id, keys.MACHINES_PREFIX + limit_id + keys.OTHERS])
+                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
+                pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
+            answers = iter(pipe.execute(raise_on_error=False))
+        found = {}
+        for (limit_id, (most, name)), answer in zip(
+            limits.items(), zip(answers, answers, answers, strict=True), strict=True
+        ):
+            with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
+                machines, (stored, frames), known = answer
+                most = int(stored) if stored else most
+                use = len(machines) + max(0, int(frames or 0) - int(known or 0))
+                found[limit_id] = Seats(frozenset(machines), math.inf if most < 0 else max(0, most - use), name)
+        return found
 
     def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:
         """Those of the limits that count machines and have frames whose machine their entries do not say."""

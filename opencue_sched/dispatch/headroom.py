@@ -92,6 +92,7 @@ def read_snapshot(
         )
     )
     found = ledger.caps(list(asked))
+    of_machines = {limit_id: (row.max_value, row.name) for limit_id, row in limits.items() if row.counts_machines}
 
     def cores_in_use(pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         used = {pair: found.get(keys.subscription(*pair)) for pair in pairs}
@@ -104,6 +105,7 @@ def read_snapshot(
         {limit_id: _limit(row, found.get(keys.limit(limit_id))) for limit_id, row in limits.items()},
         {(share.show_id, share.alloc_id): share.size_centicores / CENTICORES_PER_CORE for share in shares},
         now,
+        ledger.seats(of_machines) if of_machines else {},
     )
 
 

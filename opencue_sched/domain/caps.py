@@ -47,6 +47,16 @@ class Headroom:
 
 
 @dataclass(frozen=True, slots=True)
+class Seats:
+    """A limit that counts machines: the machines that hold it (ids of hosts, and names of what is no host here), and
+    how many more may: infinity where any number may. ``name`` is for people."""
+
+    holding: frozenset[str]
+    left: float
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Caps:
     """Cores and GPUs of one vertex."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from opencue_sched.domain.caps import Caps, Headroom, Vertices
+from opencue_sched.domain.caps import Caps, Headroom, Seats, Vertices
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import smallest_need
 from opencue_sched.domain.hosts import Host, Reservation
@@ -102,8 +102,8 @@ class Snapshot:
     """Everything the planner may know about the work of one pass (hosts come from the host pool).
 
     ``subscriptions`` maps (show id, alloc id) (an allocation that is absent may not be booked), and ``sizes`` the same
-    to the subscription's size in cores; ``caps`` (of folders and jobs) and ``limits`` map ids (absent: unlimited).
-    ``now`` is when it was read, in epoch seconds of the database.
+    to the subscription's size in cores; ``caps`` (of folders and jobs) and ``limits`` map ids (absent: unlimited), and
+    ``seats`` those of limits that count machines. ``now`` is when it was read, in epoch seconds of the database.
     """
 
     work: tuple[Work, ...]
@@ -112,6 +112,7 @@ class Snapshot:
     limits: Mapping[str, Headroom] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     now: float = 0.0
+    seats: Mapping[str, Seats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

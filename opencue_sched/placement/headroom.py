@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
 from opencue_sched.domain.hosts import Reservation
@@ -31,6 +31,10 @@ class PlanHeadroom:
         self._gpus = {key: caps.gpus.left for key, caps in snapshot.caps.items()}
         self._taken: dict[str, tuple[int, int]] = {}
         """Cores and GPUs of the plan under each folder and job."""
+        self._seats_left = {limit_id: seats.left for limit_id, seats in snapshot.seats.items()}
+        self._holding = {limit_id: set(seats.holding) for limit_id, seats in snapshot.seats.items()}
+        self._frames_on = Counter[tuple[str, str]]()
+        """Frames of the plan under each limit that counts machines, by host."""
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
@@ -80,7 +84,28 @@ class PlanHeadroom:
             left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
         return min(left, default=math.inf)
 
-    def take(self, vertices: Vertices, taken: Reservation, *, frames: int = 1) -> None:
+    def seats_taken(self, layer: Layer, host_id: str | None = None) -> Refusal | None:
+        """The limit that counts machines whose seats are all taken, so that only hosts that hold it take more frames of
+        the layer; with ``host_id`` only a limit that this host does not hold."""
+        for limit_id in layer.limit_ids if self._seats_left else ():
+            if self._seats_left.get(limit_id, 1) < 1 and host_id not in self._holding[limit_id]:
+                name, held = self._snapshot.seats[limit_id].name or limit_id, len(self._holding[limit_id])
+                detail = (
+                    f"limit {name} is held by {counted(held, 'machine')}, as many as may, and none takes this frame"
+                )
+                return Refusal(Verdict.OVER_LIMIT, detail)
+        return None
+
+    def seat_limits(self, layer: Layer) -> tuple[str, ...]:
+        """The limits of the layer that count machines."""
+        return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
+
+    def holding(self, layer: Layer) -> set[str]:
+        """The machines that hold all limits of the layer that count machines."""
+        held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
+        return set.intersection(*held) if held else set()
+
+    def take(self, vertices: Vertices, taken: Reservation, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""
         self._most_left.pop(vertices.show_id, None)
         self._allocs[vertices.show_id][vertices.alloc_id] -= frames * taken.cores
@@ -92,6 +117,15 @@ class PlanHeadroom:
                 self._gpus[key] -= frames * taken.gpus
         for limit_id in vertices.limit_ids:
             self._limits[limit_id] -= frames
+            if limit_id in self._holding and host_id not in self._snapshot.seats[limit_id].holding:
+                self._take_seat(limit_id, host_id, frames)
+
+    def _take_seat(self, limit_id: str, host_id: str, frames: int) -> None:
+        """A machine comes with its first frame, and goes with its last."""
+        before = self._frames_on[limit_id, host_id]
+        after = self._frames_on[limit_id, host_id] = before + frames
+        self._seats_left[limit_id] += (before > 0) - (after > 0)
+        (self._holding[limit_id].add if after > 0 else self._holding[limit_id].discard)(host_id)
 
     def knows(self, vertex_id: str) -> bool:
         """Whether what is in use under a folder or job was read."""

@@ -416,12 +416,14 @@ class HostCache:
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
         known_to: str | None = None,
+        first: Collection[str] = (),
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
-        ``allocs`` leaves out the hosts of other allocations without looking at them. First of all come hosts that run
-        or ran the layer ``known_to``, wherever in the strategy's order they are. ``score`` replaces that order, of the
-        others, by the lowest score among the first SCORED_CANDIDATES accepted hosts (of equal ones the first).
+        ``allocs`` leaves out the hosts of other allocations without looking at them. Before all others come the hosts
+        ``first`` (ids), then those that run or ran the layer ``known_to``, wherever in the strategy's order they are.
+        ``score`` replaces that order, of the others, by the lowest score among the first SCORED_CANDIDATES accepted
+        hosts (of equal ones the first).
         """
         with self._lock:
             indexes = [
@@ -430,6 +432,8 @@ class HostCache:
                 for alloc_id, index in group.by_alloc.items()
                 if allocs is None or alloc_id in allocs
             ]
+            for host in filter(accept, self._among(first, indexes, need, strategy)) if first else ():
+                return host
             if known_to is not None:
                 for host in filter(accept, self._known(known_to, indexes, need, strategy)):
                     return host
@@ -610,6 +614,18 @@ class HostCache:
                 del self._known_at[layer_id]
         for layer_id in held - left:
             self._known_at.setdefault(layer_id, {})[host_id] = None
+
+    def _among(
+        self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Reservation, strategy: HostBookingStrategy
+    ) -> list[Host]:
+        """Those of the hosts that are in these indexes and have cores idle, in the order of the strategy."""
+        ranked = []
+        for host_id in host_ids:
+            rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)
+            host = self._shown.get(host_id)
+            if rank is not None and host is not None and host.idle_cores >= need.cores:
+                ranked.append((rank, host))  # the rest that a frame needs is asked for with its reservation
+        return [host for _, host in sorted(ranked, key=itemgetter(0))]
 
     def _known(
         self, layer_id: str, indexes: Sequence[HostIndex], need: Reservation, strategy: HostBookingStrategy

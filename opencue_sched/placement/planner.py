@@ -180,7 +180,7 @@ class Planner:
         gone = {proc.proc_id for proc in procs}
         for proc in procs:
             self.pool.settle(proc.host.id, proc.proc_id, committed=False)
-            self.headroom.take(proc.vertices, proc.reservation, frames=-1)
+            self.headroom.take(proc.vertices, proc.reservation, proc.host.id, frames=-1)
             self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.reservation.cores)
         for show in self._shows:
             for states in show.states.values():
@@ -556,7 +556,11 @@ class Planner:
             search.threadable,
             whole,
             search.cores_max_centicores,
+            self.headroom.seat_limits(state.layer),
         )
+        # Only machines that hold such a limit may be left; that says nothing of layers that are not under it.
+        no_seat = self.headroom.seats_taken(state.layer)
+        state.asked, state.refused = no_seat is not None, no_seat
         all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
@@ -568,10 +572,11 @@ class Planner:
         if host is not None:
             return host
         state.plan.cache_misses += 1
+        state.plan.at_cap |= no_seat is not None
         if not state.asked:
             reach.nothing_idle.append(need)
             self._close_if_full(state.show, reach)
-        elif state.refused is None:
+        elif state.refused is no_seat:
             all_refused.append(need)
         return None
 
@@ -601,6 +606,10 @@ class Planner:
         """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
         takes: its commit would meet ours there, and wait."""
         queue, score = self.policy.queue, self.policy.score
+        cost = partial(self._cost, state, score) if score else None
+        seats = self.headroom.seat_limits(state.layer)
+        if seats and cost is None:
+            cost = partial(_fewest_left_out, state)
         return self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
@@ -609,8 +618,9 @@ class Planner:
             partial(self._accepts, state, apart),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=partial(self._cost, state, score) if score else None,
+            score=cost,
             known_to=state.layer.id if queue.locality else None,
+            first=self.headroom.holding(state.layer) if seats else (),
         )
 
     def _reserve(self, state: LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
@@ -635,6 +645,8 @@ class Planner:
     def _accepts(self, state: LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
         if apart and host.id not in self._used and self.pool.being_booked(host.id):
+            return False
+        if self.headroom.seats_taken(state.layer, host.id):
             return False
         state.asked = True
         answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))
@@ -671,7 +683,7 @@ class Planner:
             return False
         for proc in procs:
             state.frames.popleft()
-            headroom.take(vertices, proc.reservation)
+            headroom.take(vertices, proc.reservation, host.id)
             self.shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
         state.plan.procs += procs
         self._used.add(host.id)
@@ -725,6 +737,13 @@ def _times(draw: Draw | None, states: Iterable[LayerState]) -> list[tuple[float,
     times = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
     heapify(times)
     return times
+
+
+def _fewest_left_out(state: LayerState, host: Host) -> float:
+    """How many of the waiting frames do not fit on the host for which a seat of a limit is taken: fewer are better."""
+    need = state.search.need
+    fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
+    return state.waiting - min(state.waiting, fit)
 
 
 def _verdict(state: LayerState, reason: Refusal) -> LayerVerdict:

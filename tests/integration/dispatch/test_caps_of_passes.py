@@ -9,12 +9,15 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.imported_shows import note_imported
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, JobSpec, LayerSpec
+from opencue_sched.errors import CapChanging
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.gathering import cluster_of
@@ -417,17 +420,95 @@ def test_a_limit_that_counts_machines_is_never_held_by_more(here: Passes, engine
             counted = text("SELECT count(*) FROM proc GROUP BY pk_host ORDER BY 1 DESC")
             return list(connection.execute(counted).scalars())
 
-    for _ in range(20):
-        here.run([cluster])
-        assert len(machines()) <= 2
-    assert machines() == [8, 8]
+    (report,) = here.run([cluster])
+    assert (machines(), report.refusals) == ([8, 8], {})
+    (report,) = here.run([cluster])
+    assert (machines(), [it.verdict for it in report.verdicts]) == ([8, 8], [Verdict.OVER_LIMIT])
     assert here.client.scard(keys.MACHINES_PREFIX + limit) == 2
 
     # and when a third may, it has one after the next passes.
     with engine.begin() as connection:
         connection.execute(text("UPDATE limit_record SET int_max_value = 3"))
-    here.backlog.caps_changed([])
-    for _ in range(20):
-        here.run([cluster])
-        assert len(machines()) <= 3
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+    here.run([cluster])
     assert machines() == [8, 8, 8]
+
+
+def test_a_limit_of_machines_is_full_for_its_own_layers_alone(here: Passes, engine: Engine) -> None:
+    # given two hosts, one of which holds all of a limit and is full, and work with and without that limit
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("houdini", 1)
+        set_type(connection, limit, "HOST")
+        holder, _ = farm.hosts([HostSpec(cores=2, memory_gb=64), HostSpec(cores=8, memory_gb=64)])
+        job = farm.job([LayerSpec(frames=9, limits=[limit]), LayerSpec(frames=5)])
+        note_imported(here.client, managed_show_versions(connection))
+        farm.run(job.layers[0].frames[:2], holder)
+        cluster = cluster_of(farm)
+    recompute(engine, here.runner.ledger, age_seconds=60, write_tables=False)
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+
+    # when a pass is over, then the layer that is under it waits for it, and the other does not
+    (report,) = here.run([cluster])
+
+    assert running_of_layers(engine, job) == [2, 5]
+    assert [it.verdict for it in report.verdicts if it.layer_id == job.layers[0].id] == [Verdict.OVER_LIMIT]
+
+
+def test_a_new_seat_goes_to_the_machine_that_takes_most_of_its_frames(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("houdini", 1)
+        set_type(connection, limit, "HOST")
+        farm.hosts([HostSpec(cores=cores, memory_gb=64) for cores in (2, 4, 16, 3)])
+        job = farm.job([LayerSpec(frames=40, limits=[limit])])
+        cluster = cluster_of(farm)
+
+    here.run([cluster])
+
+    assert running_of_layers(engine, job) == [16]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE limit_record SET int_max_value = 1",
+        "UPDATE limit_record SET int_max_value = 9",
+        "UPDATE limit_record SET b_host_limit = false",
+        "UPDATE limit_record SET str_type = 'FRAME'",
+        "UPDATE limit_record SET str_enforcement = 'DISABLED'",
+        "UPDATE limit_record SET int_soft_value = 1",
+        "UPDATE limit_record SET ts_reported = now()",
+    ],
+)
+def test_what_a_limit_of_machines_has_accepted_otherwise_than_it_counts_now_is_not_committed(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    # given a pass whose bookings a limit of two machines has accepted
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        if has_types(connection) == ("b_host_limit" in change):
+            pytest.skip("of the other schema")
+        limit = farm.limit("houdini", 2)
+        set_type(connection, limit, "HOST")
+        farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(3)])
+        farm.job([LayerSpec(frames=30, limits=[limit])])
+        cluster = cluster_of(farm)
+    book = here.runner.ledger.book
+
+    def then_it_changes(bookings: Any) -> Any:
+        answers = book(bookings)
+        with engine.begin() as connection:
+            connection.execute(text(change))
+        return answers
+
+    monkeypatch.setattr(here.runner.ledger, "book", then_it_changes)
+
+    # when it commits, then all is lost, and nothing stays booked
+    (report,) = here.run([cluster])
+    assert (report.frames_booked, report.losses) == (0, {CapChanging.reason: 16})
+    assert here.client.scard(keys.MACHINES_PREFIX + limit) == 0
+
+    # and the next pass books under what it is now.
+    monkeypatch.setattr(here.runner.ledger, "book", book)
+    assert here.run([cluster])[0].frames_booked
