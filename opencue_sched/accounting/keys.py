@@ -33,8 +33,6 @@ TOMBSTONE_BUCKET_SECONDS = 120
 LIMIT_PREFIX = "acct:limit:"
 MACHINES_PREFIX = "acct:machines:"
 """Of the set of machines on which the ledger has frames under a limit that counts machines."""
-OTHERS = ":others"
-"""Behind that key: the set of those that hold the limit by what the ledger does not have."""
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
@@ -89,6 +87,11 @@ def on_machine(limit_id: str, machine: str) -> tuple[str, str, str]:
     """How an entry lists a limit that counts machines: the limit, its frames whose machine is known, those on this one
     (lua/includes/machines.lua)."""
     return limit_id, f"{limit_id}@", f"{limit_id}@{machine}"
+
+
+def other_machines(limit_id: str) -> str:
+    """The key of the set of machines that hold a limit by what the ledger does not have."""
+    return f"{MACHINES_PREFIX}{limit_id}:others"
 
 
 def machine_of(host_id: str) -> str:

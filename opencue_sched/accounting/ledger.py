@@ -189,7 +189,7 @@ class Ledger:
         """
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limits:
-                pipe.sunion([keys.MACHINES_PREFIX + limit_id, keys.MACHINES_PREFIX + limit_id + keys.OTHERS])
+                pipe.sunion([keys.MACHINES_PREFIX + limit_id, keys.other_machines(limit_id)])
                 pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
             answers = iter(pipe.execute(raise_on_error=False))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from functools import partial
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.plans import Snapshot, Waiting
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Refusal
+
+
+def _frames_left_out(need: Reservation, waiting: int, host: Host) -> float:
+    """How many of the waiting frames do not fit on a host for which a seat of a limit is taken: fewer are better."""
+    fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
+    return waiting - min(waiting, fit)
 
 
 class PlanHeadroom:
@@ -100,10 +108,15 @@ class PlanHeadroom:
         """The limits of the layer that count machines."""
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
-    def holding(self, layer: Layer) -> set[str]:
-        """The machines that hold all limits of the layer that count machines."""
+    def where_seats_serve(
+        self, layer: Layer, need: Reservation, waiting: int
+    ) -> tuple[Collection[str], Callable[[Host], float] | None]:
+        """Of a layer under limits that count machines: those that hold all of these, and by what any other host is
+        chosen, which takes a new seat: how many of the waiting frames it leaves out. Of another layer nothing."""
         held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
-        return set.intersection(*held) if held else set()
+        if not held:
+            return (), None
+        return set.intersection(*held), partial(_frames_left_out, need, waiting)
 
     def take(self, vertices: Vertices, taken: Reservation, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""

@@ -542,7 +542,6 @@ class Planner:
 
     def _next_host(self, state: LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
-        state.asked, state.refused = False, None
         # Within a plan hosts only get fuller and allocations only close (sooner for more cores), so what failed keeps
         # failing for the show. A search that met no host with the need idle answers for every larger need; one whose
         # hosts all said no for what is in the search (another OS, not wholly idle, ...) for those of its place.
@@ -558,9 +557,10 @@ class Planner:
             search.cores_max_centicores,
             self.headroom.seat_limits(state.layer),
         )
-        # Only machines that hold such a limit may be left; that says nothing of layers that are not under it.
+        # Only machines that hold a limit may be left, which says nothing of layers that are not under it.
         no_seat = self.headroom.seats_taken(state.layer)
         state.asked, state.refused = no_seat is not None, no_seat
+        state.plan.at_cap |= state.asked
         all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
@@ -572,7 +572,6 @@ class Planner:
         if host is not None:
             return host
         state.plan.cache_misses += 1
-        state.plan.at_cap |= no_seat is not None
         if not state.asked:
             reach.nothing_idle.append(need)
             self._close_if_full(state.show, reach)
@@ -606,10 +605,7 @@ class Planner:
         """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
         takes: its commit would meet ours there, and wait."""
         queue, score = self.policy.queue, self.policy.score
-        cost = partial(self._cost, state, score) if score else None
-        seats = self.headroom.seat_limits(state.layer)
-        if seats and cost is None:
-            cost = partial(_fewest_left_out, state)
+        holding, fewest_left_out = self.headroom.where_seats_serve(state.layer, state.search.need, state.waiting)
         return self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
@@ -618,9 +614,9 @@ class Planner:
             partial(self._accepts, state, apart),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=cost,
+            score=partial(self._cost, state, score) if score else fewest_left_out,
             known_to=state.layer.id if queue.locality else None,
-            first=self.headroom.holding(state.layer) if seats else (),
+            first=holding,
         )
 
     def _reserve(self, state: LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
@@ -737,13 +733,6 @@ def _times(draw: Draw | None, states: Iterable[LayerState]) -> list[tuple[float,
     times = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
     heapify(times)
     return times
-
-
-def _fewest_left_out(state: LayerState, host: Host) -> float:
-    """How many of the waiting frames do not fit on the host for which a seat of a limit is taken: fewer are better."""
-    need = state.search.need
-    fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
-    return state.waiting - min(state.waiting, fit)
 
 
 def _verdict(state: LayerState, reason: Refusal) -> LayerVerdict:

@@ -8,13 +8,14 @@ READ = (
     "config",
     "dept",
     "filter",
+    "limit_host",
     "opencue_sched_origin",
     "opencue_sched_version",
     "service",
     "show_alias",
     "show_service",
 )
-"""Tables that our processes and commands read alone."""
+"""Tables that our processes and commands read alone. A Cuebot before V49 has no ``limit_host``."""
 
 CHANGED = (
     "alloc",

@@ -30,9 +30,11 @@ def as_user(settings: Settings, user: str) -> Settings:
 
 def grant_what_doctor_asks_for(engine: Engine, user: str) -> None:
     """Just these privileges, and no others."""
+    with engine.connect() as connection:
+        read = [name for name in READ if connection.scalar(text("SELECT to_regclass(:name)"), {"name": name})]
     run_all(
         engine,
-        f"GRANT SELECT ON {', '.join(READ)} TO {user}",
+        f"GRANT SELECT ON {', '.join(read)} TO {user}",
         f"GRANT {', '.join(CHANGES)} ON {', '.join(CHANGED)} TO {user}",
     )
 
