@@ -43,7 +43,7 @@ from opencue_sched.placement.backlog import BacklogWork
 from opencue_sched.placement.planner import Planner
 from opencue_sched.placement.policies.admissions import kept_apart
 from opencue_sched.placement.policies.reservations import reservations
-from opencue_sched.placement.policy import Policy, policy_for
+from opencue_sched.placement.policy import MAX_FRAMES, Policy, policy_for
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import launch_all, launch_requests
 from opencue_sched.settings import Settings
@@ -300,7 +300,7 @@ class _Pass:
     def _plan(self) -> None:
         runner = self.runner
         clusters = [cluster for work in self.works for cluster in work.clusters]
-        idle_cores = runner.hosts.cache.idle_cores(clusters)
+        idle_cores = runner.hosts.cache.idle_cores(clusters, most=MAX_FRAMES)
         snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched, idle_cores=idle_cores)
         self.progress()
         # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import merge
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -448,15 +448,19 @@ class HostCache:
                 return next(accepted, None)
             return min(islice(accepted, SCORED_CANDIDATES), key=score, default=None)
 
-    def idle_cores(self, clusters: Iterable[Cluster]) -> int:
-        """Whole cores idle on the hosts of these clusters' tags, each host once."""
+    def idle_cores(self, clusters: Iterable[Cluster], *, most: float = math.inf) -> int:
+        """Whole cores idle on the hosts of these clusters' tags, each host once; no more are counted when there are
+        ``most``."""
         with self._lock:
-            idle = dict[str, int]()
-            for cluster in clusters:
-                for group in self._groups_with(cluster.facility_id, cluster.shard, cluster.tags):
-                    for index in group.by_alloc.values():
-                        idle.update(index.idle_cores())
-            return sum(idle.values())
+            counted, total = set[str](), 0
+            groups = (self._groups_with(it.facility_id, it.shard, it.tags) for it in clusters)
+            for index in (index for group in dict.fromkeys(chain(*groups)) for index in group.by_alloc.values()):
+                for host_id, cores in index.idle_cores():
+                    if total >= most:
+                        return total
+                    total += 0 if host_id in counted else cores
+                    counted.add(host_id)
+            return total
 
     def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
         """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and

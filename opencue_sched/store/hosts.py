@@ -8,7 +8,7 @@ upstream adds its lagging counters to every host, and every host of a show looke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from sys import intern
 from typing import Any
@@ -65,12 +65,11 @@ _OF_TAGS = text(
     """  # noqa: S608 - only our own constant
 )
 
-# The hosts of some buckets, by their index, and no others.
+# The hosts of some buckets, by their index, and no others; of a small farm PostgreSQL reads all hosts instead.
 _OF_BUCKETS = text(
     f"""
     SELECT {_COLUMNS}
-    FROM unnest(CAST(:buckets AS integer[])) AS wanted(bucket)
-    JOIN {row_of("host", "h", f"{bucket('pk_host')} = wanted.bucket")} ON true
+    FROM (SELECT * FROM host WHERE {bucket("pk_host")} = ANY(CAST(:buckets AS integer[])) OFFSET 0) h
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
     LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
@@ -147,10 +146,10 @@ def _host(row: Row[Any]) -> Host:
     return Host(
         id=row.pk_host,
         name=row.str_name,
-        facility_id=row.pk_facility,
-        alloc_id=row.pk_alloc,
-        tags=frozenset(tag for tag in row.tags if tag),
-        os_names=os_names(row.str_os),
+        facility_id=intern(row.pk_facility),
+        alloc_id=intern(row.pk_alloc),
+        tags=_tags(*row.tags),
+        os_names=_os_names(row.str_os),
         thread_mode=ThreadMode(row.int_thread_mode),
         total_centicores=max(0, row.int_cores - row.locked_centicores),
         idle_centicores=max(0, row.int_cores_idle - row.locked_centicores),
@@ -161,8 +160,18 @@ def _host(row: Row[Any]) -> Host:
         total_gpu_memory_kb=row.int_gpu_mem,
         idle_gpu_memory_kb=max(0, row.gpu_mem_idle),
         hold=hold_of(row),
-        running=dict(Counter(map(intern, row.running))),  # one layer runs on many hosts: its id is kept once
+        running=dict(Counter(map(intern, row.running))) if row.running else _NOTHING,
     )
+
+
+# What many hosts have alike is kept once: ids, tags, systems.
+_NOTHING: Mapping[str, int] = {}
+_os_names = lru_cache(maxsize=1_000)(os_names)
+
+
+@lru_cache(maxsize=10_000)
+def _tags(*tags: str | None) -> frozenset[str]:
+    return frozenset(intern(tag) for tag in tags if tag)
 
 
 # Host by host, through the index: PostgreSQL would read the tags of all hosts for those of a hundred.

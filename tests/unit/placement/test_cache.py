@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Hold, Host
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
@@ -388,6 +389,15 @@ class TestALargeFarm:
         assert len(cache) == 400
         assert max(map(len, farm.read_ids[1:])) < 50
         assert sum(map(len, farm.read_ids)) == 20 + 400, "each of them once"
+
+    def test_idle_cores_are_counted_as_far_as_they_matter(self, clock: Clock, farm: Farm) -> None:
+        cache = make_cache(farm, clock)
+        read_again(cache)
+        cache.refresh("fac", ["general", "other"])
+        clusters = [Cluster("fac", show, ClusterKind.ALLOC, ("general", "other")) for show in ("one", "two")]
+
+        assert cache.idle_cores(clusters) == 400 * 8
+        assert 100 <= cache.idle_cores(clusters, most=100) < 100 + 8
 
     def test_hosts_that_were_known_stay_when_all_are_read_again(self, clock: Clock, farm: Farm) -> None:
         cache = make_cache(farm, clock)
