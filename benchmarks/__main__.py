@@ -99,7 +99,9 @@ def stress(workers: int, scale: float, database_url: str | None, base: str | Non
 @click.option("--steady", is_flag=True, help="The same as --part steady.")
 @click.option("--rate", default=200.0, show_default=True, help="steady: frames that end in a second.")
 @click.option("--seconds", default=25.0, show_default=True, help="steady, rounds, large: how long each is watched.")
-@click.option("--hosts", default=1_553, show_default=True, type=POSITIVE, help="steady: hosts of the farm.")
+@click.option(
+    "--hosts", type=POSITIVE, help="steady: hosts of the farm, 1,553 if not given; large: of the largest, 100,000."
+)
 @click.option("--frames", type=POSITIVE, help="steady: frames that wait at the hand-over; what lasts if not given.")
 @click.option("--layers", type=POSITIVE, help="steady: layers that they are in; so many that each has 40 if not given.")
 @click.option("--base", help="steady: by turns also with the workers and beat of this commit, taken out of git.")
@@ -114,7 +116,7 @@ def scale(
     steady: bool,
     rate: float,
     seconds: float,
-    hosts: int,
+    hosts: int | None,
     frames: int | None,
     layers: int | None,
     base: str | None,
@@ -129,12 +131,15 @@ def scale(
     drain   6,000 frames onto 1,200 empty hosts
     steady  five shows on one farm: the fill from empty to 99 %, then the full farm with frames ending
     rounds  20,000 frames on 1,553 hosts, as fifty layers and as one
-    large   10,000 hosts of 360,000 cores, 200,000 waiting frames of five shows: time of a plan, memory of a worker
+    large   what size costs: idle farms of 10,000 to 100,000 hosts with the first frame of a start, new jobs, memory;
+            a frame on farms of 1,200 and 10,000 hosts with 6,000 and 200,000 waiting; the fill of 10,000 hosts and
+            the full farm. All sizes go with --hosts
     plan    1,000 frames on 10,000 hosts with 20,000 waiting layers, in memory: processor time of a plan
 
     Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, more
-    than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, or
-    a plan takes more than 100 ms on average for 10,000 hosts (plan: of the processor, by the median).
+    than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, a
+    plan takes more than 100 ms of the processor by the median, a new job has more than 1,000 rows read, or a frame
+    takes more than 1.2 times as many rows or bytes of WAL on the largest farm as on the smallest.
 
     Example: python -m benchmarks scale --steady --workers 1,4 --frames 1000000 --layers 20000
     """
@@ -159,7 +164,7 @@ def scale(
             rate=rate,
             seconds=seconds,
             console=console,
-            size=Size(hosts, frames, layers),
+            size=Size(hosts or Size().hosts, frames, layers),
             base=base,
             rounds=rounds or 1,
         )
@@ -169,9 +174,7 @@ def scale(
 
         figures["rounds"] = [it.as_dict() for it in run_rounds(workers, seconds=seconds, console=console)]
     if "large" in parts:
-        from benchmarks.fills import run_large
-
-        figures["large"] = [it.as_dict() for it in run_large(workers, seconds=seconds, console=console)]
+        figures |= _large(workers, hosts=hosts, rate=rate, seconds=seconds)
     if "plan" in parts:
         from benchmarks.plans import run_plans
 
@@ -181,6 +184,20 @@ def scale(
     write_json(json_path, figures if len(figures) > 1 else next(iter(figures.values())))
     if not all(result["passed"] for results in figures.values() for result in results):
         sys.exit(1)
+
+
+def _large(workers: list[int], *, hosts: int | None, rate: float, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    from benchmarks.figures import columns
+    from benchmarks.sizes import MOST_HOSTS, run_growth, run_idle_farms
+    from benchmarks.steady import Size, run_steady
+
+    most = hosts or MOST_HOSTS
+    full = run_steady(workers, rate=rate, seconds=seconds, console=console, size=Size(most // 10))
+    return {
+        "large, idle": columns(run_idle_farms(workers, most_hosts=most, seconds=seconds, console=console)),
+        "large, growth": columns(run_growth(workers, most_hosts=most, console=console)),
+        "large, full": [result.as_dict() for result in full],
+    }
 
 
 @cli.command()

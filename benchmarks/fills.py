@@ -1,8 +1,5 @@
-"""Fills of empty farms that ask one question each: does the cut of the work matter, and what do 10,000 hosts cost?
-
-*Rounds*: 20,000 frames on 1,553 hosts, once as one layer and once as fifty layers of 400. How fast a farm fills must
-not depend on how the work is cut. *Large*: 10,000 hosts of 360,000 cores and 200,000 waiting frames of five shows,
-watched for some seconds from the hand-over: how long a plan takes, and how much memory a worker needs.
+"""Fills of an empty farm that ask whether the cut of the work matters: 20,000 frames on 1,553 hosts, once as one layer
+and once as fifty layers of 400. How fast a farm fills must not depend on it.
 """
 
 from __future__ import annotations
@@ -15,17 +12,15 @@ from rich.console import Console
 from sqlalchemy import text
 
 from benchmarks.bookings import Spent
-from benchmarks.farm_load import HOSTS_1553, HOSTS_10000, FarmLoad, JobLoad, Work
+from benchmarks.farm_load import HOSTS_1553, FarmLoad, JobLoad, Work
 from benchmarks.proc_times import resident_mb
-from benchmarks.steady import ENVIRONMENT, MOST_LOST_PERCENT, hand_over, prepare, write_farm
+from benchmarks.steady import ENVIRONMENT, MOST_LOST_PERCENT, hand_over, prepare
 from benchmarks.workbench import Workbench, workbench
 
 FRAMES = 20_000
 LAYERS = 50
 LEAST_RATIO = 0.8
 """Frames a second of one layer, at least, for each of fifty layers'."""
-WAITING_FRAMES = 200_000
-MOST_PLAN_MS = 100.0
 
 _POLL_SECONDS = 0.5
 _FLUSH_SECONDS = 1.2
@@ -71,17 +66,6 @@ def run_rounds(counts: Sequence[int], *, seconds: float, console: Console) -> li
         ratio = one.booked_per_second / max(many.booked_per_second, 0.1)
         console.print(f"  one layer fills {ratio:.2f} times as fast as {LAYERS}")
         results += [many, replace(one, passed=one.passed and ratio >= LEAST_RATIO)]
-    return results
-
-
-def run_large(counts: Sequence[int], *, seconds: float, console: Console) -> list[FillResult]:
-    """The first seconds of a large farm's fill, with each number of workers."""
-    results = []
-    for count in counts:
-        with workbench(ENVIRONMENT) as bench:
-            load = write_farm(bench, WAITING_FRAMES, HOSTS_10000)
-            result = _fill(bench, load, "10,000 hosts", count, load.frames, seconds, console)
-            results.append(replace(result, passed=result.passed and result.plan_ms <= MOST_PLAN_MS))
     return results
 
 

@@ -61,8 +61,8 @@ class Workbench:
     metrics_ports: dict[str, int] = field(default_factory=dict)
 
     def workers(self, count: int, *options: str) -> None:
-        """Start ``count`` workers, each with a /metrics port of its own."""
-        for number in range(1, count + 1):
+        """Start workers until there are ``count``, each with a /metrics port of its own."""
+        for number in range(len(self.metrics_ports) + 1, count + 1):
             name = f"worker{number}"
             self.metrics_ports[name] = free_port()
             self.fleet.worker(name, *options, OPENCUE_SCHED_QUEUE__METRICS_PORT=str(self.metrics_ports[name]))

@@ -1,0 +1,29 @@
+"""``benchmarks scale --part large`` on small farms, judged by its counts: how fast it is depends on what else runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.figures import console
+from benchmarks.sizes import GROWTH_PARTS, IDLE_PARTS, MOST_GROWTH, run_growth, run_idle_farms
+
+IDLE_HOSTS = 2_000
+GROWN = 20_000
+"""Farms of 240 and 2,000 hosts with 1,200 and 40,000 frames waiting."""
+
+
+@pytest.mark.long
+def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_more_there_are() -> None:
+    # Given farms of 200 to 2,000 hosts, and two workers that share them
+    found = run_idle_farms([2], most_hosts=IDLE_HOSTS, seconds=5, console=console)
+    # Then each host is read again once in a round by one of them, and a new job reads what it needs
+    assert len(found) == len(IDLE_PARTS)
+    assert all(result.passed for result in found), found
+
+
+@pytest.mark.long
+def test_a_frame_has_no_more_rows_read_on_a_larger_farm_and_beside_more_work() -> None:
+    found = run_growth([1], most_hosts=GROWN, console=console)
+    assert len(found) == len(GROWTH_PARTS)
+    assert found[-1].rows <= MOST_GROWTH * found[0].rows, found
+    assert max(result.lost_percent for result in found) <= 3
