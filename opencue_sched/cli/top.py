@@ -27,6 +27,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 
 from opencue_sched.cli.inputs import TOP, redis_store
+from opencue_sched.cli.job_changes import JobChange, change_job
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, asked_for_json, cap_text, live
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import duration_text
@@ -46,6 +47,17 @@ _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b":
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1}
 ANY_SIZE = 100_000
+CHANGES = {
+    "p": JobChange.PAUSE,
+    "u": JobChange.UNPAUSE,
+    "k": JobChange.KILL,
+    "r": JobChange.RETRY,
+    "e": JobChange.EAT,
+    "i": JobChange.PRIORITY,
+}
+"""Keys that change the chosen job."""
+_CHANGE_KEYS = "  ".join(f"{key} {change.value}" for key, change in CHANGES.items())
+_PRIORITY = re.compile(r"-?[0-9]{0,9}")
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
 
@@ -94,16 +106,28 @@ JOB_COLUMNS = Columns(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user chose. ``show`` and ``job`` are parts of names, and ``typing`` says which is being typed;
-    ``selected`` and ``explained`` are ids of jobs."""
+    """What the user chose. ``show`` and ``job`` are parts of names, ``priority`` is a number to be set, and ``typing``
+    says which of these is being typed; ``selected`` and ``explained`` are ids of jobs."""
 
     sort: str = "wait"
     show: str = ""
     job: str = ""
+    priority: str = ""
     selected: str | None = None
     explained: str | None = None
     scrolled: int = 0
     typing: str = ""
+    asked: JobChange | None = None
+    """What a key would change on the job, which a person is asked about."""
+    agreed: bool = False
+    """Whether the person said yes: the change is to be made now."""
+    said: str = ""
+    """What became of the last change; until the next key."""
+
+    @property
+    def on(self) -> str | None:
+        """The job that keys change: the one that is explained, or else selected."""
+        return self.explained or self.selected
 
 
 @dataclass(frozen=True)
@@ -124,9 +148,12 @@ class Read:
 def top_command(engine: Engine, once: bool, show: str, job: str, sort: str) -> Done:
     """Watch the farm: cores, shows, workers, and the jobs that wait longest, with their reason; every two seconds anew.
 
-    Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Each look costs
-    the same number of statements on a farm of any size. When a store goes away, a line says so and the figures stay as
-    they were. Exit status 1 if one is away at the start.
+    Keys: s sorts, f and / filter by show and by job, arrows choose a job, enter explains it, q quits. Of the chosen job
+    p pauses, u unpauses, k kills, r retries and e eats dead frames, i sets the priority; each asks first, and is a
+    comment of the job.
+
+    Each look costs the same number of statements on a farm of any size. When a store goes away, a line says so and the
+    figures stay as they were. Exit status 1 if one is away at the start.
     """
     watched = not (once or asked_for_json())
     if watched and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -137,8 +164,8 @@ def top_command(engine: Engine, once: bool, show: str, job: str, sort: str) -> D
         view = farm_view(engine, client, settings, show=show, job=job)
         if watched:
             structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # a log would go across the screen
-            look = partial(_look, engine, client, settings)
-            live(lambda console: _pictures(console, look, chosen, Read(view)), screen=True)
+            look, change = partial(_look, engine, client, settings), partial(_changed, engine, settings)
+            live(lambda console: _pictures(console, look, change, chosen, Read(view)), screen=True)
             return Done([], None)
     if not asked_for_json():
         console = Console(width=None if sys.stdout.isatty() else ANY_SIZE, highlight=False, soft_wrap=True)
@@ -164,8 +191,15 @@ def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chose
         return replace(before, problem=describe_failure(error, settings))
 
 
-def _pictures(console: Console, look: Callable[[Chosen, Read], Read], chosen: Chosen, read: Read) -> Iterator[Group]:
-    """What is read every two seconds, and at once when something else is chosen, until the user quits."""
+def _pictures(
+    console: Console,
+    look: Callable[[Chosen, Read], Read],
+    change: Callable[[Chosen], str],
+    chosen: Chosen,
+    read: Read,
+) -> Iterator[Group]:
+    """What is read every two seconds, and at once when something else is chosen or was changed, until the user quits.
+    ``change`` makes a change that was agreed to, and says what became of it."""
     shown = list[Text]()
     asked, due = _wanted(chosen), time.monotonic() + _INTERVAL_SECONDS
     with _keyboard() as keyboard:
@@ -183,6 +217,22 @@ def _pictures(console: Console, look: Callable[[Chosen, Read], Read], chosen: Ch
                 if after is None:
                     return
                 chosen = after
+            if chosen.agreed:
+                yield Group(*draw(read, chosen, width=console.width, height=console.height))  # killing may take seconds
+                chosen = replace(chosen, asked=None, agreed=False, said=change(chosen))
+                shown, due = [], time.monotonic()
+
+
+def _changed(engine: Engine, settings: Settings, chosen: Chosen) -> str:
+    """Make the change that was agreed to, and say what became of it, or why nothing did."""
+    if chosen.asked is None or chosen.on is None:
+        return ""
+    try:
+        return change_job(engine, chosen.asked, chosen.on, priority=int(chosen.priority or 0))
+    except NoResultFound:
+        return "the job is gone"
+    except (SQLAlchemyError, redis.RedisError, SchedulerError) as error:
+        return describe_failure(error, settings)
 
 
 def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
@@ -192,10 +242,16 @@ def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
 def pressed(key: str, chosen: Chosen, view: FarmView) -> Chosen | None:
     """What is chosen after a key; None: nothing more, the user quits."""
     name = _KEYS.get(key, key)
+    chosen = replace(chosen, said="")
+    if chosen.asked and not chosen.typing:
+        return replace(chosen, agreed=True) if name == "y" else replace(chosen, asked=None)
     if chosen.typing:
         return _typed(name, chosen)
     if name == "q":
         return None
+    if name in CHANGES and chosen.on is not None:
+        typed = "priority" if CHANGES[name] is JobChange.PRIORITY else ""
+        return replace(chosen, asked=CHANGES[name], typing=typed, priority="")
     if chosen.explained is not None:
         if name in ("escape", "enter"):
             return replace(chosen, explained=None, scrolled=0)
@@ -213,12 +269,26 @@ def pressed(key: str, chosen: Chosen, view: FarmView) -> Chosen | None:
 
 def _typed(name: str, chosen: Chosen) -> Chosen:
     text = getattr(chosen, chosen.typing)
+    if chosen.typing == "priority":
+        return _typed_priority(name, chosen)
     if name in ("escape", "backspace"):
         text = text[:-1] if name == "backspace" else ""
     elif len(name) == 1 and name.isprintable():
         text += name
     found: dict[str, Any] = {chosen.typing: text}
     return replace(chosen, typing="" if name in ("enter", "escape") else chosen.typing, selected=None, **found)
+
+
+def _typed_priority(name: str, chosen: Chosen) -> Chosen:
+    """A whole number, which is asked about when it is complete; nothing else is typed."""
+    if name == "escape" or (name == "enter" and not chosen.priority.lstrip("-")):
+        return replace(chosen, typing="", asked=None)
+    if name == "enter":
+        return replace(chosen, typing="")
+    if name == "backspace":
+        return replace(chosen, priority=chosen.priority[:-1])
+    text = chosen.priority + name
+    return replace(chosen, priority=text) if _PRIORITY.fullmatch(text) else chosen
 
 
 @contextmanager
@@ -266,7 +336,7 @@ def draw(read: Read, chosen: Chosen, *, width: int, height: int) -> list[Text]:
         shown = wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]
         lines = [*_header(read), ("", ""), *((line, "") for line in shown)]
     lines = [*lines, *[("", "")] * height][: height - 1]
-    return _texts([*lines, (_help(chosen), "reverse")], width)
+    return _texts([*lines, (_help(chosen, read.view), "reverse")], width)
 
 
 def _texts(lines: Iterable[Line], width: int) -> list[Text]:
@@ -364,11 +434,23 @@ def _table(columns: Columns, rows: Sequence[Any], styles: Sequence[str], width: 
     return [(title, "bold underline"), *zip(map(table.line, table.cells), styles, strict=False)]
 
 
-def _help(chosen: Chosen) -> str:
+def _help(chosen: Chosen, view: FarmView) -> str:
+    if chosen.asked is not None:
+        names = {job["id"]: job["name"] for job in view["jobs"]}
+        name = names.get(chosen.on or "", "this job")
+        if chosen.agreed:
+            return f" {name}: working on it"
+        if chosen.typing:
+            return f" priority of {name}: {chosen.priority}_   enter: set it   esc: leave it"
+        return f" {chosen.asked.question.format(job=name, priority=chosen.priority)} y: yes   any other key: no"
+    if chosen.said:
+        return f" {chosen.said}"
     if chosen.typing:
         text = getattr(chosen, chosen.typing)
         return f" {chosen.typing} with in its name: {text}_   enter: done   esc: all"
     if chosen.explained is not None:
-        return " esc back  up/down scroll  q quit"
+        return f" esc back  up/down scroll  q quit  {_CHANGE_KEYS}"
+    if chosen.selected is not None:
+        return f" q quit  {_CHANGE_KEYS}  enter explain  s sort: {chosen.sort}"
     show, job = (f"={text}" if text else "" for text in (chosen.show, chosen.job))
     return f" q quit  s sort: {chosen.sort}  f show{show}  / job{job}  esc all  up/down choose  enter explain"
