@@ -37,6 +37,7 @@ COMMANDS = {
     "migrate": ("services", "Create or upgrade the database schema."),
     "proc": ("host", "List procs (a frame's share of a host while it runs), and kill them."),
     "report-service": ("services", "Run the service that RQDs report to."),
+    "service": ("service", "List, create and change services: what frames run, and what that needs."),
     "show": ("show", "List, create and change shows."),
     "submit": ("submit", "Submit a job file."),
     "subscription": ("show", "List, create and change subscriptions: what a show may use of an allocation."),

@@ -166,7 +166,9 @@ class NameOf(click.types.StringParamType):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)][:_NAMES_COMPLETED]
 
 
-ALLOCATION, HOST, JOB, LIMIT, SHOW = map(NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SHOW))
+ALLOCATION, HOST, JOB, LIMIT, SERVICE, SHOW = map(
+    NameOf, (Kind.ALLOCATION, Kind.HOST, Kind.JOB, Kind.LIMIT, Kind.SERVICE, Kind.SHOW)
+)
 
 
 def ask_first(question: str) -> None:

@@ -247,8 +247,7 @@ def unserved(
         # Without a subscription no host is reached; that is said of the whole job.
         found = [] if notes else _of_hosts(layer, job, hosts, subscriptions, settings)
         said = [reason.text for reason in found if reason.decides]
-        # A farm of its own has the service "default" alone until somebody makes others.
-        unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
+        unknown = sorted(set(layer.services.split(",")) - services)
         said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
         for text in said:
             of_layers.setdefault(text, []).append(layer.name)

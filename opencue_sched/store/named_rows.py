@@ -21,6 +21,7 @@ class Kind(StrEnum):
     LIMIT = "limit"
     HOST = "host"
     JOB = "job"
+    SERVICE = "service"
 
 
 class NamedRow(NamedTuple):

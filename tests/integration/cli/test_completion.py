@@ -93,7 +93,7 @@ def test_a_database_that_does_not_answer_at_once_is_not_waited_for(
 
 def test_commands_are_completed_without_a_large_library() -> None:
     out, told = complete("opencue-sched s", program=TELLING + PROGRAM)
-    assert out == ["plain,show", "plain,submit", "plain,subscription"]
+    assert out == ["plain,service", "plain,show", "plain,submit", "plain,subscription"]
     assert told == "[]\n"
 
 

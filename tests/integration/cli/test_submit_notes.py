@@ -141,16 +141,11 @@ def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engin
     assert note.startswith("show demo has no subscription; `opencue-sched subscription create demo")
 
 
-def test_unknown_services_where_any_are_defined(cli: Cli, demo: ShowIds, engine: Engine) -> None:
+def test_unknown_services(cli: Cli, demo: ShowIds) -> None:
     maya = {"services": ["mya", "default"]}
-    assert cli("submit", "-", given=job_file(layer=maya)).err == ""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO service (pk_service, str_name, b_threadable, int_cores_min, int_mem_min, str_tags)"
-                " VALUES ('s', 'maya', true, 100, 1, 'general')"
-            )
-        )
+    ran = cli("submit", "-", given=job_file(layer=maya))
+    assert ran.err == "note: layer render: there is no service 'mya'\n"
+    assert cli("service", "create", "maya").status == 0
     ran = cli("submit", "-", given=job_file(name="second", layer=maya))
     assert ran.err == "note: layer render: there is no service 'mya'; did you mean 'maya'?\n"
 

@@ -1,0 +1,58 @@
+"""Services by command, where there is no Cuebot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.kit.command import Cli
+
+Rows = Callable[..., list[Any]]
+GIB = 1024**2
+
+
+def test_a_service_is_made_listed_and_changed(cli: Cli, rows: Rows) -> None:
+    made = cli(
+        *("service", "create", "arnold", "--cores", "2.5", "--memory", "16GiB", "--memory-increase", "8GiB"),
+        *("--tags", "gpu, general", "--timeout", "90", "--json"),
+    )
+    assert made.status == 0
+    assert (made.json["service"], made.json["min_cores"], made.json["memory_kb"]) == ("arnold", 2.5, 16 * GIB)
+    stored = (
+        "SELECT int_cores_min, int_mem_min, int_min_memory_increase, str_tags, int_timeout, b_threadable FROM service"
+    )
+    assert rows(f"{stored} WHERE str_name = 'arnold'") == [(250, 16 * GIB, 8 * GIB, "gpu | general", 90, True)]
+
+    changed = cli("service", "set", "arnold", "--memory", "24GiB", "--no-threadable", "--cores", "1", "--json").json
+    assert (changed["memory_kb"], changed["threadable"], changed["memory_increase_kb"]) == (24 * GIB, False, 8 * GIB)
+    assert "arnold" in {service["service"] for service in cli("service", "list", "--json").json}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "problem"),
+    [
+        (("create", "arnold"), 1, "there is a service 'arnold' already"),
+        (("create", "ar nold"), 1, "may contain only"),
+        (("create", "x" * 40), 1, "too long"),
+        (("create", "maya", "--memory", "4 apples"), 1, "memory: '4 apples' is not a size"),
+        (("set", "arnodl", "--gpus", "1"), 1, "there is no service 'arnodl'; did you mean 'arnold'?"),
+        (("set", "arnold"), 2, "say what to change"),
+    ],
+)
+def test_what_is_wrong_is_said(cli: Cli, words: tuple[str, ...], status: int, problem: str) -> None:
+    assert cli("service", "create", "arnold").status == 0
+    ran = cli("service", *words)
+    assert ran.status == status
+    assert problem in ran.err
+
+
+@pytest.mark.parametrize("words", [("create", "maya"), ("set", "default", "--gpus", "1")])
+def test_a_cuebots_services_are_left_to_it(cli: Cli, engine: Engine, words: tuple[str, ...]) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+    refused = cli("service", *words)
+    assert refused.status == 1
+    assert "are its Cuebot's" in refused.err
