@@ -354,10 +354,13 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
     """The farm: allocations, what waits, the fleet, and what there is room for of shows and jobs."""
     view = read.view
     lines = [*_header(read), *_allocations(view["allocations"], width, max(2, height // 6))]
-    if view["waiting_by_verdict"]:
-        found = sorted(view["waiting_by_verdict"].items(), key=lambda it: -it[1])
-        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found)
-        lines.append((f"why frames wait: {said}", ""))
+    found = sorted(view["waiting_by_verdict"].items(), key=lambda it: -it[1])
+    said = [f"{name.replace('_', ' ')} {count}" for name, count in found]
+    said += [f"paused {view['waiting_paused']}"] if view["waiting_paused"] else []
+    if said:
+        at = view["waiting_counted_at"]
+        age = f" ({duration_text(view['at'] - at)} ago)" if at is not None else ""
+        lines.append((f"why frames wait: {', '.join(said)}{age}", ""))
     lines += [*_fleet(view), ("", "")]
     rows = [row for it in view["shows"] if chosen.show.lower() in it["name"].lower() for row in _rows(it)]
     jobs = sorted(view["jobs"], key=SORTS[chosen.sort])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 import structlog
@@ -92,6 +92,14 @@ def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
     """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
     recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
     return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
+
+
+class WaitingCount(NamedTuple):
+    """How many frames waited by verdict, and when that was counted (seconds since 1970; of several scopes the oldest
+    count), None where nothing was."""
+
+    frames: Counter[str]
+    counted_at: float | None
 
 
 class VerdictLog:
@@ -201,17 +209,18 @@ class VerdictLog:
         """Keep how many frames of a facility scope wait, by verdict. Raises RedisError."""
         self._client.hset(self._waiting_key, _SCOPE + scope, json.dumps([self._clock(), frames]))
 
-    def waiting(self, *, believed_seconds: float) -> Counter[str]:
-        """The frames that waited when they were counted last, by verdict, in all facility scopes. Deletes counts older
-        than ``believed_seconds``. Raises RedisError."""
-        found, oldest = Counter[str](), self._clock() - believed_seconds
+    def waiting(self, *, believed_seconds: float) -> WaitingCount:
+        """What was counted last, in all facility scopes. Deletes counts older than ``believed_seconds``. Raises
+        RedisError."""
+        found, counted_at, oldest = Counter[str](), list[float](), self._clock() - believed_seconds
         for name, text in cast("Mapping[str, str]", self._client.hgetall(self._waiting_key)).items():
             at, frames = json.loads(text) if name.startswith(_SCOPE) else (0.0, {})
             if at < oldest:
                 self._client.hdel(self._waiting_key, name)
             else:
                 found.update(frames)
-        return found
+                counted_at.append(at)
+        return WaitingCount(found, min(counted_at, default=None))
 
 
 class VerdictNotes:

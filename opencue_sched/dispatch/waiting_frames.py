@@ -48,7 +48,7 @@ def count_waiting_frames(
     cooled_down = {key.partition("@")[0] for key in cooled_down}
     frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=cooled_down)
     verdicts.record_waiting(settings.scheduler.facility or "", frames)
-    return verdicts.waiting(believed_seconds=believed_seconds)
+    return verdicts.waiting(believed_seconds=believed_seconds).frames
 
 
 def waiting_by_verdict(

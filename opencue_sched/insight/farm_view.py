@@ -48,7 +48,8 @@ FarmView = Mapping[str, Any]
 """Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
 
 ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as the
-leading beat counted last, like scheduler_waiting_frames. ``fleet`` is as fleet_view has it.
+leading beat counted last (``waiting_counted_at``), like scheduler_waiting_frames; ``waiting_paused``: those of paused
+jobs, which have no verdict. ``fleet`` is as fleet_view has it.
 """
 AllocationUse = Mapping[str, Any]
 """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down`` (of hosts
@@ -81,13 +82,16 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
+    counted = log.waiting(believed_seconds=believed_seconds(settings))
     now = time.time()
     return {
         "at": now,
         "facility": facility,
         **{state: sum(it[state] for it in shows) for state in ("running", "waiting", "dead")},
         "bookings_per_second": round(bookings / BOOKINGS_SECONDS, 2),
-        "waiting_by_verdict": dict(log.waiting(believed_seconds=believed_seconds(settings))),
+        "waiting_by_verdict": dict(counted.frames),
+        "waiting_counted_at": counted.counted_at,
+        "waiting_paused": sum(it["paused_waiting"] for it in shows),
         "allocations": [named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
         "shows": shows[:MOST_SHOWS],
         "jobs": [_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs],
@@ -133,6 +137,7 @@ def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]
             "jobs": it.pending_jobs,
             "running": it.running_frames,
             "waiting": it.waiting_frames,
+            "paused_waiting": it.paused_waiting_frames,
             "dead": it.dead_frames,
             "cores": it.centicores / CENTICORES_PER_CORE,
             "subscriptions": of_show[it.id],

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -49,6 +50,7 @@ class Deaths:
     exit_status: int
     meaning: str
     frame: str
+    frame_id: str
     host: str | None
     log: str
     lines: tuple[str, ...] | None
@@ -65,8 +67,18 @@ class Deaths:
 
 def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     """Of what the dead frames of a job died, by layer and exit status, the most frequent first."""
+    return deaths_among(dead_frames(connection, job_id))
+
+
+def dead_frames(connection: Connection, job_id: str) -> Sequence[jobs.FrameView]:
+    """The frames of a job that are dead."""
+    return jobs.frames_of(connection, job_id, states=[FrameState.DEAD])
+
+
+def deaths_among(dead: Iterable[jobs.FrameView]) -> list[Deaths]:
+    """The same of dead frames of one job. Reads logs, whose file server may be slow, and nothing of the database."""
     kinds: defaultdict[tuple[str, int], list[jobs.FrameView]] = defaultdict(list)
-    for frame in jobs.frames_of(connection, job_id, states=[FrameState.DEAD]):
+    for frame in dead:
         kinds[frame.layer_id, frame.exit_status].append(frame)
     deaths: list[Deaths] = []
     for _, frames in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0])):
@@ -80,7 +92,9 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
         if found := _KILL_MESSAGE.search(footer):
             meaning += f"; RQD says: {found[1]}"
         lines = None if tail is None else tuple(_HEADER.split(output, 1)[-1].rstrip().splitlines()[-_END_LINES:])
-        deaths.append(Deaths(row.layer_id, len(frames), row.exit_status, meaning, row.name, row.host, log, lines))
+        deaths.append(
+            Deaths(row.layer_id, len(frames), row.exit_status, meaning, row.name, row.id, row.host, log, lines)
+        )
     return deaths
 
 
@@ -121,13 +135,21 @@ def harmless(text: str) -> str:
     return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
 
 
-def _tail_of(path: str) -> tuple[str, str] | None:
-    """The end of a frame's output, and RQD's account of the run; None where the log is not visible here."""
+def end_of_log(path: str, most_bytes: int) -> str | None:
+    """The end of a log, RQD's account of the run included, as a terminal or a browser may show it; None where it is not
+    visible here."""
     try:
         with open_log(path) as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
-            text = harmless(log.read(_END_BYTES).decode(errors="replace"))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - most_bytes))
+            return harmless(log.read(most_bytes).decode(errors="replace"))
     except OSError:
+        return None
+
+
+def _tail_of(path: str) -> tuple[str, str] | None:
+    """The end of a frame's output, and RQD's account of the run; None where the log is not visible here."""
+    text = end_of_log(path, _END_BYTES)
+    if text is None:
         return None
     output, *footer = _FOOTER.split(text, maxsplit=1)
     return output, "".join(footer)

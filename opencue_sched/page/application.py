@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
 from flower.app import Flower
-from tornado.httputil import HTTPServerRequest
-from tornado.web import RequestHandler
+from tornado.httputil import HTTPHeaders, HTTPServerRequest
+from tornado.web import OutputTransform, RequestHandler
 
 from opencue_sched.errors import InvalidInput
 
@@ -32,6 +33,32 @@ def is_own_name(host: str, hosts: Collection[str]) -> bool:
     return True
 
 
+_MENU = b'<ul class="app-nav navbar-nav">'
+_FARM = b'<li class="nav-item"><a class="nav-link" href="%s">Farm</a></li>'
+
+
+class FarmInMenu(OutputTransform):
+    """Adds the farm page to the menu of Flower's own pages, which has no place for pages of others."""
+
+    def __init__(self, prefix: str, request: HTTPServerRequest) -> None:
+        # A relative address leads to the farm page behind any proxy, also one that takes a prefix away.
+        page = request.path.lstrip("/").removeprefix(prefix.strip("/")).lstrip("/")
+        self._above = b"../" * page.count("/")
+
+    def transform_first_chunk(
+        self,
+        status_code: int,
+        headers: HTTPHeaders,
+        chunk: bytes,
+        finishing: bool,  # noqa: ARG002 - tornado's signature
+    ) -> tuple[int, HTTPHeaders, bytes]:
+        if headers.get("Content-Type", "").startswith("text/html") and _MENU in chunk:
+            chunk = chunk.replace(_MENU, _MENU + _FARM % (self._above + b"farm"), 1)
+            if "Content-Length" in headers:
+                headers["Content-Length"] = str(len(chunk))
+        return status_code, headers, chunk
+
+
 class GuardedFlower(Flower):  # type: ignore[misc]
     """Flower that, where it asks for no password, answers what is asked of it by its own names alone: a page from
     elsewhere whose name was made to lead here could read everything otherwise (DNS rebinding)."""
@@ -40,6 +67,7 @@ class GuardedFlower(Flower):  # type: ignore[misc]
         self._hosts = frozenset(host.lower() for host in hosts)
         self._refuse = refuse
         super().__init__(**given)
+        self.add_transform(cast(Any, partial(FarmInMenu, self.options.url_prefix or "")))
 
     def find_handler(self, request: HTTPServerRequest, **named: Any) -> Any:
         """Tornado's choice of a handler, or that which refuses."""

@@ -10,7 +10,9 @@ import asyncio
 import gzip
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +25,17 @@ from tornado.web import RedirectHandler, authenticated, url
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import ask, make_engine
+from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import explain_job, explanation_lines, passes_over, unavailable
+from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over, unavailable
 from opencue_sched.insight.farm_view import farm_view
+from opencue_sched.insight.frame_logs import Deaths, dead_frames, deaths_among, end_of_log
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.jobs import job_of
+from opencue_sched.store.jobs import frames_of, job_of
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -43,6 +47,10 @@ HEADERS = {
 }
 KEPT_SECONDS = 1.0
 """Whoever asks within this time after a read gets the same answer: a hundred viewers cost what one costs."""
+LOGS_SECONDS = 2.0
+"""So long a viewer waits for the file server of the logs."""
+LOG_BYTES = 256 * 1024
+"""So much of the end of a log is shown."""
 MOST_HOSTS = 2000
 """So many are shown one by one, by name."""
 
@@ -59,9 +67,12 @@ class FarmReader:
     """Reads the stores for all viewers together: one read at a time, in a thread of its own, off Tornado's loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
+        self._log_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page-logs")
+        """Reads logs: their file server may hang, and then this thread with it, and no other."""
+        self._reading: Future[list[Deaths]] | None = None
         self._redis = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-page", pool_size=1)
 
@@ -85,22 +96,55 @@ class FarmReader:
         except NoResultFound:
             status, found = 404, {"error": "there is no such job"}
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
-            status, found = 503, {"error": describe_failure(error, self._settings)}
+            status, found = 503, {"error": describe_failure(error, self.settings)}
         body = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), compresslevel=1)
         return self._answers.setdefault(job_id, PageAnswer(status, body, time.monotonic()))
 
     def _farm(self) -> dict[str, Any]:
         hosts = ask(self._engine, list_hosts, most=MOST_HOSTS)
-        view = farm_view(self._engine, self._redis, self._settings)
-        staleness = self._settings.host_cache.host_staleness_threshold
+        view = farm_view(self._engine, self._redis, self.settings)
+        staleness = self.settings.host_cache.host_staleness_threshold
         grid = [_host(row, staleness) for row in hosts if view["facility"] in (None, row.facility)]
         return {**view, "grid": grid}
 
     def _explanation(self, job_id: str) -> dict[str, Any]:
         """Raises NoResultFound where there is no such job."""
-        passes = passes_over(self._redis, self._settings, job_id, ask(self._engine, job_of, job_id).show_id)
-        found = ask(self._engine, explain_job, job_id, self._settings, *passes)
-        return {"state": found.state, "lines": explanation_lines(found, every_reason=True)}
+        show_id = ask(self._engine, job_of, job_id).show_id
+        passes = passes_over(self._redis, self.settings, job_id, show_id)
+        found = ask(self._engine, explain_job, job_id, self.settings, *passes)
+        deaths, note = self._deaths(ask(self._engine, dead_frames, job_id))
+        lines = explanation_lines(found, every_reason=True)
+        return {"state": found.state, "lines": lines, "deaths": [_death(it, found) for it in deaths], "note": note}
+
+    def _deaths(self, dead: Sequence[Row[Any]]) -> tuple[Sequence[Deaths], str]:
+        """Of what frames died, with the ends of their logs, and a note where the logs' file server does not answer: no
+        viewer waits for it longer than LOGS_SECONDS, and while a read of it hangs nothing more is read."""
+        hangs = "the file server of the logs does not answer, so nothing is told of the dead frames"
+        if self._reading is not None and not self._reading.done():
+            return (), hangs
+        self._reading = self._log_thread.submit(deaths_among, dead)
+        try:
+            return self._reading.result(LOGS_SECONDS), ""
+        except TimeoutError:
+            return (), hangs
+
+    async def log_of(self, frame_id: str) -> str | None:
+        """The end of the log of a frame; None where there is no such frame, or its log is not visible here. Raises
+        TimeoutError where the file server does not answer, and SQLAlchemyError."""
+        loop = asyncio.get_running_loop()
+        frames = await loop.run_in_executor(self._thread, partial(ask, self._engine, frames_of, frame_ids=[frame_id]))
+        if not frames:
+            return None
+        path = log_path(frames[0].log_dir, frames[0].job, frames[0].name)
+        reading = loop.run_in_executor(self._log_thread, end_of_log, path, LOG_BYTES)
+        return await asyncio.wait_for(reading, LOGS_SECONDS)
+
+
+def _death(death: Deaths, job: Explanation) -> dict[str, Any]:
+    """What the page shows of frames that died alike."""
+    layers = {layer["id"]: layer["layer"] for layer in job.layers}
+    shown = ("frames", "exit_status", "meaning", "frame", "frame_id", "host", "log", "lines")
+    return {"layer": layers.get(death.layer_id, ""), **{name: getattr(death, name) for name in shown}}
 
 
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
@@ -147,10 +191,36 @@ class FarmData(_Guarded):
         self.finish(answer.body)
 
 
+class FarmLog(_Guarded):
+    """The end of a frame's log, as text."""
+
+    def initialize(self, reader: FarmReader) -> None:
+        self.reader = reader
+
+    @authenticated
+    async def get(self) -> None:
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        try:
+            told = await self.reader.log_of(self.get_query_argument("frame"))
+        except TimeoutError:
+            self.set_status(503)
+            told = "The file server of the logs does not answer.\n"
+        except SQLAlchemyError as error:
+            self.set_status(503)
+            told = f"{describe_failure(error, self.reader.settings)}\n"
+        if told is None:
+            self.set_status(404)
+            told = "There is no such frame, or its log is not visible on this machine.\n"
+        self.finish(told)
+
+
 def add_to_flower(settings: Settings) -> None:
     """Have Flower serve the page. Before Flower's application is made: that is when it reads its list."""
+    reader = FarmReader(settings)
     flower_handlers[:0] = [
         url(r"/(farm|farm\.css|farm\.js)", FarmFile),
-        url(r"/farm/data", FarmData, {"reader": FarmReader(settings)}),
+        url(r"/farm/data", FarmData, {"reader": reader}),
+        url(r"/farm/log", FarmLog, {"reader": reader}),
         url(r"/farm/", RedirectHandler, {"url": "../farm", "permanent": False}),
     ]

@@ -24,11 +24,12 @@ _SHOWS = text(
            int_default_max_gpus AS default_max_gpus,
            coalesce(work.jobs, 0) AS pending_jobs, CAST(coalesce(work.running, 0) AS bigint) AS running_frames,
            CAST(coalesce(work.waiting, 0) AS bigint) AS waiting_frames,
+           CAST(coalesce(work.paused, 0) AS bigint) AS paused_waiting_frames,
            CAST(coalesce(work.dead, 0) AS bigint) AS dead_frames,
            CAST(coalesce(used.cores, 0) AS bigint) AS centicores, coalesce(used.gpus, 0) AS gpus
       FROM show
       LEFT JOIN (SELECT pk_show, count(*) AS jobs, sum(int_running_count) AS running, sum(int_waiting_count) AS waiting,
-                        sum(int_dead_count) AS dead
+                        sum(int_waiting_count) FILTER (WHERE b_paused) AS paused, sum(int_dead_count) AS dead
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
                   WHERE str_state = 'PENDING' GROUP BY pk_show) work ON work.pk_show = show.pk_show
       LEFT JOIN (SELECT pk_show, sum({countable("int_cores_reserved")}) AS cores,

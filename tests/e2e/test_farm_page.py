@@ -141,6 +141,70 @@ def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
         assert browser.complaints() == []
 
 
+# Whether no word of the jobs is broken: each cell is as wide as its longest word needs.
+WORDS_ARE_WHOLE = """[...document.querySelectorAll("#jobs td")].every((cell) => {
+  const words = cell.innerText.split(/\\s+/).map((word) => word.length);
+  return cell.clientWidth >= Math.min(8, Math.max(0, ...words)) * 6;
+})"""
+
+
+@pytest.fixture
+def died(fleet, tmp_path) -> str:
+    """A job with two dead frames, whose log is visible here, and a paused job of three frames; the first one's name."""
+    with fleet.engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show("show-died")
+        name = "show-sh010-alice_lighting_of_the_harbour_v012"
+        job = farm.job([LayerSpec(frames=5, name="render")], show=show, name=name, log_dir=str(tmp_path / "logs"))
+        farm.job([LayerSpec(frames=3)], show=show, name="show-sh020-bob_rest", paused=True)
+        dead = text(
+            "UPDATE frame SET str_state = 'DEAD', int_exit_status = 139, str_host = 'render01', ts_stopped = now()"
+            " WHERE pk_frame = ANY(:frames)"
+        )
+        connection.execute(dead, {"frames": list(job.frames[:2])})
+    (tmp_path / "logs").mkdir()
+    lines = [f"line {number}" for number in range(40)]
+    (tmp_path / "logs" / f"{name}.0001-render.rqlog").write_text("\n".join([*lines, "no texture <b>wood.tx</b>"]))
+    (tmp_path / "logs" / f"{name}.0002-render.rqlog").write_text("\n".join([*lines, "no texture <b>wood.tx</b>"]))
+    return name
+
+
+@pytest.mark.parametrize("width", [400, 500, 768])
+def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died, width):
+    with flower(fleet) as address, Browser(width=width, height=900) as browser:
+        browser.open(f"{address}/farm")
+        eventually(lambda: died in browser.texts(".job"), 30, "the job")
+        assert browser.script("document.documentElement.scrollWidth") <= width
+        assert browser.script(WORDS_ARE_WHOLE)
+        # what waits is counted, also what nobody can book as its job is paused
+        eventually(lambda: any("paused 3" in " ".join(it.split()) for it in browser.texts("#verdicts .use")), 30, "it")
+        assert browser.complaints() == []
+
+
+def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died):
+    with flower(fleet) as address, Browser() as browser:
+        # given Flower's own pages, then their menu leads to the farm, and from there to a job
+        browser.open(f"{address}/workers")
+        link = "[...document.querySelectorAll('nav a')].find((it) => it.textContent === 'Farm').href"
+        assert eventually(lambda: browser.script(link), 30, "the menu") == f"{address}/farm"
+        browser.open(f"{address}/farm")
+        eventually(lambda: died in browser.texts(".job"), 30, "the job")
+        click = "[...document.querySelectorAll('.job')].find((it) => it.textContent === '{}').click()"
+        browser.script(click.format(died))
+        # when it is opened, then the popup has what `explain` has of its dead frames
+        said = eventually(lambda: browser.text("#deaths"), 30, "deaths", told=lambda: browser.text("#job"))
+        assert "render: 2 frames dead, at last 000" in said
+        assert "exit status 139: killed by signal 11 (SIGSEGV)" in said
+        assert browser.text("#deaths pre").endswith("line 39\nno texture <b>wood.tx</b>")
+        assert "retry" in browser.text("#explained")
+        # and the link has more of the log, as text
+        browser.open(browser.script("document.querySelector('#deaths a').href"))
+        assert browser.text("body").startswith("line 0")
+        assert browser.text("body").endswith("no texture <b>wood.tx</b>")
+        assert browser.complaints() == []
+        assert status(f"{address}/farm/log?frame=nobody") == 404
+
+
 def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
     job_of(fleet, LayerSpec(frames=2), name="some-job")
     with flower(fleet) as address, Browser(width=800, height=900) as browser:
@@ -171,7 +235,7 @@ def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
 
 
 def test_who_may_not_see_flower_may_not_see_the_farm(fleet):
-    paths = ("/farm", "/farm.css", "/farm.js", "/farm/data", "/farm/data?job=x")
+    paths = ("/farm", "/farm.css", "/farm.js", "/farm/data", "/farm/data?job=x", "/farm/log?frame=x")
     with flower(fleet, FLOWER_BASIC_AUTH="artist:secret") as address, Browser() as browser:
         assert {path: status(address + path) for path in paths} == dict.fromkeys(paths, 401)
         assert {path: status(address + path, "artist:wrong") for path in paths} == dict.fromkeys(paths, 401)

@@ -83,7 +83,11 @@ function showTotals() {
 
 function newJob(it) {
   const frames = make("td", "", bar("done", "busy", "dead"), make("p", "note"));
-  const numbers = [1, 2, 3].map(() => make("td", "number"));
+  const numbers = ["Priority", "Cores", "Waits"].map((word) => {
+    const cell = make("td", "number");
+    cell.dataset.word = word;
+    return cell;
+  });
   const node = make("tr", "", make("td", "", make("button", "job", it.name)), frames, ...numbers, make("td", "", make("p", "why")));
   node.addEventListener("click", () => openJob(it.id, it.name));
   return node;
@@ -148,12 +152,29 @@ function showShows() {
 }
 
 function showFleet() {
-  const found = Object.entries(farm.waiting_by_verdict).filter((it) => it[1]).sort((one, other) => other[1] - one[1]);
+  const found = Object.entries(farm.waiting_by_verdict).filter((it) => it[1]);
+  if (farm.waiting_paused) found.push(["paused", farm.waiting_paused]);
+  found.sort((one, other) => other[1] - one[1]);
+  const age = farm.waiting_counted_at === null ? "" : `counted ${count(Math.round(farm.at - farm.waiting_counted_at), "second")} ago`;
+  put($("#verdicts-note"), found.length ? age : "");
   bars($("#verdicts"), found.map(([verdict, frames]) => [words(verdict), number(frames), found[0][1], frames]));
   const { leader, workers } = farm.fleet;
   put($("#leader"), leader.words, leader.fence === null ? "bad" : "");
   const rows = workers.map((it) => [it.instance, `${it.state}, ${it.in_flight} of ${it.capacity} in hand`, it.capacity, it.in_flight]);
   bars($("#workers"), rows.length ? rows : [["No worker is alive.", "", 0, 0]]);
+}
+
+// What frames died of, the end of the log of one of them, and a link to more of that log.
+function showDeaths({ deaths, note }) {
+  $("#deaths").replaceChildren(...deaths.map((it) => {
+    const who = it.frames > 1 ? `${it.layer}: ${count(it.frames, "frame")} dead, at last ${it.frame}` : `${it.layer}: ${it.frame} is dead`;
+    const text = make("p", "bad", `${who}${it.host ? ` on ${it.host}` : ""}, exit status ${it.exit_status}: ${it.meaning}`);
+    if (it.lines === null) return make("li", "", text, make("p", "note", `log ${it.log} (not visible here)`));
+    const link = make("a", "note", `log ${it.log}`);
+    link.href = `farm/log?frame=${encodeURIComponent(it.frame_id)}`;
+    link.target = "_blank";
+    return make("li", "", text, link, make("pre", "", it.lines.join("\n")));
+  }), ...(note ? [make("li", "note", note)] : []));
 }
 
 async function explain() {
@@ -162,6 +183,7 @@ async function explain() {
   if (asked !== job) return; // closed, or another was opened, meanwhile
   const seen = farm.jobs.find((it) => it.id === job);
   put($("#job-note"), told.message ?? (seen ? list(seen.show, seen.user, `priority ${seen.priority}`) : words(told.state)));
+  if (told.deaths) showDeaths(told);
   if (told.lines) $("#explained").replaceChildren(...told.lines.map((line) => make("li", "", ...sentence(line))));
 }
 
@@ -170,6 +192,7 @@ function openJob(id, name) {
   put($("#job-title"), name);
   put($("#job-note"), "…");
   $("#explained").replaceChildren();
+  $("#deaths").replaceChildren();
   $("#job").showModal();
   explain();
 }
