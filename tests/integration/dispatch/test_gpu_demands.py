@@ -28,7 +28,8 @@ def demands(here: Passes) -> list[Demand]:
     runner.backlog.missed()
     runner.backlog.resync()
     runner.backlog.follow()
-    return gpu_demands(runner.backlog, read_snapshot(runner.ledger, runner.backlog, [], runner.watched))
+    snapshot = read_snapshot(runner.ledger, runner.backlog, [], runner.watched, idle_cores=0)
+    return gpu_demands(runner.backlog, snapshot)
 
 
 def test_it_says_how_many_frames_wait_for_which_hosts(here: Passes, engine: Engine) -> None:
