@@ -152,7 +152,7 @@ class _Pass:
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Why no frame of a planned layer can be launched, by layer id."""
     contended: bool = False
-    """Whether other planners had frames that this pass would have planned."""
+    """Whether cores stay idle because other planners had the frames that this pass would have started there."""
     unread: bool = False
     """Whether the plan came to more layers than a plan reads frames of."""
     gave_back: bool = False
@@ -342,7 +342,7 @@ class _Pass:
 
     def _place(self, planner: Planner) -> None:
         """Plan, with the portions of frames that the plan comes to, and the permits of what it takes."""
-        runner, permits = self.runner, self.runner.permits
+        runner, permits, wanted = self.runner, self.runner.permits, 0
         for _ in range(_TRIES):
             self._fill(planner)
             full = False
@@ -356,6 +356,9 @@ class _Pass:
                 runner.backlog.backlog.settle(over)
                 planner.take_back(over, again=True)
                 self._fill(planner)
+            # Other frames mostly have the hosts of those that were refused.
+            cores = sum(proc.reservation.cores for proc in planner.procs())
+            self.contended, wanted = cores < wanted, max(wanted, cores)
             asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
             if not asked:
                 return
@@ -369,9 +372,9 @@ class _Pass:
             runner.backlog.backlog.take(had)
             if not refused:
                 return
-            self.contended = True
             runner.backlog.backlog.settle(refused, taken={proc.proc_id for proc in refused})
             planner.take_back(refused)
+        self.contended = True
 
     def _give_back(self) -> None:
         """Nothing of the plan is to be booked: its hosts are idle and its frames wait, as before."""

@@ -672,7 +672,11 @@ class BacklogWork:
                 return None
             frames = [frame for frame in entry.portion or () if frame.id not in entry.in_flight]
         if len(self._own) < len(ALL_BUCKETS):
-            frames.sort(key=lambda frame: bucket_of(frame.id) not in self._own)
+            # Those of others from the last on: their owners begin with the first.
+            mine, others = list[Frame](), list[Frame]()
+            for frame in frames:
+                (mine if bucket_of(frame.id) in self._own else others).append(frame)
+            frames = mine + others[::-1]
         return frames
 
     def has_portion(self, layer: Layer) -> bool:

@@ -19,6 +19,7 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.verdicts import Verdict
@@ -255,6 +256,24 @@ def test_the_permits_of_frames_that_are_not_booked_are_given_back(one, engine, l
 
     assert report.ended is PassEnd.CLAIM_LOST
     assert len(one.runner.permits.take(wanted, "another", seconds=300)) == 2
+
+
+@pytest.mark.parametrize(
+    ("others", "again"), [(3, None), (6, CONTENDED_SLEEP_SECONDS)], ids=["replaced", "cores stay idle"]
+)
+def test_a_pass_looks_again_at_once_only_for_cores_that_stay_idle_for_want_of_permits(one, engine, others, again):
+    # given eight waiting frames, some of which another planner has, for a host of five cores
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=5, hostname_tag=False)
+        layer = farm.job([LayerSpec(frames=8)]).layers[0].id
+    ((cluster, _),) = one.sweeper.sweep().send
+    assert len(one.runner.permits.take(waiting_frames(engine, layer)[:others], "another", seconds=300)) == others
+
+    report = one.runner.run([cluster], alive=lambda: True)[0]
+
+    assert report.frames_booked == min(5, 8 - others)
+    assert report.look_again == again
 
 
 def test_an_emptied_redis_stops_booking(one, engine):
