@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.holds import hold_hosts
 from benchmarks.chaos.load import Cap, Load
+from benchmarks.chaos.lost_notices import drop_notices, tell_again
 from benchmarks.chaos.silent_changes import change_silently
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
@@ -103,6 +104,7 @@ class Faults:
             "postgresql frozen": (2, self._freeze_postgres),
             "postgresql sessions cut": (2, self._cut_sessions),
             "notifications lost": (2, self._cut_listeners),
+            "notices dropped": (2, self._drop_notices),
             "frames locked": (2, self._lock_frames),
             "work changed silently": (4, self._change_silently),
             "releases dropped": (4, self._release_silently),
@@ -241,6 +243,23 @@ class Faults:
         seconds = self._chance.uniform(2.0, 20.0) if frames else 0.0
         self._site.agenda.later(seconds, lambda: _close(connection))
         return f"{len(frames)} frames for {seconds:.1f} s" if frames else None
+
+    def _drop_notices(self) -> str | None:
+        """New work arrives meanwhile of which nobody hears."""
+        with self._site.engine.begin() as connection:
+            definitions = drop_notices(connection)
+        if not definitions:
+            return None
+        seconds = self._chance.uniform(1.0, 6.0)
+        self._site.agenda.later(seconds, lambda: self._tell_again(definitions))
+        return f"for {seconds:.1f} s"
+
+    def _tell_again(self, definitions: list[str]) -> None:
+        try:
+            with self._site.engine.begin() as connection:
+                tell_again(connection, definitions)
+        except SQLAlchemyError:
+            self._site.agenda.later(0.5, lambda: self._tell_again(definitions))
 
     def _change_silently(self) -> str | None:
         with self._site.engine.begin() as connection:
