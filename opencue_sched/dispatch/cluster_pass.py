@@ -175,6 +175,19 @@ class _Pass:
         self.report.seconds[name] = self.runner.clock() - began
         self.progress()
 
+    def _note_verdicts(self) -> None:
+        """Whatever the pass came to: why frames wait, and whether the commits of its clusters fail."""
+        verdicts, commits, shortages = {}, {}, {}
+        for report in self.reports:
+            key = report.cluster.key
+            verdicts[key] = report.verdicts
+            if report.frames_booked or report.commit_error:
+                commits[key] = report.commit_error
+            if report.plan is not None:
+                shortages[report.cluster.show_id, key] = report.plan.shortages
+        if self.runner.verdicts is not None:
+            self.runner.verdicts.record(verdicts, commits=commits, shortages=shortages)
+
     def _check_claims(self) -> None:
         if not self.alive():
             raise _ClaimLostError
@@ -199,15 +212,7 @@ class _Pass:
                 for it in self.reports:
                     it.ended = PassEnd.CLAIM_LOST
             finally:
-                if runner.verdicts is not None:
-                    commits = {
-                        it.cluster.key: it.commit_error for it in self.reports if it.frames_booked or it.commit_error
-                    }
-                    verdicts = {it.cluster.key: it.verdicts for it in self.reports}
-                    shortages = {
-                        (it.cluster.show_id, it.cluster.key): it.plan.shortages for it in self.reports if it.plan
-                    }
-                    runner.verdicts.record(verdicts, commits=commits, shortages=shortages)
+                self._note_verdicts()
             if not self.ended:
                 self.end(self.reports)
             if launch is not None:

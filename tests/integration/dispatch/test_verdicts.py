@@ -222,7 +222,7 @@ def busy(cores: int = 4, tag: str = "general") -> Shortage:
 
 
 def of_show(verdicts: VerdictLog, show: str = "s1") -> list[tuple[str, tuple[Shortage, ...], float]]:
-    return [(one.cluster, one.shortages, one.at) for one in verdicts.of_show(show)]
+    return [(recorded.cluster, recorded.shortages, recorded.at) for recorded in verdicts.of_show(show)]
 
 
 def test_what_layers_wait_for_that_nobody_looked_at_is_kept_once_for_a_show_and_cluster(
