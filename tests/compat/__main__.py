@@ -4,8 +4,8 @@
 
 1. Apply the migration files of DIRECTORY to a new database, and give it the rows a first show needs. 2. Compare it with
 the schema we make. 3. Upgrade a copy with ours, see that no object of Cuebot's changed, and downgrade it again; the
-same with set-based frames, which change two functions. 4. Run the integration tests on it, once as it is and once with
-set-based frames.
+same with set-based frames, which change two functions. 4. Book small farms on it (``benchmarks stress``), unless pytest
+is given arguments, and run the integration tests, once as it is and once with set-based frames.
 """
 
 from __future__ import annotations
@@ -129,6 +129,14 @@ def _set_based_frames_go_back(scratch: Scratch, cuebot_name: str) -> bool:
     return good
 
 
+def _books(scratch: Scratch, template: str) -> bool:
+    """Whether workers book small farms on a copy of a database, and the audit finds nothing."""
+    _, url = scratch.create(f"stress_{template}", template)
+    sys.stdout.flush()
+    stress = [sys.executable, "-m", "benchmarks", "stress", "--scale", "0.1", "--database-url", url]
+    return subprocess.run(stress, cwd=_ROOT, check=False).returncode == 0
+
+
 def _run_tests(server_url: str, template: str, arguments: list[str]) -> int:
     where = [] if any(Path(argument.split("::")[0]).exists() for argument in arguments) else [_INTEGRATION]
     sys.stdout.flush()
@@ -158,11 +166,13 @@ def main() -> int:
             good = _leaves_cuebots_alone(scratch, cuebot_name) and good
             good = _set_based_frames_go_back(scratch, cuebot_name) and good
             if not options.compare_only:
-                good = _run_tests(server_url, cuebot_name, pytest_arguments) == 0 and good
                 set_based_name, set_based_url = scratch.create("all_at_once", cuebot_name)
                 schema.set_frames_way(set_based_url, set_based=True)
-                print("The same with set-based frames:")
-                good = _run_tests(server_url, set_based_name, pytest_arguments) == 0 and good
+                for name in (cuebot_name, set_based_name):
+                    if name is set_based_name:
+                        print("The same with set-based frames:")
+                    good = (bool(pytest_arguments) or _books(scratch, name)) and good
+                    good = _run_tests(server_url, name, pytest_arguments) == 0 and good
     except (BadMigrations, SchedulerError) as error:
         print(f"compat: {error}", file=sys.stderr)
         return 2
