@@ -107,7 +107,9 @@ _CONNECTION_GRACE_SECONDS = 30.0
 """For calls under way on a connection that is old enough: more than the longest of them takes (_ANSWER_SECONDS)."""
 
 MOST_CALLS = 4_000
-_CALL_THREADS = 64
+_CALL_THREADS = 256
+"""Completions that wait to be committed, each with a thread: half of them make a batch while the other half is written.
+Threads are made as they are needed."""
 _HOST_REPORT_CALL_THREADS = 2
 _HOST_REPORT_CALLS = ("/report.RqdReportInterface/ReportStatus", "/report.RqdReportInterface/ReportRqdStartup")
 _ANSWER_SECONDS = 20.0

@@ -44,6 +44,34 @@ def test_the_same_few_messages_for_any_number_of_ends(view: FarmView, engine: En
     view.assert_consistent()
 
 
+def test_an_end_that_postgresql_refuses_is_found_by_halving(view: FarmView, engine: Engine) -> None:
+    # given frames that end together, of which PostgreSQL refuses one
+    reports = running(view, 64)
+    bad = reports[23].frame_id
+    view.run_sql(
+        f"""
+        CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF NEW.pk_frame = '{bad}' THEN RAISE EXCEPTION 'not this one'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER refuse_one BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse_one();
+        """
+    )
+    # when they do
+    begun: list[object] = []
+    try:
+        with listening(engine, "begin", begun.append):
+            outcomes = Releaser(engine).end(reports)
+    finally:
+        view.run_sql("DROP TRIGGER refuse_one ON frame; DROP FUNCTION refuse_one()")
+    # then it alone is refused, after as many transactions as halving takes
+    refused = [outcome.frame_id for outcome in outcomes if outcome.verdict is not RunVerdict.APPLIED]
+    assert refused == [bad]
+    assert len(begun) == 1 + 2 * 6
+    view.assert_consistent()
+
+
 def test_what_is_read_for_ends_does_not_grow_with_the_farm(view: FarmView, engine: Engine) -> None:
     # given as many frames that run elsewhere, and then four times as many
     reports = running(view, 40)

@@ -40,7 +40,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [str(number) for number in range(2 * MOST_TOGETHER + 1)]
     outcomes = releaser(monkeypatch, end_runs).end(runs(*names))
     assert [outcome.proc_id for outcome in outcomes] == names
-    assert sizes == [64, 64, 1]
+    assert sizes == [MOST_TOGETHER, MOST_TOGETHER, 1]
 
 
 def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
