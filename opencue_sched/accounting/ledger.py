@@ -210,13 +210,14 @@ class Ledger:
             for limit_id in limit_ids:
                 pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
-            answers = iter(pipe.execute())
-        counted = zip(limit_ids, zip(answers, answers, strict=True), strict=True)
-        return [
-            limit_id
-            for limit_id, ((machines, frames), known) in counted
-            if machines and int(frames or 0) > int(known or 0)
-        ]
+            answers = iter(pipe.execute(raise_on_error=False))
+        lacking = []
+        for limit_id in limit_ids:
+            of_limit, known = next(answers), next(answers)
+            with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
+                machines, frames = of_limit
+                lacking += [limit_id] if machines and int(frames or 0) > int(known or 0) else []
+        return lacking
 
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""

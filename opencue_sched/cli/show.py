@@ -34,6 +34,7 @@ from opencue_sched.store import folders, named_rows, shows, submit
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
+from opencue_sched.store.limit_types import type_column
 from opencue_sched.store.named_rows import Kind, NamedRow
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.procs import lock_hosts
@@ -85,6 +86,7 @@ _LIMIT_COLUMNS = Columns(
     Column("running", "Running"),
     Column("max", "Max", "max_value"),
     Column("left", "Left"),
+    Column("counts", "Counts", lambda limit: "machines" if limit.counts_machines else "frames"),
 )
 _FOLDER_COLUMNS = Columns(
     Column("show", "Show", importance=NAME),
@@ -415,7 +417,16 @@ def _burst(text: str, size: int) -> int:
 
 
 _LIMIT = click.argument("limit", type=LIMIT)
+_TYPE = click.option(
+    "--type",
+    "limit_type",
+    type=click.Choice(["FRAME", "HOST"], case_sensitive=False),
+    help="What it counts: running frames, or the machines that run any (one seat a machine: Nuke, Katana, Houdini).",
+)
+
+
 _MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="MAX")
+_PERHAPS_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="[MAX]", required=False)
 
 
 limit_command = Commands("limit")
@@ -423,28 +434,40 @@ limit_command = Commands("limit")
 
 @limit_command.in_transaction("list")
 def list_limits(connection: Connection) -> Done:
-    """List limits with the frames that run under each."""
+    """List limits with the frames that run under each, or the machines that run them."""
     return _LIMIT_COLUMNS.listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name))
 
 
 @limit_command.in_transaction("create arnold 20")
 @click.argument("name")
 @_MOST
-def create_limit(connection: Connection, name: str, most: int) -> Done:
-    """Create a limit of MAX running frames."""
+@_TYPE
+def create_limit(connection: Connection, name: str, most: int, limit_type: str | None) -> Done:
+    """Create a limit of MAX running frames, or machines."""
     new_name("limit", name)
     if named_rows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
-    made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most)
+    made = shows.insert_row(
+        connection, "limit_record", str_name=name, int_max_value=most, **type_column(connection, limit_type or "FRAME")
+    )
     return _LIMIT_COLUMNS.changed(fetch_limits(connection)[made])
 
 
 @limit_command.in_transaction("set arnold 25")
 @_LIMIT
-@_MOST
-def set_limit(connection: Connection, limit: NamedRow, most: int) -> Done:
-    """Change how many frames may run under a limit. What runs above it goes on."""
-    shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], {"int_max_value": most})
+@_PERHAPS_MOST
+@_TYPE
+def set_limit(connection: Connection, limit: NamedRow, most: int | None, limit_type: str | None) -> Done:
+    """Change how many frames or machines may run under a limit, or which of these it counts.
+
+    What runs above it goes on.
+    """
+    values: dict[str, object] = {} if most is None else {"int_max_value": most}
+    if limit_type is not None:
+        values |= type_column(connection, limit_type)
+    if not values:
+        raise click.UsageError("say a MAX, or a --type")
+    shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], values)
     return _LIMIT_COLUMNS.changed(fetch_limits(connection)[limit.id])
 
 

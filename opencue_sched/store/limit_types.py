@@ -7,6 +7,8 @@ machines where ``b_host_limit`` is true, of which V49 makes the type HOST.
 
 from __future__ import annotations
 
+from sqlalchemy import Connection, text
+
 MOST = "greatest(0, coalesce(limit_record.int_max_value, 0))"
 """What a limit may count: a limit without a value or below zero admits nothing, as in OpenCue's comparison."""
 
@@ -40,3 +42,15 @@ NAME_ON_HOST = """
          ELSE split_part(lower(btrim({name})), '.', 1) END
 """
 """A machine's name as hosts and licence servers have it in common: without case and domain; an address whole."""
+
+_HAS_TYPES = text(
+    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record') AND attname = 'str_type'"
+    " AND NOT attisdropped)"
+)
+
+
+def type_column(connection: Connection, limit_type: str) -> dict[str, object]:
+    """The column, and its value, that makes a limit count machines (HOST) or frames (FRAME) in this schema."""
+    if connection.scalar(_HAS_TYPES):
+        return {"str_type": limit_type}
+    return {"b_host_limit": limit_type == "HOST"}

@@ -106,8 +106,8 @@ OF_USE = RecentFigures(
     ("folder_max_cores", _FOLDER, "A folder's cap of cores."),
     ("folder_gpus", _FOLDER, "GPUs used in a folder with a cap of GPUs."),
     ("folder_max_gpus", _FOLDER, "A folder's cap of GPUs."),
-    ("limit_frames", "limit", "Frames that run under a limit (a licence)."),
-    ("limit_max_frames", "limit", "Frames that may run under a limit."),
+    ("limit_frames", "limit", "Frames that run under a limit (a licence), or machines that hold one of type HOST."),
+    ("limit_max_frames", "limit", "Frames, or machines, that may run under a limit."),
 )
 """Of hosts, shows and caps."""
 OF_WAITING = RecentFigures(

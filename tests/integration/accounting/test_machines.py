@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from redis.exceptions import ResponseError
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
@@ -474,3 +479,110 @@ def test_a_licence_servers_report_holds_machines_also_those_that_are_no_hosts(wo
     assert may_book(world, limited, "r1", "r2") == [True, False]
     world.sql("UPDATE limit_record SET int_soft_value = 9")
     assert may_book(world, limited, "r1", "r2", "r3") == [True, True, False]
+
+
+# Any order of what may happen to two limits of machines and one of frames.
+
+_LIMITS, _MACHINES = ("nuke", "ocula", "arnold"), ("r1", "r2", "r3", "")
+_STEPS = st.one_of(
+    st.tuples(st.just("book"), st.sampled_from(_MACHINES), st.sets(st.sampled_from(_LIMITS), min_size=1)),
+    st.tuples(st.just("force"), st.sampled_from(_MACHINES), st.sets(st.sampled_from(_LIMITS), min_size=1)),
+    st.tuples(st.sampled_from(["roll back", "release", "confirm", "drop", "move"]), st.integers(0, 9)),
+    st.tuples(
+        st.just("seats"), st.sampled_from(_LIMITS[:2]), st.integers(-1, 3), st.sets(st.sampled_from(_MACHINES[:3]))
+    ),
+)
+
+
+@given(st.lists(_STEPS, max_size=25))
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, steps: list[tuple[Any, ...]]) -> None:
+    store.client.flushdb()
+    store.open()
+    store.seed()
+    seats: dict[str, tuple[int, set[str]]] = {"nuke": (1, set()), "ocula": (2, {"r3"})}
+    for limit, (most, others) in seats.items():
+        store.seats(limit, most, others)
+    store.limit("arnold", 4)
+    booked: dict[str, Booking] = {}
+
+    def use(limit: str) -> tuple[set[str], int]:
+        """The machines that hold a limit, and how many frames of unknown machines there are."""
+        frames = [it for it in booked.values() if limit in it.vertices.limit_ids]
+        return {it.machine for it in frames if it.machine} | seats[limit][1], sum(not it.machine for it in frames)
+
+    def refuses(limit: str, machine: str) -> bool:
+        if limit == "arnold":
+            return sum(limit in it.vertices.limit_ids for it in booked.values()) >= 4
+        (machines, unknown), (most, _) = use(limit), seats[limit]
+        return most >= 0 and machine not in machines and len(machines) + unknown >= most
+
+    for what, *rest in steps:
+        if what in ("book", "force"):
+            asked = on(rest[0], *sorted(rest[1]))
+            if what == "force":
+                force(store.ledger, [asked])
+                booked[asked.proc_id] = asked
+                continue
+            expected = not any(refuses(limit, rest[0]) for limit in rest[1])
+            assert book(store, asked) == [expected], (steps, asked)
+            if expected:
+                booked[asked.proc_id] = asked
+        elif what == "seats":
+            seats[rest[0]] = rest[1], rest[2]
+            store.seats(*rest)
+        elif booked:
+            taken = list(booked.values())[rest[0] % len(booked)]
+            (record,) = [it for it in store.ledger.records() if it.proc_id == taken.proc_id]
+            if what == "confirm":
+                store.ledger.settle([taken])
+            elif what == "roll back":
+                store.ledger.rollback([booked.pop(taken.proc_id)])
+            elif what == "release":
+                store.ledger.release([booked.pop(taken.proc_id).proc_id])
+            elif what == "drop":
+                del booked[taken.proc_id]
+                gone = Change(taken.proc_id, record.changed_seq, None)
+                store.ledger.apply([gone], epoch=store.ledger.epoch())
+            elif taken.machine:
+                there = record.entry.replace(f"@{taken.machine}", "@r9")
+                booked[taken.proc_id] = replace(taken, machine="r9")
+                moved = Change(taken.proc_id, record.changed_seq, there, record.state)
+                store.ledger.apply([moved], epoch=store.ledger.epoch())
+        for limit in seats:
+            hosts = {it.machine for it in booked.values() if limit in it.vertices.limit_ids and it.machine}
+            assert store.machines(limit) == hosts, (limit, steps)
+    check = check_consistency(store.ledger)
+    assert (drift(check), check.wrong_machines) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("script", "ours", "mistake"),
+    [
+        ("book", "use >= most and", "use > most and"),
+        ("book", "SISMEMBER', holding, machine) == 0 and ", "SISMEMBER', holding, machine) == 0 or "),
+        ("book", "- #call('SINTER', holding, others)", ""),
+        ("book", "+ math.max(0, unknown)", ""),
+        ("book", "+ call('SCARD', others)", ""),
+        ("book", "call('SADD', 'acct:machines:' .. limit, machine)", "local _"),
+        ("release", "call('SREM', 'acct:machines:' .. limit, machine)", "local _"),
+        ("release", "type(sum) == 'table' or sum > 0", "sum ~= 1"),
+    ],
+)
+def test_each_rule_left_out_is_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch, script: str, ours: str, mistake: str
+) -> None:
+    whole = lua_scripts.load_script(script).text
+    assert ours in whole
+    wrong = lua_scripts.LuaScript(whole.replace(ours, mistake), uuid.uuid4().hex)
+    load = lua_scripts.load_script
+    monkeypatch.setattr(lua_scripts, "load_script", lambda name: wrong if name == script else load(name))
+    inner = test_machines_are_the_hosts_of_the_entries_whatever_happens.hypothesis.inner_test
+    search = hypothesis_settings(
+        max_examples=400,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    with pytest.raises((AssertionError, ResponseError)):
+        search(given(st.lists(_STEPS, max_size=25))(lambda steps: inner(store, steps)))()

@@ -191,14 +191,32 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
     build(make)
     arnold = listed(cli("limit", "list", "--json").json, "limit", "arnold")
     assert (arnold["running"], arnold["max"], arnold["left"]) == (2, 3, 1)
-    assert ["arnold", "2", "3", "1"] in cli("limit", "list").words
-    assert cli("limit", "set", "arnold", "1").words[1] == ["arnold", "2", "1", "0"]
+    assert ["arnold", "2", "3", "1", "frames"] in cli("limit", "list").words
+    assert cli("limit", "set", "arnold", "1").words[1] == ["arnold", "2", "1", "0", "frames"]
     assert listed(cli("limit", "list", "--json").json, "limit", "arnold")["left"] == 0
     refused = cli("limit", "delete", "arnold")
     assert (refused.status, "frames run or wait under arnold" in refused.err) == (1, True)
     assert cli("limit", "delete", "arnold", "--force").status == 0
     assert cli("limit", "delete", "maya").status == 0
     assert rows("SELECT count(*) FROM limit_record") == rows("SELECT count(*) FROM layer_limit") == [(0,)]
+
+
+def test_a_limit_counts_frames_or_machines(cli: Cli, build: Build) -> None:
+    # given a limit of which three frames run on one machine
+    def make(farm: Farm) -> None:
+        job = farm.job([LayerSpec(frames=4, limits=[farm.limit("houdini", 3)])])
+        farm.run(job.frames[:3], farm.host())
+
+    build(make)
+    assert ["houdini", "3", "3", "0", "frames"] in cli("limit", "list").words
+    # when it is to count machines, then one holds it, and so many more may
+    assert cli("limit", "set", "houdini", "--type", "host").words[1] == ["houdini", "1", "3", "2", "machines"]
+    assert cli("limit", "set", "houdini", "6", "--type", "HOST").words[1] == ["houdini", "1", "6", "5", "machines"]
+    assert cli("limit", "create", "nuke", "30", "--type", "HOST").words[1] == ["nuke", "0", "30", "30", "machines"]
+    assert listed(cli("limit", "list", "--json").json, "limit", "nuke")["counts"] == "machines"
+    assert cli("limit", "set", "houdini", "--type", "FRAME").words[1] == ["houdini", "3", "6", "3", "frames"]
+    refused = cli("limit", "set", "houdini")
+    assert (refused.status, "say a MAX, or a --type" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(
