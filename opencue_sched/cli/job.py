@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import date, datetime
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from opencue_sched.cli.chosen_jobs import choosing_jobs, comment_on_jobs
 from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.depend_tree import depend_trees
+from opencue_sched.cli.history import FINISHED_COLUMNS, Day, first_second, notes_on_history
 from opencue_sched.cli.inputs import (
     JOB,
     LIMIT,
@@ -53,6 +55,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
+from opencue_sched.store.history import finished_jobs
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import set_start_after
@@ -153,12 +156,30 @@ def wait(engine: Engine, chosen: list[NamedRow]) -> Done:
 @click.option("--user", metavar="NAME", help="Only of this user.")
 @click.option("--name", "part", metavar="PART", help="Only with this in their name.")
 @click.option("--state", type=click.Choice(list(_STATES)), default="pending", show_default=True)
+@click.option(
+    "--since", type=Day(), help="With --state finished: since this day (2026-12-24, today, 7d), from OpenCue's history."
+)
 @click.option("--watch", "watched", is_flag=True, help="List them again every 2 s, until Ctrl-C.")
 @most_option(500)
 def list_jobs(
-    engine: Engine, show: NamedRow | None, state: str, most: int, watched: bool, **wanted: str | None
+    engine: Engine,
+    show: NamedRow | None,
+    state: str,
+    since: date | None,
+    most: int,
+    watched: bool,
+    **wanted: str | None,
 ) -> Done:
-    """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold."""
+    """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold.
+
+    With --state finished --since DAY those that ended, the last first, and what they took: also jobs that are in
+    OpenCue's history alone.
+    """
+    if since is not None:
+        if state != "finished" or watched:
+            raise click.UsageError("--since goes with --state finished")
+        with engine.connect() as connection:
+            return _finished(connection, first_second(since), show and show.id, most, **wanted)
 
     def find(most: int) -> Sequence[jobs.JobView]:
         of_show = show and show.id
@@ -167,6 +188,12 @@ def list_jobs(
     if watched:
         _COLUMNS.watch(lambda rows: find(min(most, rows)))
     return _COLUMNS.listed(find(most + 1), most=most)
+
+
+def _finished(connection: Connection, since: int, show_id: str | None, most: int, **wanted: str | None) -> Done:
+    found = finished_jobs(connection, since, show_id=show_id, **wanted, most=most + 1)
+    listed = FINISHED_COLUMNS.listed(found, most=most)
+    return replace(listed, notes=[*listed.notes, *notes_on_history(connection)])
 
 
 @job_command.in_transaction("info demo-sh010-alice_comp_v001")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from datetime import date
 from typing import Any
 
 import click
 from sqlalchemy import Connection, Engine, Row
 
+from opencue_sched.cli.history import Day, report
 from opencue_sched.cli.inputs import (
     ALLOCATION,
     JOB,
@@ -131,6 +133,19 @@ def show_info(connection: Connection, show: NamedRow) -> Done:
     (row,) = shows.list_shows(connection, show.id)
     subscriptions = shows.list_subscriptions(connection, show_id=show.id)
     return _SHOW_COLUMNS.shown(row, "subscriptions", subscriptions, _SUBSCRIPTION_COLUMNS)
+
+
+@show_command.in_transaction("report --show demo --since 7d --by user")
+@click.option("--show", type=SHOW, help="Only of this show.")
+@click.option("--since", type=Day(), default="7d", show_default=True, help="A day: 2026-12-24, today, yesterday or 7d.")
+@click.option("--by", type=click.Choice(["show", "user", "day"]), default="show", show_default=True)
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+def show_report(connection: Connection, show: NamedRow | None, since: date, by: str, as_csv: bool) -> Done:
+    """Sum up what ended since a day: frames and core-hours, of runs that succeeded and of those that failed.
+
+    From OpenCue's history, also of jobs that are gone. A run counts on the day it ended, in local time.
+    """
+    return report(connection, show and show.id, since, by, as_csv=as_csv)
 
 
 @show_command.in_transaction("create demo --managed")
