@@ -7,18 +7,20 @@ import pytest
 from benchmarks.figures import console
 from benchmarks.sizes import GROWTH_PARTS, IDLE_PARTS, MOST_GROWTH, run_growth, run_idle_farms
 
-IDLE_HOSTS = 2_000
+IDLE_HOSTS = 6_000
+"""Of fewer hosts PostgreSQL rather reads whole tables."""
 GROWN = 20_000
 """Farms of 240 and 2,000 hosts with 1,200 and 40,000 frames waiting."""
 
 
 @pytest.mark.long
 def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_more_there_are() -> None:
-    # Given farms of 200 to 2,000 hosts, and two workers that share them
+    # Given farms of 600 to 6,000 hosts, and two workers that share them
     found = run_idle_farms([2], most_hosts=IDLE_HOSTS, seconds=5, console=console)
     # Then each host is read again once in a round by one of them, and a new job reads what it needs
     assert len(found) == len(IDLE_PARTS)
-    assert all(result.passed for result in found), found
+    wrong = [(it.phase, it.idle_read, it.new_job_read) for it in found if not it.passed]
+    assert wrong == []
 
 
 @pytest.mark.long
