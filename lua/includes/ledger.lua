@@ -10,7 +10,8 @@
 --     ledger_cores, ledger_gpus: what the ledger alone accounts for; another program's plain HINCRBY moves only int_*;
 --     foreign_cores, foreign_gpus, dropped_at: see foreign
 --   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames); of one that counts machines also
---                        int_machines (so many may hold it, -1: any number) and terms (what else its row says)
+--                        int_machines (so many may hold it, -1: any number), terms (what else its row says) and
+--                        opens_at (epoch seconds from which its report is too old)
 --   acct:limit:{limit}@, acct:limit:{limit}@{machine}, acct:machines:{limit}   see includes/machines.lua
 --   acct:machines:{limit}:others   set: machines that hold it by what the ledger does not have, as caps_at saw it
 --   acct:ledger          hash: pk_proc -> record

@@ -101,7 +101,7 @@ def _cap_rows(connection: Connection, kind: VertexKind, rows: Sequence[Row[Any]]
 def _limit_row(row: Row[Any], reported: Collection[str]) -> CapRow:
     """A row of a limit; the machines that hold it by what the ledger does not have are a list behind the fields."""
     fields: list[str | list[str]] = []
-    for name in ("int_max_value", "int_foreign", "int_machines", "terms"):
+    for name in ("int_max_value", "int_foreign", "int_machines", "terms", "opens_at"):
         fields += [name, str(getattr(row, name))]
     if row.int_machines:
         fields.append(sorted({keys.machine_of(machine) for machine in (*row.other_machines, *reported)}))

@@ -185,21 +185,25 @@ class Ledger:
         """Who holds limits that count machines, and how many more may: one round trip, whatever their number.
         ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
 
-        Not at one instant: the script that books decides.
+        Not at one instant: the script that books decides. A limit whose report has grown too old since its caps were
+        loaded is open: nobody announces that, and who books loads them again.
         """
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limits:
                 pipe.sunion([keys.MACHINES_PREFIX + limit_id, keys.other_machines(limit_id)])
-                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
+                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running", "opens_at")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
-            answers = iter(pipe.execute(raise_on_error=False))
+            pipe.time()
+            *found_of, now = pipe.execute(raise_on_error=False)
+        answers = iter(found_of)
         found = {}
         for (limit_id, (most, name)), answer in zip(
             limits.items(), zip(answers, answers, answers, strict=True), strict=True
         ):
             with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
-                machines, (stored, frames), known = answer
+                machines, (stored, frames, opens_at), known = answer
                 most = int(stored) if stored else most
+                most = -1 if opens_at and int(opens_at) < int(now[0]) else most
                 use = len(machines) + max(0, int(frames or 0) - int(known or 0))
                 found[limit_id] = Seats(frozenset(machines), math.inf if most < 0 else max(0, most - use), name)
         return found

@@ -58,6 +58,7 @@ _IN_LEDGER = """show.b_scheduler_managed AND EXISTS (
 _LIMITS = f"""
     SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
            coalesce(CAST(terms.machines AS text), '') AS int_machines, terms.terms,
+           coalesce(CAST(terms.opens_at AS text), '') AS opens_at,
            coalesce((SELECT sum(layer_stat.int_running_count)
                        FROM (SELECT DISTINCT pk_layer
                                FROM layer_limit

@@ -20,6 +20,8 @@ _TERMS = f"""
                 WHEN said.enforcement <> 'ENFORCED' OR said.reported_at + said.life < clock_timestamp() THEN -1
                 WHEN said.soft >= 0 THEN least(said.soft, {MOST})
                 ELSE {MOST} END AS machines,
+           CASE WHEN said.type = 'HOST' AND said.enforcement = 'ENFORCED'
+                THEN CAST(extract(epoch FROM said.reported_at + said.life) AS bigint) END AS opens_at,
            CASE WHEN said.type <> 'HOST' THEN ''
                 ELSE concat_ws(' ', said.type, said.enforcement, said.soft, {MOST}, said.life,
                                coalesce(CAST(extract(epoch FROM said.reported_at) AS text), 'unreported'),
@@ -34,8 +36,9 @@ _TERMS = f"""
 """  # noqa: S608 - only our own constants
 
 TERMS = f"CROSS JOIN LATERAL ({_TERMS}) AS terms"
-"""To be joined to limit_record: ``counts_machines``, ``is_reported``, ``machines`` (NULL of a limit of frames) and
-``terms``: all that decides how it counts, as a text that is another after each change; empty for a limit of frames."""
+"""To be joined to limit_record: ``counts_machines``, ``is_reported``, ``machines`` (NULL of a limit of frames),
+``opens_at`` (when its report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how it counts,
+as a text that is another after each change; empty for a limit of frames."""
 
 NAME_ON_HOST = """
     CASE WHEN {name} ~ '^[0-9.]+$' OR {name} LIKE '%:%' THEN lower(btrim({name}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -467,7 +468,15 @@ def test_a_licence_servers_report_holds_machines_also_those_that_are_no_hosts(wo
             reported=reported,
         )
     assert may_book(world, limited, "r1", world.host.id) == [False, True]
-    # A report that is too old opens the limit, by the clock alone, and so do the other enforcements.
+
+    # A report that is too old opens the limit, by the clock alone, also for who plans by what was loaded before; and so
+    # do the other enforcements.
+    def left() -> float:
+        return world.ledger.seats({limited: (3, "nuke")})[limited].left
+
+    assert left() == 0
+    world.store.client.hincrby(keys.limit(limited), "opens_at", -1000)
+    assert left() == math.inf
     world.sql("UPDATE limit_record SET ts_reported = now() - interval '1000 seconds'")
     assert may_book(world, limited, "r1") == [True]
     world.sql("UPDATE limit_record SET int_report_ttl = 0")
