@@ -11,7 +11,6 @@ READ = (
     "limit_host",
     "opencue_sched_origin",
     "opencue_sched_version",
-    "service",
     "show_alias",
     "show_service",
 )
@@ -60,6 +59,7 @@ CHANGED = (
     "opencue_sched_quarantine",
     "point",
     "proc",
+    "service",
     "show",
     "show_stats",
     "subscription",

@@ -64,9 +64,16 @@ job max-gpus demo-s-u_first 2
 job eat demo-s-u_first --layer a --frames 1 --state WAITING --reason test
 job retry demo-s-u_first --state EATEN --reason test
 job depends drop demo-s-u_second --all
+job depends add demo-s-u_second --on demo-s-u_first --on-layer a
+job set demo-s-u_first --max-retries 2 --autoeat
+job comment demo-s-u_first looked-at
 job kill demo-s-u_second --yes --reason test
 layer set demo-s-u_first a --cores 2 --memory 2GiB --tags general --timeout 60 --drop-limit arnold
-host lock render01
+layer start-after demo-s-u_first a clear
+service create arnold --memory 8GiB
+service set arnold --gpus 1
+host comment render01 looked-at
+host lock render01 --reason fan
 host unlock render01
 host tags add render01 ssd
 host tags remove render01 ssd
@@ -90,6 +97,7 @@ READ_ALONE = {
     "host info",
     "host list",
     "job depends list",
+    "job depends tree",
     "job frames",
     "job info",
     "job list",
@@ -98,8 +106,10 @@ READ_ALONE = {
     "layer list",
     "limit list",
     "proc list",
+    "service list",
     "show info",
     "show list",
+    "show report",
     "subscription list",
     "top",
 }
