@@ -23,6 +23,9 @@ from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
+GATHER_SECONDS = 0.01
+"""How long completions wait for others, while fewer than MOST_TOGETHER do, to be applied with them: a transaction of
+few costs as much planning, and as many messages, as one of many."""
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 
@@ -117,4 +120,8 @@ class CompletionBatcher:
         """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._stopping)
+            few = len(self._queue) < together
+        if few:
+            self._give_up.wait(GATHER_SECONDS)
+        with self._wake:
             return list(itertools.islice(self._queue, together))
