@@ -62,7 +62,7 @@ format: $(INSTALLED) ## Put every file in form
 test: $(INSTALLED) ## Every test but the long ones, on PostgreSQL and Redis of its own; prints the time of each suite
 	$(TESTS) -m 'not long' $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
-test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions, reports (two minutes)
+test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions, reports, sizes (four minutes)
 	$(TESTS) -m long $(PYTEST_ARGS) tests/e2e tests/chaos
 
 test-unit: $(INSTALLED) ## Tests without services

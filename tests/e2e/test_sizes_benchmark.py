@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.figures import console
-from benchmarks.sizes import GROWTH_PARTS, IDLE_PARTS, MOST_GROWTH, run_growth, run_idle_farms
+from benchmarks.sizes import GROWTH_PARTS, IDLE_PARTS, run_growth, run_idle_farms
+from benchmarks.steady import MOST_ROWS_PER_FRAME
 
 IDLE_HOSTS = 6_000
 """Of fewer hosts PostgreSQL rather reads whole tables."""
@@ -24,8 +25,11 @@ def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_mo
 
 
 @pytest.mark.long
-def test_a_frame_has_no_more_rows_read_on_a_larger_farm_and_beside_more_work() -> None:
+def test_a_frame_has_few_rows_read_on_a_larger_farm_and_beside_more_work() -> None:
     found = run_growth([1], most_hosts=GROWN, console=console)
     assert len(found) == len(GROWTH_PARTS)
-    assert found[-1].rows <= MOST_GROWTH * found[0].rows, found
+    # What periodic tasks read meanwhile is a good part of so few frames. A pass that looked at all that waits, or at
+    # all hosts, had hundreds of rows read for each, or thousands.
+    assert max(result.rows for result in found) <= 2 * MOST_ROWS_PER_FRAME, found
+    assert max(result.wal_bytes for result in found) <= 2 * min(result.wal_bytes for result in found), found
     assert max(result.lost_percent for result in found) <= 3
