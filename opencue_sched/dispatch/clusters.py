@@ -108,6 +108,8 @@ class FarmDivision:
         self._settings = settings
         self._instances = instances
         self._counted_at = -math.inf
+        self._counted_for = 0
+        """For so many instances hosts were counted last, and no further than these divide them."""
         self._hosts = 0
         self._last: Division = ()
         self._lock = threading.Lock()
@@ -116,12 +118,15 @@ class FarmDivision:
         with self._lock:
             try:
                 instances = self._instances()
-                if len(instances) > 1 and time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS:
+                # One more than the count was for: all have to come to the same division at once.
+                cut_short = self._hosts >= hosts_divided(self._counted_for) and len(instances) > self._counted_for
+                old = time.monotonic() - self._counted_at >= _HOSTS_COUNTED_SECONDS
+                if len(instances) > 1 and (cut_short or old):
                     with reading(self._engine) as connection:
                         facilities = scoped_facilities(connection, self._settings)
                         # More would divide them no further.
                         self._hosts = count_hosts(connection, facilities, most=hosts_divided(len(instances)))
-                    self._counted_at = time.monotonic()
+                    self._counted_at, self._counted_for = time.monotonic(), len(instances)
                 self._last = divide(instances, self._hosts)
             except (RedisError, SQLAlchemyError) as error:
                 log.warning("division_not_read", error=str(error))

@@ -13,6 +13,7 @@ have failed; it is gone with the first that does not.
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections import Counter, defaultdict
@@ -295,9 +296,10 @@ class VerdictNotes:
     def write(self) -> None:
         """Write what changed, as much as a second may have, and what is due to be written again. Raises RedisError, and
         leaves it to the next call then."""
-        now = self._clock()
+        now, shows = self._clock(), list[str]()
         with self._lock:
             if now >= self._again_at:
+                shows = [show_id for show_id, _ in self._shortages]
                 self._again_at = now + _WRITE_AGAIN_SECONDS
                 self._changed |= dict.fromkeys(self._seen_again)
                 self._seen_again.clear()
@@ -319,6 +321,8 @@ class VerdictNotes:
                         self._notes.pop(key, None)
                 said = [recorded for key in chosen if (recorded := self._notes.get(key)) is not None]
             self._log.write(said, shortages)
+            if shows:  # reading deletes what workers left that are gone: one show each half minute, all in their turns
+                self._log.of_show(random.choice(shows))
         except BaseException:
             with self._lock:
                 self._changed |= dict.fromkeys(chosen)

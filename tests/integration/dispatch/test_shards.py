@@ -298,6 +298,17 @@ def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
     assert count.statements == 0
 
 
+def test_an_instance_that_comes_is_in_the_division_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given hosts that were counted no further than it took to divide them between two
+    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
+    instances = set(TWO)
+    division = FarmDivision(fleet.here.engine, fleet.here.settings, lambda: instances)
+    assert division() == TWO
+    # when a third comes, then there are hosts for all three
+    instances |= {"three"}
+    assert division() == THREE
+
+
 def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
     away = False

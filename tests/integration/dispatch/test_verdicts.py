@@ -299,3 +299,15 @@ def test_the_thread_writes_what_passes_note(verdicts: VerdictLog) -> None:
         eventually(lambda: of_job(verdicts, "j1"))
     finally:
         notes.writing.stop()
+
+
+def test_what_workers_left_that_are_gone_is_deleted(
+    notes: VerdictNotes, verdicts: VerdictLog, clock: Clock, redis_client: redis.Redis
+) -> None:
+    # given what a worker of two days ago wrote of a show, whose cluster nobody looks at any more
+    verdicts.record({}, shortages={("s1", "alloc-1@gone"): [busy()]})
+    clock.now += 2 * 86_400
+    # when a worker writes what it finds of the show, then only that is left
+    notes.record({}, shortages={("s1", "alloc-1@here"): [busy()]})
+    notes.write()
+    assert set(redis_client.hkeys("cue:shortages:s1")) == {"alloc-1@here"}
