@@ -49,7 +49,8 @@ def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callabl
             **given: Any,
         ) -> Done:
             filtered = any(word is not None for word in (show, user, part))
-            if filtered == bool(chosen):
+            # An empty part, of a variable that a script has not set, say, would be in the name of every job.
+            if filtered == bool(chosen) or "" in (user, part):
                 raise click.UsageError("name jobs, or choose them by --show, --user or --name")
             if filtered:
                 chosen = _found(engine, columns, show_id=show and show.id, user=user, part=part)

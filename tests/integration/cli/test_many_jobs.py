@@ -124,13 +124,17 @@ def test_jobs_of_a_filter_are_killed(cli: Cli, jobs: dict[str, JobIds], rows: Ro
 
 
 @pytest.mark.parametrize(("verb", "values"), COMMANDS.items())
-@pytest.mark.parametrize("choice", [(), ("--user", "alice", COMP)])
-def test_without_a_choice_or_with_two_it_is_refused(
-    cli: Cli, jobs: dict[str, JobIds], verb: str, values: tuple[str, ...], choice: tuple[str, ...]
+@pytest.mark.parametrize(
+    "choice",
+    [(), ("--user", "alice", COMP), ("--name", ""), ("--user", ""), ("--show", "show", "--name", "")],
+)
+def test_without_a_choice_or_with_two_or_an_empty_one_it_is_refused(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, verb: str, values: tuple[str, ...], choice: tuple[str, ...]
 ) -> None:
-    ran = cli("job", verb, *choice, *values)
+    ran = cli("job", verb, *choice, *values, "--yes")
     assert ran.status == 2
     assert "name jobs, or choose them by --show, --user or --name" in ran.err
+    assert rows("SELECT count(*) FROM comments") == [(0,)]
 
 
 def test_a_filter_that_finds_nothing_is_refused(cli: Cli, jobs: dict[str, JobIds]) -> None:
