@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from sqlalchemy import Connection
 
 from opencue_sched.domain.frame_command import log_path
-from opencue_sched.domain.states import FrameState, exit_meaning, signal_words
+from opencue_sched.domain.states import exit_meaning, signal_words
 from opencue_sched.store import jobs
 
 BLOCK_BYTES = 65_536
@@ -67,22 +66,14 @@ class Deaths:
 
 def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
     """Of what the dead frames of a job died, by layer and exit status, the most frequent first."""
-    return deaths_among(dead_frames(connection, job_id))
+    return deaths_among(jobs.dead_frames(connection, job_id))
 
 
-def dead_frames(connection: Connection, job_id: str) -> Sequence[jobs.FrameView]:
-    """The frames of a job that are dead."""
-    return jobs.frames_of(connection, job_id, states=[FrameState.DEAD])
-
-
-def deaths_among(dead: Iterable[jobs.FrameView]) -> list[Deaths]:
-    """The same of dead frames of one job. Reads logs, whose file server may be slow, and nothing of the database."""
-    kinds: defaultdict[tuple[str, int], list[jobs.FrameView]] = defaultdict(list)
-    for frame in dead:
-        kinds[frame.layer_id, frame.exit_status].append(frame)
+def deaths_among(dead: Sequence[jobs.DeadFrames]) -> list[Deaths]:
+    """The same of what `store.jobs.dead_frames` found. Reads logs, whose file server may be slow, and nothing of the
+    database."""
     deaths: list[Deaths] = []
-    for _, frames in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0])):
-        row = max(frames, key=lambda frame: frame.stopped.timestamp() if frame.stopped else 0.0)
+    for row in dead:
         log = log_path(row.log_dir, row.job, row.name)
         tail = _tail_of(log) if len(deaths) < _LOGS_READ else None
         output, footer = tail or ("", "")
@@ -93,14 +84,16 @@ def deaths_among(dead: Iterable[jobs.FrameView]) -> list[Deaths]:
             meaning += f"; RQD says: {found[1]}"
         lines = None if tail is None else tuple(_HEADER.split(output, 1)[-1].rstrip().splitlines()[-_END_LINES:])
         deaths.append(
-            Deaths(row.layer_id, len(frames), row.exit_status, meaning, row.name, row.id, row.host, log, lines)
+            Deaths(row.layer_id, row.frames, row.exit_status, meaning, row.name, row.id, row.host, log, lines)
         )
     return deaths
 
 
-def open_log(path: str) -> BinaryIO:
-    """The log, for reading. Raises OSError when it is not visible here, or is no file."""
-    log = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # a FIFO of this name would be waited for
+def open_log(path: str, *, follow: bool = True) -> BinaryIO:
+    """The log, for reading. Raises OSError when it is not visible here, is no file, or is a link that is not to be
+    followed."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)  # a FIFO of this name would be waited for
+    log = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
         log.close()
         raise OSError(f"{path} is no file")
@@ -137,9 +130,13 @@ def harmless(text: str) -> str:
 
 def end_of_log(path: str, most_bytes: int) -> str | None:
     """The end of a log, RQD's account of the run included, as a terminal or a browser may show it; None where it is not
-    visible here."""
+    visible here.
+
+    Whoever submits jobs chooses the directory, and may write there: a symbolic link would show a stranger's files to
+    those who look at the page.
+    """
     try:
-        with open_log(path) as log:
+        with open_log(path, follow=False) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - most_bytes))
             return harmless(log.read(most_bytes).decode(errors="replace"))
     except OSError:

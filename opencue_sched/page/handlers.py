@@ -31,11 +31,11 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over, unavailable
 from opencue_sched.insight.farm_view import farm_view
-from opencue_sched.insight.frame_logs import Deaths, dead_frames, deaths_among, end_of_log
+from opencue_sched.insight.frame_logs import Deaths, deaths_among, end_of_log
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.jobs import frames_of, job_of
+from opencue_sched.store.jobs import dead_frames, frames_of, job_of
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""

@@ -127,6 +127,20 @@ _FRAMES = text(
      ORDER BY frame.int_layer_order, frame.int_dispatch_order LIMIT :most
     """
 )
+# The newest of the dead frames of each layer and exit status, and how many those are.
+_DEAD_FRAMES = text(
+    """
+    SELECT died.*, job.str_name AS job, job.str_log_dir AS log_dir
+      FROM (SELECT pk_frame AS id, str_name AS name, pk_layer AS layer_id, pk_job, int_exit_status AS exit_status,
+                   str_host AS host, count(*) OVER (PARTITION BY pk_layer, int_exit_status) AS frames,
+                   row_number() OVER (PARTITION BY pk_layer, int_exit_status
+                                      ORDER BY ts_stopped DESC NULLS LAST, pk_frame) AS place
+              FROM frame WHERE pk_job = :job AND str_state = 'DEAD') died
+      JOIN job ON job.pk_job = died.pk_job
+     WHERE died.place = 1
+     ORDER BY died.frames DESC, died.layer_id, died.exit_status
+    """
+)
 _LAYER_COLUMNS = {
     "cores": "int_cores_min",
     "max_cores": "int_cores_max",
@@ -216,6 +230,8 @@ layer asks for as much as one of them. ``start_after`` is None where the schema 
 it (V47)."""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
+DeadFrames = Row[Any]
+"""The dead frames of a layer with one exit status: how many ``frames``, and the newest of them."""
 Depend = Row[Any]
 """What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
 
@@ -276,6 +292,12 @@ def frames_of(
         "most": most,
     }
     return connection.execute(_FRAMES, wanted).all()
+
+
+def dead_frames(connection: Connection, job_id: str) -> Sequence[DeadFrames]:
+    """The dead frames of a job by layer and exit status, the most first; as many rows as there are of these, however
+    many frames are dead."""
+    return connection.execute(_DEAD_FRAMES, {"job": job_id}).all()
 
 
 def set_layers(

@@ -208,6 +208,25 @@ def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli,
     assert layers[1]["deaths"][0]["lines"] is None
 
 
+def test_explain_follows_no_link_that_somebody_made_in_place_of_a_log(cli: Cli, logged: Logged, tmp_path: Path) -> None:
+    # The page shows these lines to others, and reads with Flower's rights.
+    (tmp_path / "secret").write_text("password\n")
+    logged.path("0002-render").symlink_to(tmp_path / "secret")
+    logged.set(1, "DEAD", 3)
+    (death,) = cli("explain", NAME, "--json").json["layers"][0]["deaths"]
+    assert death["lines"] is None
+    assert cli("job", "log", NAME, "0002-render").out == "password\n", "with one's own rights"
+
+
+def test_dead_frames_are_read_by_what_they_died_of_however_many_they_are(engine: Engine, logged: Logged) -> None:
+    for number in range(4):
+        logged.set(number, "DEAD", 3)
+    logged.set(4, "DEAD", 3)
+    with engine.connect() as connection:
+        found = jobs.dead_frames(connection, logged.job.id)
+    assert [(row.frames, row.name, row.exit_status) for row in found] == [(4, "0004-render", 3), (1, "0001-comp", 3)]
+
+
 def test_explain_reads_a_bounded_end_of_a_huge_log(cli: Cli, logged: Logged) -> None:
     logged.write("0002-render", "x" * 10_000_000 + "\n" + "the end\n")
     logged.set(1, "DEAD", 3)
