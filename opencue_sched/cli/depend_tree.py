@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -42,22 +42,27 @@ def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequ
     console = Console(file=written, width=_ANY_WIDTH, highlight=False, markup=False)
     document: dict[str, Any] = {"job": job.name, "id": job.id}
     for way, found in zip(_WAYS, (waits_for, waited_for_by), strict=True):
+        of_job: dict[str, list[Depend]] = {}
+        for depend in found:
+            of_job.setdefault(getattr(depend, f"{way.near}_job_id"), []).append(depend)
         root = Tree(f"{job.name} {way.title.replace('_', ' ')}" if found else f"{job.name}: {way.nothing}")
-        document[way.title] = _branches(way, found, job.id, root, {job.id})
+        document[way.title] = _branches(way, of_job, job.id, root, {job.id})
         console.print(root)
     return Done(written.getvalue().rstrip().splitlines(), document)
 
 
-def _branches(way: _Way, found: Sequence[Depend], job_id: str, tree: Tree, seen: set[str]) -> list[dict[str, Any]]:
+def _branches(
+    way: _Way, of_job: Mapping[str, Sequence[Depend]], job_id: str, tree: Tree, seen: set[str]
+) -> list[dict[str, Any]]:
     """Add the dependencies of one job to its branch, and those of the jobs behind them; the same for JSON."""
     from opencue_sched.insight.explain import describe_depend
 
     documents = []
-    for depend in (it for it in found if getattr(it, f"{way.near}_job_id") == job_id):
+    for depend in of_job.get(job_id, ()):
         far_id, far = getattr(depend, f"{way.far}_job_id"), getattr(depend, f"{way.far}_job")
         waits = depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "")
         needed = describe_depend(depend, depend.er_job)
-        again = far_id in seen and any(getattr(it, f"{way.near}_job_id") == far_id for it in found)
+        again = far_id in seen and far_id in of_job
         text = f"{waits} for {needed}" if waits else needed
         if way.far == "er":
             text = f"{far}: {waits or 'all of it'} for {needed}"
@@ -65,6 +70,6 @@ def _branches(way: _Way, found: Sequence[Depend], job_id: str, tree: Tree, seen:
         document = {"id": depend.id, "job": far, "type": depend.type, "waits": waits or "the job", "on": needed}
         if far_id not in seen:
             seen.add(far_id)
-            document["depends"] = _branches(way, found, far_id, branch, seen)
+            document["depends"] = _branches(way, of_job, far_id, branch, seen)
         documents.append(document)
     return documents

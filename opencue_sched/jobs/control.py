@@ -224,7 +224,8 @@ def _add_depend(
     others = find_rows(connection, Kind.JOB, [wanted.job or ""])
     # What is waited for does not end between our look at it and our commit: its end takes this lock, too.
     ours = release.counters_of(frames) | Counters(("job", row.id) for row in (job, *others.values()))
-    procs.lock_runs(connection, (), [frame.id for frame in frames])
+    # Frames in DEPEND are locked behind the counters, as by whoever ends what they wait for.
+    procs.lock_runs(connection, (), [frame.id for frame in frames if frame.state != FrameState.DEPEND])
     release.lock_counters(connection, ours | wider)
     waiting = None if layer_name is None else _LayerIn(layer_name, _chunks(layers[layer_name]))
     problems: list[str] = []

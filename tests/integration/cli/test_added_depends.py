@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,8 +11,14 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
+from opencue_sched.jobs.control import add_depend
+from opencue_sched.jobs.job_file import Depend
+from opencue_sched.settings import Release
 from opencue_sched.store.audit import judge
+from opencue_sched.store.named_rows import NamedRow
+from opencue_sched.store.release import Counters, lock_counters
 from tests.kit.command import Cli
+from tests.kit.polling import eventually
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -108,6 +115,26 @@ def test_what_has_rendered_stays_so_and_what_runs_goes_on(
     build(lambda farm: farm.run([comp.frames[1]], farm.host(name="render01", cores=8, memory_gb=16)))
     assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM).status == 0
     assert states("render") == ["SUCCEEDED", "RUNNING", "DEPEND"]
+    assert_counters_match(engine)
+
+
+def test_whoever_ends_what_is_waited_for_gets_the_frames_that_wait(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, engine: Engine
+) -> None:
+    # given a completion that has the counters of frames in DEPEND, and one more dependency that waits for these
+    assert cli("job", "depends", "add", COMP, "--on", SIM, "--on-layer", "cache").status == 0
+    job = NamedRow(jobs[COMP].id, COMP)
+    waiters = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as threads, engine.begin() as connection:
+        lock_counters(connection, Counters([("layer", layer.id) for layer in jobs[COMP].layers]))
+        adding = threads.submit(add_depend, engine, job, None, Depend(job=SIM, layer="mesh"), Release())
+        eventually(lambda: rows(waiters), 20, "the dependency to wait for the counters")
+        # then the completion has the frames at once: had the other locked them, each would wait for the other
+        frames = text("SELECT pk_frame FROM frame WHERE pk_job = :job FOR NO KEY UPDATE NOWAIT")
+        assert len(connection.execute(frames, {"job": job.id}).all()) == 6
+        connection.commit()
+        assert adding.result(20).frames == 6
+    assert rows("SELECT DISTINCT int_depend_count FROM frame WHERE str_state = 'DEPEND'") == [(2,)]
     assert_counters_match(engine)
 
 
