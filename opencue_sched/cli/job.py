@@ -226,7 +226,7 @@ def _set_command(example: str, table: str, column: str, does: str, kind: Any = N
         amount = cores(value) if kind in (core_cap, core_count) else value
         with engine.begin() as connection:
             set_rows(connection, table, "pk_job", ids, {column: value})
-            comment_on_jobs(connection, ids, f"{verb} {amount:g}" if kind else f"{verb}d", reason)
+            comment_on_jobs(connection, ids, f"{verb} {amount}" if kind else f"{verb}d", reason)
             return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
 
@@ -583,8 +583,9 @@ def set_layers(
         fields["tags"] = join_tags(fields["tags"])
     chosen = layer_ids(connection, job, layers) or []
     limits = {"add_limits": {row.name for row in add}, "drop_limits": {row.id for row in drop}}
-    jobs.set_layers(connection, chosen, fields, **limits)
+    # A completion locks the job that it ends before layers, so the comment comes first.
     comment_on_jobs(connection, [job.id], f"{', '.join(layers)} set: {', '.join(words)}", reason)
+    jobs.set_layers(connection, chosen, fields, **limits)
     found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
     _check(found, jobs.job_of(connection, job.id))
     notes = unserved(connection, job.id, get_settings(), chosen)
@@ -611,8 +612,8 @@ def start_after(
     wanted = None if moment == "clear" else moment_of(moment, now).isoformat()
     ids = layer_ids(connection, job, layers) or []
     said = who_and_why("set", reason)
+    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} start-after {moment}", reason)  # locks the job first
     set_start_after(connection, dict.fromkeys(ids, wanted), said)
-    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} start-after {moment}", reason)
     return _LAYER_COLUMNS.listed([row for row in jobs.layers_of(connection, job.id) if row.id in ids])
 
 

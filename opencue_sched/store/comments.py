@@ -15,6 +15,8 @@ CommentedTable = Literal["job", "host"]
 Comment = Row[Any]
 """A comment: ``id``, ``created`` (with its time zone), ``user``, ``subject``, ``message``."""
 
+# In the order in which everybody locks rows of a table: a completion that ends several jobs does so, too.
+_LOCK = "SELECT pk_{table} FROM {table} WHERE pk_{table} = ANY(CAST(:ids AS varchar[])) ORDER BY 1 FOR NO KEY UPDATE"
 _ADD = """
     INSERT INTO comments (pk_comment, pk_{table}, str_user, str_subject, str_message)
     SELECT CAST(gen_random_uuid() AS varchar), pk_{table}, :user, :subject, :message
@@ -37,6 +39,7 @@ def add_comment(
     """Add the same comment to each of these jobs or hosts; rows that are gone get none."""
     wanted = {"ids": sorted(ids), "user": user[:USER_WIDTH]}
     texts = {"subject": subject[:SUBJECT_WIDTH], "message": message[:MESSAGE_WIDTH]}
+    connection.execute(text(_LOCK.format(table=table)), {"ids": wanted["ids"]})
     connection.execute(text(_ADD.format(table=table)), wanted | texts)
     connection.execute(text(_MARK.format(table=table)), {"ids": wanted["ids"]})
 

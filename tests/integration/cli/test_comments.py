@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
+from tests.kit.polling import eventually
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -42,6 +44,7 @@ def somebody(environment: pytest.MonkeyPatch) -> None:
         (("pause", JOB), "paused"),
         (("unpause", JOB), "unpaused"),
         (("priority", JOB, "80"), "priority 80"),
+        (("priority", JOB, "12345678"), "priority 12345678"),
         (("max-cores", JOB, "12.5"), "max-cores 12.5"),
         (("set", JOB, "--max-retries", "2", "--autoeat"), "set max retries 2, auto-eat on"),
         (("retry", JOB), "2 frames retried"),
@@ -64,6 +67,20 @@ def test_what_a_person_does_to_a_job_is_a_comment_of_it(
 def test_what_is_set_on_layers_is_a_comment_of_their_job(cli: Cli, farm: None, rows: Rows) -> None:
     assert cli("layer", "set", JOB, "render", "--cores", "2", "--memory", "3GiB").status == 0
     assert rows("SELECT str_subject FROM comments") == [("render set: cores 2.0, memory 3GiB",)]
+
+
+@pytest.mark.parametrize("words", [("set", JOB, "render", "--cores", "2"), ("start-after", JOB, "render", "clear")])
+def test_what_changes_layers_locks_their_job_first_as_a_completion_does(
+    cli: Cli, farm: None, rows: Rows, engine: Engine, words: tuple[str, ...]
+) -> None:
+    waiters = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as threads, engine.begin() as connection:
+        connection.execute(text("SELECT FROM job FOR UPDATE"))
+        setting = threads.submit(cli, "layer", *words)
+        eventually(lambda: rows(waiters), 20, "the command to wait for the job")
+        connection.execute(text("SELECT FROM layer FOR NO KEY UPDATE NOWAIT"))
+        connection.commit()
+        assert setting.result(20).status == 0
 
 
 def test_a_refused_change_leaves_no_comment(cli: Cli, farm: None, rows: Rows) -> None:
