@@ -29,10 +29,11 @@ _CLEAN_UP_SECONDS = 300.0
 class HostFeed:
     """Cache and change log together. Thread-safe; the log is read by one thread at a time.
 
-    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now,
-    ``instances`` who there is to read them. While ``rereading`` runs, they are read again in the background, each by
-    one process of the fleet, which tells the others what changed: a pass waits for no more than the first read of its
-    hosts. ``found`` is called with the ids of hosts that the background found and for which work may wait.
+    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
+    While ``rereading`` runs, they are read again in the background, each host by the process whose shard it is in,
+    which tells the others what changed; hosts that are not divided by each process that knows them. A pass waits for no
+    more than the first read of its hosts. ``found`` is called with the ids of hosts that the background found and for
+    which work may wait.
     """
 
     def __init__(
@@ -44,7 +45,6 @@ class HostFeed:
         instance: str,
         hold_seconds: float = HOLD_SECONDS,
         division: Callable[[], Division] = tuple,
-        instances: Callable[[], Collection[str]] = tuple,
         found: Callable[[Collection[str]], object] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,7 +54,6 @@ class HostFeed:
         self._settings = settings
         self.division = division
         self._divided: Division = ()
-        self._instances = instances
         self._found = found
         self._clock = clock
         self._lock = threading.Lock()
@@ -92,14 +91,11 @@ class HostFeed:
 
     def _own_buckets(self) -> frozenset[int]:
         """The buckets that this process reads again for the fleet: those of its shard; where the hosts are not divided,
-        its part of all."""
+        all that it knows, for messages about these go to one process and the others know none."""
         division = self.division()
-        if division:
-            return buckets(self._instance, division) if self._instance in division else frozenset()
-        try:
-            return buckets(self._instance, tuple(sorted({*self._instances(), self._instance})))
-        except RedisError:
+        if not division:
             return ALL_BUCKETS
+        return buckets(self._instance, division) if self._instance in division else frozenset()
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, and every process was notified: read them again at the next refresh."""

@@ -187,7 +187,6 @@ class Process:
             # A host must not be handed out again while what was planned on it may still be committed.
             hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
             division=self.division,
-            instances=self.membership.router.instances,
             found=lambda hosts: self.waker.note(hosts),
         )
         self._closing.callback(made.rereading.stop)
