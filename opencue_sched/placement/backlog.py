@@ -55,6 +55,8 @@ class _Entry(Waiting):
     portion: list[Frame] | None = None
     """The first waiting frames, also those in flight; None where they are to be read."""
     portion_at: float = -math.inf
+    came_at: dict[str, float] = field(default_factory=dict)
+    """Frames of the portion: id -> since which reading every portion has had it."""
     in_flight: set[str] = field(default_factory=set)
     """Frames (ids) that a plan took and whose outcome is not known."""
     booked: dict[str, float] = field(default_factory=dict)
@@ -274,6 +276,7 @@ class Backlog:
             # Others may have committed meanwhile what was read beyond that for their sake.
             entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
+            entry.came_at = {frame.id: entry.came_at.get(frame.id, read_at) for frame in entry.portion}
             if not frames and back_in is not None:
                 entry.back_at = now + back_in
                 self._set_aside(entry)
@@ -671,13 +674,18 @@ class BacklogWork:
             if not self._is_read(entry):
                 return None
             frames = [frame for frame in entry.portion or () if frame.id not in entry.in_flight]
-        if len(self._own) < len(ALL_BUCKETS):
-            # Those of others from the last on: their owners begin with the first.
-            mine, others = list[Frame](), list[Frame]()
-            for frame in frames:
-                (mine if bucket_of(frame.id) in self._own else others).append(frame)
-            frames = mine + others[::-1]
-        return frames
+            came_at, portion_at = entry.came_at, entry.portion_at
+        if len(self._own) == len(ALL_BUCKETS):
+            return frames
+        mine, left, others = list[Frame](), list[Frame](), list[Frame]()
+        for frame in frames:
+            if bucket_of(frame.id) in self._own:
+                mine.append(frame)
+            else:
+                (left if came_at[frame.id] < portion_at else others).append(frame)
+        # Those of others from the last on: their owners begin with the first. But those that their owners left since
+        # the portion before come from the first on: frames read later would be started before them for ever.
+        return mine + left + others[::-1]
 
     def has_portion(self, layer: Layer) -> bool:
         with self._backlog._lock:

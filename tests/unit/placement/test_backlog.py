@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -14,11 +14,12 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
-from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.backlog import (
     FIRST_FRAMES_OF_A_PORTION,
     JUDGED_SECONDS,
+    MOST_FRAMES_OF_A_PORTION,
     PORTION_SECONDS,
     Backlog,
     BacklogWork,
@@ -205,6 +206,41 @@ class TestPortions:
         assert known.frames(layer) == ["l1-f1", "l1-f2", "l1-f3"]
 
 
+@dataclass
+class Served:
+    """A layer that planners of some shards start frames of; those of the other shards have no hosts for it."""
+
+    division: tuple[str, ...]
+    serving: int
+    waiting: set[int] = field(default_factory=lambda: set(range(1, 401)))
+    started: list[int] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.planners = [Known(self.clock) for _ in range(self.serving)]
+
+    def start(self, planner: int, most: int) -> None:
+        """A pass of one planner, which finds hosts for so many frames. It cannot have those that another started."""
+        known, layer = self.planners[planner], waiting_layer(waiting=len(self.waiting))
+        own = buckets(self.division[planner], self.division)
+        known.read(layer)
+        for _ in range(3):
+            if not self.waiting or most <= 0:
+                return
+            if not known.work().has_portion(layer):
+                size = known.backlog.portion_sizes(known.work())["l1"]
+                known.read_portion("l1", *sorted(self.waiting)[:size], waiting=len(self.waiting))
+            planned = [proc(layer, frame) for frame in (known.work(own=own).portion(layer) or ())[:most]]
+            had = {one.proc_id for one in planned if one.frame.number in self.waiting}
+            known.backlog.take(planned)
+            known.backlog.settle(planned, booked=had, taken={one.proc_id for one in planned} - had)
+            for one in planned:
+                if one.proc_id in had:
+                    self.waiting.remove(one.frame.number)
+                    self.started.append(one.frame.number)
+            most -= len(had)
+
+
 class TestDoubts:
     def test_a_layer_whose_frames_were_lost_is_not_planned_before_it_was_read_again(self) -> None:
         known, layer = Known(), waiting_layer()
@@ -300,6 +336,36 @@ class TestJudging:
 
         known.clock.now += JUDGED_SECONDS + 1
         assert [waiting.layer.id for waiting in known.work().to_judge()] == ["l2", "l1"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    farm=st.sampled_from([(2, 1), (2, 2), (3, 1), (3, 2), (8, 1)]),
+    passes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8),
+)
+def test_no_frame_is_behind_more_of_its_layer_than_a_portion_has(
+    farm: tuple[int, int], passes: list[tuple[int, int]]
+) -> None:
+    # given a layer for which some shards have hosts, and the others have none or are full
+    shards, serving = farm
+    served = Served(tuple(f"w{number}" for number in range(shards)), serving)
+
+    # when their planners start what they find hosts for, and the first frame is retried once
+    turn, retried_at = 0, 0
+    while served.waiting:
+        frames, seconds = passes[turn // serving % len(passes)]
+        served.start(turn % serving, frames)
+        if not retried_at and 1 in served.started and len(served.started) >= 100:
+            served.waiting.add(1)
+            retried_at = len(served.started)
+        served.clock.now += seconds
+        turn += 1
+
+    # then each starts no more than a portion later than in the order of the layer
+    places = {number: place for place, number in reversed(list(enumerate(served.started, 1)))}
+    assert max(places[number] - number for number in places) <= MOST_FRAMES_OF_A_PORTION
+    again = len(served.started) - served.started[::-1].index(1)
+    assert again - retried_at <= MOST_FRAMES_OF_A_PORTION
 
 
 @dataclass
