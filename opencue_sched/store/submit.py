@@ -109,12 +109,24 @@ _SET_START_AFTER = text(
     """
 )
 # A frame that runs or has rendered stays so: with something to wait for, the schema's trigger would have it render
-# again.
+# again. So such a frame has fewer than are open, and all of these are counted when it waits for one more: else the end
+# of one that was not counted would free it.
 _WAIT_FOR_MORE = text(
     """
-    UPDATE frame SET int_depend_count = int_depend_count + more.depends
-      FROM unnest(CAST(:frames AS varchar[]), CAST(:counts AS int[])) AS more(pk_frame, depends)
-     WHERE frame.pk_frame = more.pk_frame AND frame.str_state NOT IN ('RUNNING', 'SUCCEEDED')
+    WITH open AS (
+        SELECT str_type, pk_layer_depend_er, pk_frame_depend_er FROM depend
+         WHERE pk_job_depend_er = :job AND b_active AND NOT b_composite),
+    waits AS (
+        SELECT pk_frame_depend_er AS pk_frame FROM open WHERE starts_with(str_type, 'FRAME_ON_')
+        UNION ALL
+        SELECT pk_frame FROM open JOIN frame ON frame.pk_layer = open.pk_layer_depend_er
+         WHERE starts_with(str_type, 'LAYER_ON_')
+        UNION ALL
+        SELECT pk_frame FROM open JOIN frame ON frame.pk_job = :job WHERE starts_with(str_type, 'JOB_ON_'))
+    UPDATE frame SET int_depend_count = counted.depends
+      FROM (SELECT pk_frame, count(*) AS depends FROM waits
+             WHERE pk_frame = ANY(CAST(:frames AS varchar[])) GROUP BY pk_frame) counted
+     WHERE frame.pk_frame = counted.pk_frame AND frame.str_state NOT IN ('RUNNING', 'SUCCEEDED')
     RETURNING frame.str_state
     """
 )
@@ -208,12 +220,12 @@ def set_start_after(connection: Connection, starts: Mapping[str, str | None], re
 
 
 def add_depends(
-    connection: Connection, job_id: str, depends: Sequence[Mapping[str, Any]], waits_for: Mapping[str, int]
+    connection: Connection, job_id: str, depends: Sequence[Mapping[str, Any]], frame_ids: Collection[str]
 ) -> int:
-    """Have frames of a job that is in wait for more: rows of ``depend`` as `insert_job` takes them, and by frame id how
-    many of them are active. The frames that are in DEPEND then. Lock the frames and their counters first."""
+    """Have frames of a job that is in wait for more: rows of ``depend`` as `insert_job` takes them, and the ids of the
+    frames that wait. How many of these are in DEPEND then. Lock the frames and their counters first."""
     connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(depends)})
-    changed = connection.execute(_WAIT_FOR_MORE, {"frames": list(waits_for), "counts": list(waits_for.values())})
+    changed = connection.execute(_WAIT_FOR_MORE, {"job": job_id, "frames": list(frame_ids)})
     return sum(state == FrameState.DEPEND.value for state in changed.scalars())
 
 

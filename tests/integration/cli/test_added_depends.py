@@ -118,6 +118,31 @@ def test_what_has_rendered_stays_so_and_what_runs_goes_on(
     assert_counters_match(engine)
 
 
+def test_a_frame_that_ran_and_waits_again_waits_for_all_that_is_open(
+    cli: Cli, jobs: dict[str, JobIds], states: Callable[[str], list[str]], engine: Engine
+) -> None:
+    # given a frame that ran when the first dependency came, then failed, and was given another one
+    def set_state(state: str) -> None:
+        with engine.begin() as connection:
+            changed = text("UPDATE frame SET str_state = :state, int_version = int_version + 1 WHERE pk_frame = :frame")
+            connection.execute(changed, {"state": state, "frame": jobs[COMP].frames[0]})
+
+    set_state("RUNNING")
+    for layer in ("cache", "mesh"):
+        added = ("add", COMP, "--layer", "render", "--on", SIM, "--on-layer", layer)
+        assert cli("job", "depends", *added).status == 0
+        if layer == "cache":
+            set_state("WAITING")
+            assert states("render")[0] == "WAITING"
+    assert states("render") == ["DEPEND"] * 3
+    # when the first is met, then it waits for the other as the others do
+    first, second = cli("job", "depends", "list", COMP, "--json").json
+    for depend, expected in ((first, "DEPEND"), (second, "WAITING")):
+        assert cli("job", "depends", "drop", COMP, depend["id"]).status == 0
+        assert states("render") == [expected] * 3
+    assert_counters_match(engine)
+
+
 def test_whoever_ends_what_is_waited_for_gets_the_frames_that_wait(
     cli: Cli, jobs: dict[str, JobIds], rows: Rows, engine: Engine
 ) -> None:
