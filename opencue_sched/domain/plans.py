@@ -85,7 +85,7 @@ class Work(Protocol):
         """The sets of tags that its layers have."""
 
     def least_need(self, tags: Iterable[str]) -> Reservation:
-        """No layer with one of these tags needs less, in anything."""
+        """No layer with one of these tags needs less, in anything; a core where none is left."""
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         """The layer's first waiting frames, without those that are being booked; None where they were not read yet."""

@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from hashlib import md5
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -183,6 +183,10 @@ def _rank(shard: str, waiting: Waiting) -> tuple[int, str, float, str, int, str]
     job, layer = waiting.job, waiting.layer
     first = md5(f"{shard}{job.id}".encode(), usedforsecurity=False).hexdigest() if shard else ""
     return -job.priority, first, job.started_at, job.id, layer.dispatch_order, layer.id
+
+
+_LEAST = Reservation(cores=1, memory_kb=0)
+"""No frame needs less."""
 
 
 def _failed(bad_layer: BadLayer) -> LayerVerdict:
@@ -661,10 +665,8 @@ class BacklogWork:
         wanted = frozenset(tags)
         with self._backlog._lock:
             needs = [need for of, need in self._show.least.items() if not of.isdisjoint(wanted)]
-        least = needs[0]
-        for need in needs[1:]:
-            least = _least_of(least, need)
-        return least
+        # Another thread may have forgotten the last of these layers since the plan came to it.
+        return reduce(_least_of, needs) if needs else _LEAST
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         with self._backlog._lock:

@@ -228,7 +228,7 @@ class Planner:
             # The last needs are the smallest: those before failed, and did not answer for them.
             last = reach.nothing_idle[-_NEEDS_TOLD:]
             smallest = (need for place, need in enumerate(last) if not any(map(need.covers, last[place + 1 :])))
-            for need in [show.work.least_need(reach.tags)] if reach.closed else smallest:
+            for need in smallest:
                 allocs = self.headroom.open_allocs(cluster.show_id, need.cores)
                 shortages.append(shared_shortage(reach.tags, need, self._census_of(cluster, reach.tags), allocs))
         return shortages
@@ -593,7 +593,7 @@ class Planner:
             allocs=allocs,
         )
         if host is None:
-            reach.closed = True
+            reach.closed, reach.nothing_idle = True, [least]
             if not allocs:
                 for cluster_at_cap in show.work.clusters:
                     self.plans[cluster_at_cap].at_cap = True

@@ -117,6 +117,16 @@ class TestOrder:
         assert known.layers() == ["here"]
         assert [waiting.layer.id for waiting in known.work(CLUSTER, make_cluster("elsewhere"))] == ["here", "there"]
 
+    def test_where_no_layer_is_left_none_needs_less_than_a_core(self) -> None:
+        known = Known()
+        known.read(waiting_layer(cores=4))
+        work = known.work()
+        assert work.least_need(CLUSTER.tags).cores == 4
+
+        known.read(gone=("l1",))
+
+        assert work.least_need(CLUSTER.tags) == make_need(1)
+
 
 class TestPortions:
     def test_frames_are_read_when_a_plan_comes_to_them_and_again_when_they_are_old(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from opencue_sched.domain.jobs import Frame
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.backlog import JUDGED_PER_PLAN, Backlog
 from opencue_sched.placement.planner import Planner
 from opencue_sched.placement.policies.admissions import layer_share
@@ -69,6 +70,25 @@ def test_a_full_farm_is_seen_by_one_search_whatever_waits(backlog: Backlog) -> N
 
     assert (planner.procs(), reads) == ([], 0)
     assert pool.searches <= 5 + JUDGED_PER_PLAN
+
+
+def test_what_a_plan_found_is_said_though_the_last_layer_it_looked_at_has_gone_meanwhile() -> None:
+    # given a plan on a full farm, with one layer
+    backlog = Backlog(lambda: 0.0)
+    layer = make_layer("l1", frames=0, waiting_frames=50, cores=2)
+    backlog.apply([(make_job("j1", facility_id="fac"), layer, "v")], read_at=backlog.instant())
+    work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+    planner = Planner(snapshot, FrozenPool([make_host("h", idle_centicores=100)]), make_policy(), counting_ids())
+    assert planner.run() == []
+
+    # when the layer is forgotten before the plan is judged
+    backlog.apply((), read_at=backlog.instant(), gone=["l1"])
+    (judged,) = planner.judge()
+
+    # then what no host has idle is what the plan looked for
+    (shortage,) = judged.shortages
+    assert (shortage.need.cores, shortage.verdict) == (2, Verdict.CAPACITY)
 
 
 def test_a_freed_core_goes_to_the_first_layer_with_few_searches(backlog: Backlog) -> None:
