@@ -491,16 +491,17 @@ def _change_command(verb: str, example: str, does: str) -> None:
 
 def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: Any) -> dict[NamedRow, dict[str, str]]:
     """The names of the selected frames by their ids, of each job that has such frames. Raises InvalidInput where no job
-    has, and for a layer that the only job has not."""
+    has, and for a layer that the only job has not; of several jobs each has those of the layers that it has."""
     found: dict[NamedRow, dict[str, str]] = {}
     with engine.connect() as connection:
         for job in chosen:
-            try:
-                wanted = _wanted(connection, job, **selection)
-            except InvalidInput:  # of several jobs only some have this layer
-                if len(chosen) == 1:
-                    raise
-                continue
+            layers = selection["layers"]
+            if layers and len(chosen) > 1:
+                known = {layer.name for layer in jobs.layers_of(connection, job.id)}
+                layers = [name for name in layers if name in known]
+                if not layers:
+                    continue
+            wanted = _wanted(connection, job, **selection | {"layers": layers})
             if frames := jobs.frames_of(connection, job.id, **wanted):
                 found[job] = {frame.id: frame.name for frame in frames}
     if not found:

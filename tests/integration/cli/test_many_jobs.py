@@ -99,6 +99,13 @@ def test_jobs_without_such_frames_are_left_out(cli: Cli, jobs: dict[str, JobIds]
     assert "no frame of these 2 jobs that was named is DEAD" in none.err
 
 
+def test_of_several_jobs_each_has_the_layers_that_it_has(cli: Cli, jobs: dict[str, JobIds], build: Build) -> None:
+    build(lambda farm: farm.job([LayerSpec(name="encode")], name="show-sh030-bob_encode", show=jobs[COMP].show))
+    ran = cli("job", "retry", "--show", "show", "--layer", "render", "--layer", "encode", "--state", "ANY", "--yes")
+    assert (ran.status, ran.out.count(": 2 frames retried")) == (0, 3)
+    assert cli("job", "retry", COMP, "--layer", "encode").status == 1, "one job has to have it"
+
+
 def test_a_job_that_cannot_be_pending_again_stops_no_other(
     cli: Cli, jobs: dict[str, JobIds], build: Build, rows: Rows
 ) -> None:
