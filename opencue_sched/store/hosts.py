@@ -100,10 +100,17 @@ def fetch_groups(
     most: int | None = None,
 ) -> list[Host]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/shards.py); any ``most`` of them. One statement."""
+    seconds and in one of these buckets (domain/shards.py); any ``most`` of them, and fewer only where there are no
+    more. One statement, unless rows among so many make no sense."""
     wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
-    return _hosts(connection.execute(_OF_TAGS, {**parameters, "most": most}))
+    limit = most
+    while True:
+        rows = connection.execute(_OF_TAGS, {**parameters, "most": limit}).all()
+        hosts = _hosts(rows)
+        if most is None or limit is None or len(rows) < limit or len(hosts) >= most:
+            return hosts[:most]
+        limit = most + 2 * (limit - len(hosts))
 
 
 def fetch_buckets(

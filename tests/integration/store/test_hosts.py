@@ -155,6 +155,25 @@ def test_upstream_bug_lagging_subscription_columns_hide_no_host(engine: Engine) 
     assert [fetched.id for fetched in group] == [host.id]
 
 
+def test_as_many_hosts_are_read_as_were_asked_for_though_rows_of_others_make_no_sense(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        bad = [farm.host().id for _ in range(3)]
+        good = {farm.host().id for _ in range(7)}
+        connection.execute(
+            text("UPDATE host SET int_cores = 0, int_cores_idle = 0 WHERE pk_host = ANY(:h)"), {"h": bad}
+        )
+
+        found = [
+            {host.id for host in fetch_groups(connection, farm.facility(), ["general"], STALENESS, most=most)}
+            for most in (5, 7, 8)
+        ]
+
+    # Then fewer are found only where there are no more
+    assert [len(ids) for ids in found] == [5, 7, 7]
+    assert found[0] < found[1] == found[2] == good
+
+
 def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
