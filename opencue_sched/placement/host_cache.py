@@ -40,7 +40,8 @@ then: a twentieth of a core of PostgreSQL, whatever the size of farm and fleet."
 HOSTS_PER_REREAD = 500
 """Hosts read again in one query, about: a pass waits for the lock, and for Python's, no longer."""
 _FIRST_BUCKETS = 16
-"""Buckets read again at first: how many hosts they have says how many buckets to read together."""
+"""Buckets read again at first, and after some without a host: how many hosts they have says how many buckets to read
+together."""
 _MOST_GROWTH = 4
 """A portion has at most so many times as many buckets as the one before."""
 FIRST_READ_HOSTS = 5_000
@@ -108,6 +109,8 @@ class _Part:
     """When the next round takes all buckets, not only those that are the process's own to read."""
     left: list[int] = field(default_factory=list)
     """The buckets that the round under way has not read yet."""
+    round: int = 0
+    """The number of that round."""
     in_round: int = 0
     """How many buckets that round has in all."""
     at_once: bool = False
@@ -124,27 +127,34 @@ class _Part:
         """Begin a round of those buckets that are the process's own to read; of all when it is time to."""
         whole = now >= self.whole_at
         self.left, self.at_once = sorted(self.buckets if whole else self.buckets & own), False
-        self.in_round = len(self.left)
+        self.round, self.in_round = self.round + 1, len(self.left)
         if whole:
             self.whole_at = now + WHOLE_ROUND_SECONDS
 
     def begin_at_once(self, now: float) -> None:
         """Begin a round of all buckets that makes no pauses."""
         self.left, self.at_once, self.in_round = sorted(self.buckets), True, len(self.buckets)
+        self.round += 1
         self.due_at, self.whole_at = now, now + WHOLE_ROUND_SECONDS
 
-    def read(self, buckets: frozenset[int], hosts: int) -> float:
-        """These buckets, with so many hosts, were read; the seconds to the next portion."""
-        self.left = [bucket for bucket in self.left if bucket not in buckets]
+    def read(self, buckets: frozenset[int], hosts: int, of_round: int) -> float:
+        """These buckets, with so many hosts, were read for that round; the seconds to the next portion. A round that
+        began meanwhile reads them once more."""
+        if of_round == self.round:
+            self.left = [bucket for bucket in self.left if bucket not in buckets]
         of_bucket, most = hosts / len(buckets), len(ALL_BUCKETS)
-        wanted = max(1, min(most, int(HOSTS_PER_REREAD / of_bucket))) if hosts else most
+        wanted = max(1, min(most, int(HOSTS_PER_REREAD / of_bucket))) if hosts else _FIRST_BUCKETS
         in_haste = self.at_once or not self.sized
-        self.sized = self.sized or wanted <= _MOST_GROWTH * self.at_a_time
+        self.sized = self.sized or (hosts > 0 and wanted <= _MOST_GROWTH * self.at_a_time)
         self.at_a_time = min(_MOST_GROWTH * self.at_a_time, wanted)
         if in_haste and self.left:
             return 0.0
         round_seconds = max(REREAD_SECONDS, most * of_bucket / REREADS_PER_SECOND)
         return round_seconds if in_haste else round_seconds * len(buckets) / self.in_round
+
+    def failed(self) -> None:
+        """A portion could not be read: it may have been too much to read in time."""
+        self.at_a_time = max(1, self.at_a_time // _MOST_GROWTH)
 
 
 class Reread(NamedTuple):
@@ -306,16 +316,21 @@ class HostCache:
                 part.due_at = now + REREAD_SECONDS
                 return Reread((), 0.0)
             portion = frozenset(part.left[: part.at_a_time])
-            groups, at_once = list(part.groups.values()), part.at_once
+            groups, at_once, of_round = list(part.groups.values()), part.at_once, part.round
         with self._fetch_permits:
             read_at = self.instant()
-            hosts = self._fetch(part.facility_id, None, portion)
+            try:
+                hosts = self._fetch(part.facility_id, None, portion)
+            except Exception:
+                with self._lock:
+                    part.failed()
+                raise
         with self._lock:
             absent = [host for host in hosts if host.id not in self._shown]
             gone = _known(groups, portion) - {host.id for host in hosts}
             changed = self.apply(hosts, gone, read_at=read_at)
             appeared = {tuple(map(id, self._groups_of(host))): host for host in absent if host.id in self._shown}
-            pause = part.read(portion, len(hosts))
+            pause = part.read(portion, len(hosts), of_round)
             # One portion that was missed is made up for at once.
             part.due_at = max(part.due_at, self._clock() - pause) + pause
             return Reread(changed, 0.0, gone, tuple(appeared.values()), at_once)

@@ -242,7 +242,7 @@ class TestReadingAgain:
         assert [host.id for host in read_again(cache)] == ["h2"]
         assert idle_cores(cache, "h2") == 5
         assert read_again(cache) == []
-        assert 5 < cache.reread().pause <= 10
+        assert 0 < cache.reread().pause <= 10
 
     def test_new_hosts_are_taken_in_and_those_that_left_are_forgotten(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"))
@@ -279,6 +279,67 @@ class TestReadingAgain:
         queries = len(farm.queries)
         assert read_again(cache) == []
         assert len(farm.queries) == queries
+
+    def test_what_is_being_read_as_all_is_to_be_read_again_is_read_once_more(self, clock: Clock) -> None:
+        # Given a portion that is read as a host changes and nobody can say which
+        farm = Farm(make_host(cores=8))
+
+        def fetch(facility_id: str, tags: Sequence[str] | None, buckets: Collection[int]) -> Sequence[Host]:
+            read = farm.fetch(facility_id, tags, buckets)
+            if tags is None and read and farm.hosts["h1"].idle_cores == 8:
+                farm.book("h1", 3)
+                cache.expire()
+            return read
+
+        cache = HostCache(HostCacheSettings(), fetch, clock=clock)
+        cache.refresh("fac", ["general"])
+        clock.advance(10)
+        # When all is read that is to be read at once
+        read_again(cache)
+        # Then the portion was read again after the change
+        assert idle_cores(cache) == 5
+
+    def test_portions_without_a_host_stay_small(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 50)
+        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+        cache = make_cache(farm, clock)
+        for _ in range(20):
+            clock.advance(10)
+            read_again(cache)
+        # When all hosts are down for some rounds, and up again
+        hosts, farm.hosts = farm.hosts, {}
+        for _ in range(20):
+            clock.advance(10)
+            read_again(cache)
+        farm.hosts = hosts
+        farm.read_ids.clear()
+        for _ in range(20):
+            clock.advance(10)
+            read_again(cache)
+        # Then no query reads many of them
+        assert len(cache) == 400
+        assert max(map(len, farm.read_ids)) < 100
+
+    def test_a_portion_that_could_not_be_read_is_tried_again_with_fewer_buckets(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 200)
+        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+        cache = make_cache(farm, clock)
+        for _ in range(20):
+            clock.advance(10)
+            read_again(cache)
+        usual = max(map(len, farm.read_ids[-4:]))
+        farm.failure = ConnectionError("the query took too long")
+        clock.advance(10)
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                cache.reread()
+        farm.failure = None
+
+        cache.reread()
+
+        assert len(farm.read_ids[-1]) < usual / 4
 
     def test_a_large_farm_is_read_in_portions_over_a_longer_time_each_host_once(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch
