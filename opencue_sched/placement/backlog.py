@@ -140,7 +140,9 @@ class _Show:
             for entry in self.by_job.get(job_id, {}).values():
                 least = found.get(entry.place.tags)
                 found[entry.place.tags] = entry.need if least is None else _least_of(least, entry.need)
-            self.job_least[job_id] = found
+            # A plan may ask for a job that has gone meanwhile: nobody would forget it again.
+            if job_id in self.by_job:
+                self.job_least[job_id] = found
         return found
 
     def in_order(self, job_id: str) -> list[_Entry]:
@@ -150,7 +152,8 @@ class _Show:
             found = sorted(
                 self.by_job.get(job_id, {}).values(), key=lambda entry: (entry.layer.dispatch_order, entry.layer.id)
             )
-            self.job_orders[job_id] = found
+            if job_id in self.by_job:
+                self.job_orders[job_id] = found
         return found
 
     def forget_job(self, job_id: str) -> None:
@@ -171,6 +174,8 @@ class _Show:
         if shard not in self.draws:
             self.draws = {shard: VirtualTimes()}
         self.draws[shard].place = place
+        # Passes that had begun before a job left may have come to it since.
+        self.draws[shard].keep(self.by_job)
         return self.draws[shard]
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -81,20 +81,30 @@ class VirtualTimes:
     def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
         """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids. One that
         comes, or comes back, begins up to one turn after the show's time: nobody saves credit."""
-        for job_id in priorities.keys() - self._times.keys():
-            self._times[job_id] = self._first_time(job_id, priorities[job_id])
-        return [(self._times[job_id], job_id) for job_id in priorities]
+        times = []
+        for job_id, priority in priorities.items():
+            at = self._times.get(job_id)
+            if at is None:
+                at = self._times[job_id] = self._first_time(job_id, priority)
+            times.append((at, job_id))
+        return times
 
     def left(self, job_id: str) -> None:
         """Nothing of the job waits any more."""
         self._times.pop(job_id, None)
 
+    def keep(self, job_ids: Collection[str]) -> None:
+        """Forget the jobs that are not among these, where more are known than these are."""
+        if len(self._times) > len(job_ids):
+            for job_id in [known for known in list(self._times) if known not in job_ids]:
+                self.left(job_id)
+
     def served(self, job_id: str, cores: int, priority: int) -> float:
         """The job starts so many cores because it was drawn; its virtual time from now on."""
         at = self._times.get(job_id, self._now)
         self._now = max(self._now, at)
-        self._times[job_id] = at + cores / max(priority, 1)
-        return self._times[job_id]
+        self._times[job_id] = after = at + cores / max(priority, 1)
+        return after
 
     def count(self, cores: int, *, drawn: bool) -> None:
         """Count cores that the show starts here (negative: that came to nothing)."""

@@ -3,6 +3,7 @@ that waits is forgotten, and the order is that of the policy."""
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -312,6 +313,42 @@ class TestDoubts:
         known.read(waiting_layer("l1"))
         assert sorted(known.layers()) == ["l1", "l2"]
         assert known.backlog.bad("show") == []
+
+
+class TestGoneJobs:
+    def test_a_job_that_leaves_during_a_pass_has_saved_no_credit_when_it_comes_back(self) -> None:
+        # given a pass that still knows a job of which nothing waits any more
+        known, layer, away = Known(), waiting_layer("l1"), waiting_layer("l2")
+        known.read(layer, job=waiting_job("j1", priority=1))
+        known.read(away, job=waiting_job("j2", priority=1))
+        draw = known.work().draw
+        known.read(gone=("l2",))
+        draw.times({"j1": 1, "j2": 1})
+
+        # when the other is served for long, and then the job comes back
+        for _ in range(100):
+            known.work().draw.served("j1", 1, 1)
+        known.read(away, job=waiting_job("j2", priority=1))
+        ((back_at, _),) = known.work().draw.times({"j2": 1})
+
+        # then it begins where the other is
+        ((other_at, _),) = draw.times({"j1": 1})
+        assert abs(back_at - other_at) <= 2
+
+    def test_asking_for_jobs_that_have_gone_leaves_nothing_behind(self) -> None:
+        known = Known()
+        known.read(waiting_layer())
+        work = known.work()
+        tracemalloc.start()
+        try:
+            for number in range(2000):
+                assert not list(work.least_of_job(f"gone-{number}"))
+                assert not list(work.of_job(f"gone-{number}"))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert kept < 20 * 2000, "bytes: an entry for each of them is more"
 
 
 class TestTimes:
