@@ -21,6 +21,8 @@ def moment_of(words: str, now: datetime) -> datetime:
         moment = today.astimezone()
         return moment if moment > now else (today + timedelta(days=1)).astimezone()
     try:
-        return datetime.fromisoformat(typed).astimezone()
+        moment = datetime.fromisoformat(typed).astimezone()
+        moment + timedelta(days=2)  # in every zone the year has four digits, or nobody could read it again
+        return moment
     except (ValueError, OverflowError) as error:
         raise InvalidInput(f"{words[:60]!r} is no moment; write 18:00, 2026-12-24 18:00 or 2026-12-24") from error
