@@ -30,10 +30,10 @@ class HostFeed:
     """Cache and change log together. Thread-safe; the log is read by one thread at a time.
 
     Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
-    While ``rereading`` runs, they are read again in the background, each host by the process whose shard it is in,
-    which tells the others what changed; hosts that are not divided by each process that knows them. A pass waits for no
-    more than the first read of its hosts. ``found`` is called with the ids of hosts that the background found and for
-    which work may wait.
+    While ``rereading`` runs, they are read again in the background: those of the process's own shard, or that are not
+    divided, in rounds of ten seconds or more; those of another's shard, which few have and not for long, once a minute.
+    A pass waits for no more than the first read of its hosts. ``found`` is called with the ids of hosts that the
+    background found and for which work may wait.
     """
 
     def __init__(
@@ -78,19 +78,16 @@ class HostFeed:
 
     def reread(self) -> float:
         """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
-        own = self._own_buckets()
-        reread = self.cache.reread(own)
+        reread = self.cache.reread(self._own_buckets())
         if reread.appeared:
             self._found([host.id for host in reread.appeared])
-        if own != ALL_BUCKETS and not reread.at_once:
-            self.changed({host.id for host in reread.changed}.union(reread.gone))
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
         return reread.pause
 
     def _own_buckets(self) -> frozenset[int]:
-        """The buckets that this process reads again for the fleet: those of its shard; where the hosts are not divided,
+        """The buckets that this process reads again in each round: those of its shard; where the hosts are not divided,
         all that it knows, for messages about these go to one process and the others know none."""
         division = self.division()
         if not division:

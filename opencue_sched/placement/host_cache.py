@@ -32,8 +32,7 @@ REREAD_SECONDS = 10.0
 """Between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those whose
 news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
 WHOLE_ROUND_SECONDS = 60.0
-"""Between two rounds in which a process reads all hosts here again, not only those that are its own to read: what
-another process found may not have been heard."""
+"""Between two rounds in which a process reads all hosts here again, not only those that are its own to read."""
 REREADS_PER_SECOND = 1_000
 """Hosts that a fleet reads again in the background in a larger farm, where a round takes longer than REREAD_SECONDS
 then: a twentieth of a core of PostgreSQL, whatever the size of farm and fleet."""
@@ -164,12 +163,8 @@ class Reread(NamedTuple):
     """The hosts that were not as they were known."""
     pause: float
     """In how many seconds to call again."""
-    gone: Collection[str] = ()
-    """The ids of the hosts that cannot be booked any more."""
     appeared: Sequence[Host] = ()
     """Of the hosts that were not known to be bookable, one for each set of groups."""
-    at_once: bool = False
-    """Whether all hosts are being read, because nobody knows what changed."""
 
 
 class _Hold(NamedTuple):
@@ -302,8 +297,8 @@ class HostCache:
         """Read again the portion of the hosts whose turn it is, if it is time to. For a thread in the background.
         Errors as of refresh().
 
-        ``own`` are the buckets that no other process of the fleet reads. What others find comes by the change log; the
-        hosts here of buckets that are not own are read once in WHOLE_ROUND_SECONDS.
+        ``own`` are the buckets that are read in each round; the hosts here of others are read once in
+        WHOLE_ROUND_SECONDS.
         """
         with self._lock:
             now = self._clock()
@@ -316,7 +311,7 @@ class HostCache:
                 part.due_at = now + REREAD_SECONDS
                 return Reread((), 0.0)
             portion = frozenset(part.left[: part.at_a_time])
-            groups, at_once, of_round = list(part.groups.values()), part.at_once, part.round
+            groups, of_round = list(part.groups.values()), part.round
         with self._fetch_permits:
             read_at = self.instant()
             try:
@@ -333,7 +328,7 @@ class HostCache:
             pause = part.read(portion, len(hosts), of_round)
             # One portion that was missed is made up for at once.
             part.due_at = max(part.due_at, self._clock() - pause) + pause
-            return Reread(changed, 0.0, gone, tuple(appeared.values()), at_once)
+            return Reread(changed, 0.0, tuple(appeared.values()))
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
         """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.

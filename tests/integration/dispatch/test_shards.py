@@ -266,6 +266,26 @@ def test_a_farm_that_is_not_divided_is_read_again_by_the_one_worker_that_works_o
     assert working.cache.idle_cores([cluster]) == 0
 
 
+def test_what_a_worker_finds_of_its_own_shard_is_not_told_to_those_of_others(fleet: Fleet) -> None:
+    # Given a worker that knows the hosts of its shard
+    clock = Clock()
+    feed = feed_of(fleet, "one", clock=clock)
+    cluster = cluster_in(fleet, "one")
+    feed.refresh(cluster)
+    read_again(feed)
+    changes = HostChanges(fleet.here.client, "cue")
+    changes.publish(["another"], by="two")
+    cursor, _ = changes.since(None)
+    # When it reads them again and finds them changed
+    with fleet.here.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE host SET int_cores_idle = 0")
+    clock.advance(60)
+    read_again(feed)
+    # Then nobody else has to read them
+    assert feed.cache.idle_cores([cluster]) == 0
+    assert changes.since(cursor)[1] == frozenset()
+
+
 def test_a_pass_over_a_shard_books_on_its_hosts_alone(fleet: Fleet, engine: Engine) -> None:
     cluster = cluster_in(fleet, "one")
     runner = replace(fleet.here.runner, hosts=feed_of(fleet, "one"))
