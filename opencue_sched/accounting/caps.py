@@ -20,6 +20,7 @@ from opencue_sched.accounting.ledger import CapRow, Ledger, answering, id_calls
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.units import cap_cores
 from opencue_sched.store import accounting as store
+from opencue_sched.store.limit_types import reported_machines
 
 _SCAN_COUNT = 1000
 
@@ -94,7 +95,7 @@ def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], importe
 def _cap_rows(connection: Connection, kind: VertexKind, rows: Sequence[Row[Any]]) -> list[CapRow]:
     if kind is not VertexKind.LIMIT:
         return [_cap_row(kind, row) for row in rows]
-    reported = store.reported_machines(connection, [row[0] for row in rows if row.machines_are_reported])
+    reported = reported_machines(connection, [row[0] for row in rows if row.machines_are_reported])
     return [_limit_row(row, reported.get(row[0], set())) for row in rows]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.store.limit_types import NAME_ON_HOST, TERMS
+from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import countable
 
 # ruff: noqa: S608 - the statements are put together from constants of this module only
@@ -74,15 +74,6 @@ _LIMITS = f"""
            terms.counts_machines AND terms.is_reported AS machines_are_reported
       FROM limit_record {TERMS}
 """
-# The machines that hold limits as licence servers have said. One that is no host is named as it is.
-_REPORTED = text(
-    f"""
-    SELECT held.pk_limit_record AS limit_id, coalesce(host.pk_host, held.name) AS machine
-      FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name
-              FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
-      LEFT JOIN host ON {NAME_ON_HOST.format(name="host.str_name")} = held.name
-    """
-)
 _PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
 # Of each kind: the statement, which rows have one of the ids, and which belong to one of the shows.
 _CAPS = {
@@ -132,15 +123,6 @@ def fetch_caps(
         return connection.execute(_OF_SHOWS[kind], {**wanted, "shows": list(show_ids)}).all()
     pairs = {"first": [it[0] for it in ids], "second": [it[-1] for it in ids]}
     return connection.execute(_BY_ID[kind], {**wanted, **pairs}).all()
-
-
-def reported_machines(connection: Connection, limit_ids: Collection[str]) -> dict[str, set[str]]:
-    """The machines that hold these limits by the licence servers' reports: ids of hosts, and names of what is none. To
-    be asked of limits that were reported: an older schema has no reports."""
-    found: dict[str, set[str]] = {limit_id: set() for limit_id in limit_ids}
-    for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
-        found[row.limit_id].add(row.machine)
-    return found
 
 
 # The proc table as the ledger should mirror it: managed shows' procs with what they take and from whom.

@@ -7,6 +7,8 @@ machines where ``b_host_limit`` is true, of which V49 makes the type HOST.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import Connection, text
 
 MOST = "greatest(0, coalesce(limit_record.int_max_value, 0))"
@@ -46,6 +48,19 @@ NAME_ON_HOST = """
 """
 """A machine's name as hosts and licence servers have it in common: without case and domain; an address whole."""
 
+# The machines that hold limits as licence servers have said. One that is no host is named as it is.
+_REPORTED = text(
+    f"""
+    SELECT held.pk_limit_record AS limit_id, coalesce(host.pk_host, held.name) AS machine
+      FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name
+              FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
+      LEFT JOIN host ON {NAME_ON_HOST.format(name="host.str_name")} = held.name
+    """  # noqa: S608 - only our own constants
+)
+_REPORTED_LIMITS = text(
+    f"SELECT pk_limit_record FROM limit_record {TERMS} WHERE terms.counts_machines AND terms.is_reported"  # noqa: S608
+)
+
 _HAS_TYPES = text(
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record') AND attname = 'str_type'"
     " AND NOT attisdropped)"
@@ -57,3 +72,20 @@ def type_column(connection: Connection, limit_type: str) -> dict[str, object]:
     if connection.scalar(_HAS_TYPES):
         return {"str_type": limit_type}
     return {"b_host_limit": limit_type == "HOST"}
+
+
+def reported_machines(connection: Connection, limit_ids: Collection[str]) -> dict[str, set[str]]:
+    """The machines that hold these limits by the licence servers' reports: ids of hosts, and names of what is none. To
+    be asked of limits that were reported: an older schema has no reports."""
+    found: dict[str, set[str]] = {limit_id: set() for limit_id in limit_ids}
+    for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
+        found[row.limit_id].add(row.machine)
+    return found
+
+
+def every_reported_machine(connection: Connection) -> dict[str, list[str]]:
+    """The same of all limits that were reported, as parameters: each machine (``machines``) beside the limit that it
+    holds (``limits``)."""
+    found = reported_machines(connection, list(connection.execute(_REPORTED_LIMITS).scalars()))
+    pairs = [(limit_id, machine) for limit_id, machines in found.items() for machine in machines]
+    return {"limits": [limit_id for limit_id, _ in pairs], "machines": [machine for _, machine in pairs]}

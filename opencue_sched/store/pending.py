@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import INT_MAX
-from opencue_sched.store.limit_types import MOST, TERMS
+from opencue_sched.store.limit_types import MOST, TERMS, every_reported_machine
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
 
@@ -60,16 +60,18 @@ _SHARES = text(
 )
 
 # Limits (licences and the like): how many frames may run at once under a name, and how many do; or machines run such
-# frames. One that counts machines keeps no layer waiting by itself: those that hold it take more (counts_machines).
+# frames, or hold it by a licence server's report (limit_types.every_reported_machine). Of one that counts machines, -1
+# "machines" are any number, and nothing is left of that.
 #
 # Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
 # long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
 # in Cuebot, whose comparison with it is never true.
 _LIMIT_USE = f"""
-    SELECT l.*, GREATEST(0, l.max_value - l.running) AS "left"
+    SELECT l.*, CASE WHEN l.machines IS DISTINCT FROM -1
+                     THEN GREATEST(0, COALESCE(l.machines, l.max_value) - l.running) END AS "left"
     FROM (
         SELECT limit_record.pk_limit_record AS id, limit_record.str_name AS name, {MOST} AS max_value,
-               terms.counts_machines,
+               terms.counts_machines, terms.machines,
                CAST(COALESCE(CASE WHEN terms.counts_machines THEN u.machines ELSE u.running END, 0) AS bigint)
                    AS running
         FROM limit_record {TERMS}
@@ -84,6 +86,10 @@ _LIMIT_USE = f"""
                     GROUP BY pk_layer, pk_host
                 ) p
                 JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
+                UNION ALL
+                SELECT reported.pk_limit_record, NULL, reported.machine, 0
+                FROM unnest(CAST(:limits AS varchar[]), CAST(:machines AS varchar[]))
+                         AS reported(pk_limit_record, machine)
             ) once
             GROUP BY once.pk_limit_record
         ) u ON u.pk_limit_record = limit_record.pk_limit_record
@@ -101,7 +107,7 @@ _WAITING_WORK = f"""
         GROUP BY j.pk_folder
     ),
     full_limits AS MATERIALIZED (
-        SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0 AND (NOT counts_machines OR max_value = 0)
+        SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0
     )
     SELECT j.pk_facility, j.pk_show, j.str_os, {compared_tag("l.str_tags")} AS tags,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable,
@@ -141,9 +147,10 @@ def fetch_waiting_work(
     and ``why`` it waits the ``frames``, and of their ``layers`` the ids, the ``jobs`` and how many are ``waiting``.
 
     ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
-    too little headroom for one of them, else behind.
+    too little headroom for one of them, else behind. Under a limit that is held by as many machines as may, those that
+    hold it take more all the same: passes look at such layers.
     """
-    parameters = {"facilities": facilities, "gpus": gpus}
+    parameters = {"facilities": facilities, "gpus": gpus, **every_reported_machine(connection)}
     return connection.execute(with_start_after(_WAITING_WORK, facts.has_start_after), parameters).all()
 
 
@@ -232,10 +239,11 @@ def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bo
 
 
 def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id, in one statement: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under
-    it, of managed and unmanaged shows alike, and how many more may run (``left``). Of one that ``counts_machines``
-    these are machines; as long as any has it, a layer need not wait for it."""
-    return {row.id: row for row in connection.execute(_LIMITS)}
+    """Every limit by id: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under it, of managed and
+    unmanaged shows alike, and how many more may run (``left``). Of one that ``counts_machines`` these are machines that
+    run such procs or hold it by a report, ``machines`` may hold it (-1: any number, and ``left`` is None), and as long
+    as any does, a layer need not wait for it."""
+    return {row.id: row for row in connection.execute(_LIMITS, every_reported_machine(connection))}
 
 
 _LIMIT_CAPS = text(

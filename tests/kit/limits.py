@@ -33,3 +33,14 @@ def list_twice(connection: Connection, layer_id: str) -> None:
         ),
         {"layer": layer_id},
     )
+
+
+def report_held(connection: Connection, limit_id: str, *names: str) -> None:
+    """As if a licence server had said that these machines hold a limit (since V49)."""
+    connection.execute(
+        text(
+            "INSERT INTO limit_host (pk_limit_host, pk_limit_record, str_host_name, str_reported_name)"
+            " SELECT gen_random_uuid()::text, :limit, name, name FROM unnest(CAST(:names AS varchar[])) AS name"
+        ),
+        {"limit": limit_id, "names": list(names)},
+    )

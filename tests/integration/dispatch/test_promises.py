@@ -16,6 +16,7 @@ from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, live_use
+from tests.kit.limits import has_types, report_held, set_type
 from tests.kit.promised import WideFarm, with_queue
 
 
@@ -66,6 +67,39 @@ def test_demand_that_a_cap_keeps_waiting_owes_no_more_and_loses_its_host(farm: W
     farm.keep()
     assert farm.debt() == before
     assert not farm.holds()
+
+
+@pytest.mark.parametrize(
+    ("most", "terms", "owes"),
+    [
+        (4, "", False),
+        (5, "", True),
+        (9, "int_soft_value = 4", False),
+        (4, "str_enforcement = 'ADVISORY'", True),
+        (5, "ts_reported = now()", False),
+        (5, "ts_reported = now() - interval '1 hour', int_report_ttl = 60", True),
+    ],
+)
+def test_no_host_drains_for_a_layer_that_can_get_no_seat(farm: WideFarm, most: int, terms: str, owes: bool) -> None:
+    # Given a limit that all four hosts hold, and by a licence server's report an artist's machine
+    with farm.engine.begin() as connection:
+        if terms and not has_types(connection):
+            pytest.skip("no such terms before V49")
+        limit = Farm(connection).limit("houdini", most)
+        set_type(connection, limit, "HOST")
+        if terms:
+            connection.execute(text(f"UPDATE limit_record SET {terms}"))  # noqa: S608 - our own constants
+            report_held(connection, limit, "artist7")
+    farm.execute(
+        "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES ('n', :narrow, :limit),"
+        " ('w', :wide, :limit)",
+        narrow=farm.narrow,
+        wide=farm.wide,
+        limit=limit,
+    )
+    # when the wide layer under it has waited for long, then a host drains for it only where one more may hold it
+    farm.asks()
+    assert bool(farm.holds()) == owes
 
 
 def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_time(farm: WideFarm) -> None:
