@@ -7,12 +7,15 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import load_caps
 from opencue_sched.dispatch.headroom import gpu_demands, read_snapshot
 from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.quarantine import quarantine_jobs
+from tests.kit.limits import set_type
 from tests.kit.passes import Passes, passes
 
 
@@ -78,6 +81,24 @@ def test_demand_that_cannot_run_is_no_demand(here: Passes, engine: Engine, chang
     with engine.begin() as connection:
         connection.execute(text(change))
 
+    assert demands(here) == []
+
+
+def test_frames_that_can_get_no_seat_are_no_demand(here: Passes, engine: Engine) -> None:
+    # given a limit of which a machine without GPUs holds one, and frames under it that wait for GPUs
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 2)
+        set_type(connection, limit, "HOST")
+        job = farm.job([LayerSpec(frames=1, limits=[limit]), LayerSpec(frames=2, gpus=1, limits=[limit])])
+        farm.run(job.layers[0].frames, farm.host())
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+    assert [demand.frames for demand in demands(here)] == [2]
+
+    # when no other machine may hold it, then nothing is kept for them
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_max_value = 1"))
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
     assert demands(here) == []
 
 
