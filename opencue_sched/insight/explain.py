@@ -145,7 +145,7 @@ def explain_job(
         newest = most_telling(verdicts.get(layer.id, ()))
         if layer.waiting:
             reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
-            full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
+            full = (limits[name] for name in layer.limits if name in limits and limits[name].left == 0)
             reasons += [WaitReason(Verdict.OVER_LIMIT, _full_limit(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
             if newest is None or now - newest.at > BELIEVED_SECONDS:
@@ -345,7 +345,7 @@ def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
 def _full_limit(limit: Row[Any]) -> str:
     """What a limit of which nothing is left says to a layer."""
     if limit.counts_machines:
-        held = f"limit {limit.name} is full ({limit.running} of {limit.max_value} machines hold it)"
+        held = f"limit {limit.name} is full ({limit.running} of {limit.machines} machines hold it)"
         return f"{held}: only those that hold it start more of its frames"
     return f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)"
 

@@ -27,6 +27,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.worker.membership import Membership
 from tests.kit.command import Cli
+from tests.kit.limits import has_types, report_held, set_type
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -207,6 +208,41 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
     assert cli("explain", "limited").out == (
         "render (2 waiting, 1 running): limit arnold is full (1 of 1 frames run)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("terms", "reported", "full", "left"),
+    [
+        ("int_max_value = 1", (), "1 of 1", ["0"]),
+        ("int_max_value = 9, int_soft_value = 1", (), "1 of 1", ["0"]),
+        ("int_max_value = 2, ts_reported = now()", ("artist7",), "2 of 2", ["0"]),
+        ("int_max_value = 2", (), None, ["1"]),
+        ("int_max_value = 1, str_enforcement = 'ADVISORY'", (), None, []),
+        ("int_max_value = 1, str_enforcement = 'DISABLED'", (), None, []),
+        ("int_max_value = 1, ts_reported = now() - interval '1 hour', int_report_ttl = 60", ("artist7",), None, []),
+    ],
+)
+def test_a_limit_that_as_many_machines_hold_as_may(
+    cli: Cli, work: Work, build: Build, terms: str, reported: tuple[str, ...], full: str | None, left: list[str]
+) -> None:
+    # given a limit that a host holds, and perhaps an artist's machine
+    def make(farm: Farm) -> None:
+        if terms.count("=") > 1 and not has_types(farm.connection):
+            pytest.skip("no such terms before V49")
+        houdini = farm.limit("houdini", 9)
+        set_type(farm.connection, houdini, "HOST")
+        farm.connection.execute(text(f"UPDATE limit_record SET {terms}"))  # noqa: S608 - our own constants
+        if reported:
+            report_held(farm.connection, houdini, *reported)
+        job = farm.job([LayerSpec(name="render", frames=3, limits=[houdini])], show=work.show, name="limited")
+        farm.run(job.frames[:1], farm.host())
+
+    build(make)
+    # then it is said to be full where no other may, and to have room, as it is listed, where another may
+    said, (_, row) = cli("explain", "limited").out, cli("limit", "list").words
+    only = f"limit houdini is full ({full} machines hold it): only those that hold it start more of its frames"
+    assert only in said if full else "limit houdini" not in said
+    assert row[3:] == [*left, "machines"]
 
 
 def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
