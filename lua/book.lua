@@ -65,12 +65,14 @@ if not refused and limits ~= '' then
       end
       local most, holding = tonumber(read[4]), 'acct:machines:' .. limit
       local others = holding .. ':others'
-      if checked and most >= 0
-        and call('SISMEMBER', holding, machine) == 0 and call('SISMEMBER', others, machine) == 0 then
+      -- Who holds it is said by the counter: a worker of the release before takes no machine out of the set.
+      if checked and most >= 0 and call('SISMEMBER', others, machine) == 0
+        and (machine == '' or tonumber(call('HGET', key .. '@' .. machine, 'int_running') or 0) <= 0) then
         local unknown = (read[1] or 0) - (call('HGET', key .. '@', 'int_running') or 0)
         local use = call('SCARD', holding) + call('SCARD', others) + math.max(0, unknown)
-        -- A machine that holds it by both is one. To know them takes longer than to count, and matters only here.
-        use = use < most and use or use - #call('SINTER', holding, others)
+        -- A machine that holds it by both is one, and this one, left in the set, is no other. To know them takes longer
+        -- than to count, and matters only here.
+        use = use < most and use or use - #call('SINTER', holding, others) - call('SISMEMBER', holding, machine)
         refused = use >= most and {0, 'limit', tostring(use), read[4]}
       end
     elseif checked and not read[2] then

@@ -182,30 +182,43 @@ class Ledger:
         }
 
     def seats(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Seats]:
-        """Who holds limits that count machines, and how many more may: one round trip, whatever their number.
+        """Who holds limits that count machines, and how many more may: two round trips, whatever their number.
         ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
 
         Not at one instant: the script that books decides. A limit whose report has grown too old since its caps were
-        loaded is open: nobody announces that, and who books loads them again.
+        loaded is open: nobody announces that, and who books loads them again. A machine whose last frames a worker of
+        the release before has released counts until a recompute, but does not hold the limit.
         """
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limits:
-                pipe.sunion([keys.MACHINES_PREFIX + limit_id, keys.other_machines(limit_id)])
+                pipe.smembers(keys.MACHINES_PREFIX + limit_id)
+                pipe.smembers(keys.other_machines(limit_id))
                 pipe.hmget(keys.limit(limit_id), "int_machines", "int_running", "opens_at")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
             pipe.time()
             *found_of, now = pipe.execute(raise_on_error=False)
+            listed = [
+                (limit_id, machine)
+                for limit_id, machines in zip(limits, found_of[::4], strict=True)
+                if isinstance(machines, set)
+                for machine in machines
+            ]
+            for limit_id, machine in listed:
+                pipe.hget(keys.limit(f"{limit_id}@{machine}"), "int_running")
+            frames_on = dict(zip(listed, pipe.execute(raise_on_error=False), strict=True))
         answers = iter(found_of)
         found = {}
         for (limit_id, (most, name)), answer in zip(
-            limits.items(), zip(answers, answers, answers, strict=True), strict=True
+            limits.items(), zip(answers, answers, answers, answers, strict=True), strict=True
         ):
             with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
-                machines, (stored, frames, opens_at), known = answer
+                machines, others, (stored, frames, opens_at), known = answer
                 most = int(stored) if stored else most
                 most = -1 if opens_at and int(opens_at) < int(now[0]) else most
-                use = len(machines) + max(0, int(frames or 0) - int(known or 0))
-                found[limit_id] = Seats(frozenset(machines), math.inf if most < 0 else max(0, most - use), name)
+                use = len(machines | others) + max(0, int(frames or 0) - int(known or 0))
+                holders = {machine for machine in machines if int(frames_on[limit_id, machine] or 0) > 0}
+                left = math.inf if most < 0 else max(0, most - use)
+                found[limit_id] = Seats(frozenset(holders | others), left, name)
         return found
 
     def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:

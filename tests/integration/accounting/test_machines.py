@@ -21,7 +21,7 @@ from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.keys import Booking, EntryState
-from opencue_sched.accounting.ledger import Change, book_call, id_calls
+from opencue_sched.accounting.ledger import Change, book_call, id_calls, reconcile_calls
 from opencue_sched.accounting.recompute import follow_layers
 from opencue_sched.clients import lua_scripts
 from opencue_sched.domain.caps import Vertices
@@ -244,6 +244,38 @@ class TestARollingUpgrade:
         assert self.old_book(store, on("", proc_id="a"))
         # r1 and the one that nobody knows: one seat is left
         assert book(store, on("r2"), on("r3")) == [True, False]
+
+    def test_a_machine_whose_last_frame_they_released_holds_no_more(self, store: Store) -> None:
+        store.seats("nuke", 2)
+        store.caps(keys.limit("nuke"), int_max_value=2, int_foreign=0)
+        ours = [on("r1"), on("r2")]
+        book(store, *ours)
+        # given r1 left among the machines by a worker that books a frame elsewhere
+        self.old_release(store, ours[0].proc_id)
+        assert self.old_book(store, on("", proc_id="a"))
+        # then r1 would be a third one, for the planner too
+        assert store.ledger.seats({"nuke": (2, "nuke")})["nuke"].holding == {"r2"}
+        assert book(store, on("r1"), on("r2")) == [False, True]
+
+    def test_machines_that_their_recompute_takes_from_the_entries_hold_no_more(self, store: Store) -> None:
+        store.seats("nuke", 2)
+        store.caps(keys.limit("nuke"), int_max_value=2, int_foreign=0)
+        ours = [on("r1"), on("r2")]
+        book(store, *ours)
+        # given entries that list the limit alone, as the release before reads them from the proc table
+        changes = [
+            Change(it.proc_id, it.changed_seq, it.entry.partition(",")[0], EntryState.CONFIRMED)
+            for it in store.ledger.records()
+        ]
+        for call in reconcile_calls(store.ledger.epoch().text, changes, "old"):
+            self.run(store, call)
+        assert (store.machines("nuke"), store.running("nuke"), store.running("nuke@")) == ({"r1", "r2"}, 2, 0)
+        # when these end, and two are booked on other machines
+        self.old_release(store, *(it.proc_id for it in ours))
+        assert [self.old_book(store, on("", proc_id=name)) for name in ("a", "b")] == [True, True]
+        # then no seat is left
+        assert book(store, on("r1"), on("r2")) == [False, False]
+        assert store.ledger.seats({"nuke": (2, "nuke")})["nuke"].holding == set()
 
 
 BOOKED = {"evalsha": 1, "mget": 1, "time": 1, "sismember": 1, "incr": 1, "hsetnx": 1, "hmget": 6, "hincrby": 5}
@@ -569,7 +601,9 @@ def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, st
     ("script", "ours", "mistake"),
     [
         ("book", "use >= most and", "use > most and"),
-        ("book", "SISMEMBER', holding, machine) == 0 and ", "SISMEMBER', holding, machine) == 0 or "),
+        ("book", "call('SISMEMBER', others, machine) == 0", "true"),
+        ("book", "machine == '' or ", ""),
+        ("book", "'int_running') or 0) <= 0)", "'int_running') or 0) <= 1)"),
         ("book", "- #call('SINTER', holding, others)", ""),
         ("book", "+ math.max(0, unknown)", ""),
         ("book", "+ call('SCARD', others)", ""),
