@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
@@ -14,6 +14,9 @@ from opencue_sched.domain.names import counted
 from opencue_sched.domain.plans import Snapshot, Waiting
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Refusal
+
+Where = tuple[Collection[str] | None, Callable[[Host], float] | None]
+"""Ids of hosts, None for all, and by what one of them is chosen, the lowest first, None for the strategy's order."""
 
 
 def _frames_left_out(need: Reservation, waiting: int, host: Host) -> float:
@@ -92,31 +95,44 @@ class PlanHeadroom:
             left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
         return min(left, default=math.inf)
 
-    def seats_taken(self, layer: Layer, host_id: str | None = None) -> Refusal | None:
+    def seats_taken(self, layer: Layer) -> Refusal | None:
         """The limit that counts machines whose seats are all taken, so that only hosts that hold it take more frames of
-        the layer; with ``host_id`` only a limit that this host does not hold."""
-        for limit_id in layer.limit_ids if self._seats_left else ():
-            if self._seats_left.get(limit_id, 1) < 1 and host_id not in self._holding[limit_id]:
-                name, held = self._snapshot.seats[limit_id].name or limit_id, len(self._holding[limit_id])
-                detail = (
-                    f"limit {name} is held by {counted(held, 'machine')}, as many as may, and none takes this frame"
-                )
-                return Refusal(Verdict.OVER_LIMIT, detail)
+        the layer."""
+        for limit_id in self._without_seats(layer):
+            name, held = self._snapshot.seats[limit_id].name or limit_id, len(self._holding[limit_id])
+            detail = f"limit {name} is held by {counted(held, 'machine')}, as many as may, and none takes this frame"
+            return Refusal(Verdict.OVER_LIMIT, detail)
         return None
+
+    def gets_no_seat(self, layer: Layer, host_id: str) -> bool:
+        """Whether the host does not hold such a limit. Asked for each host."""
+        return bool(self._seats_left) and any(
+            host_id not in self._holding[limit_id] for limit_id in self._without_seats(layer)
+        )
+
+    def _without_seats(self, layer: Layer) -> Sequence[str]:
+        if not self._seats_left:
+            return ()
+        return [limit_id for limit_id in layer.limit_ids if self._seats_left.get(limit_id, 1) < 1]
 
     def seat_limits(self, layer: Layer) -> tuple[str, ...]:
         """The limits of the layer that count machines."""
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
-    def where_seats_serve(
-        self, layer: Layer, need: Reservation, waiting: int
-    ) -> tuple[Collection[str], Callable[[Host], float] | None]:
-        """Of a layer under limits that count machines: those that hold all of these, and by what any other host is
-        chosen, which takes a new seat: how many of the waiting frames it leaves out. Of another layer nothing."""
+    def where_seats_serve(self, layer: Layer, need: Reservation, waiting: int) -> Iterator[Where]:
+        """Where hosts for frames of the layer are looked for, one after the other. Under limits that count machines:
+        among those that hold all of these; then, for a new seat, among any, or those that hold each limit without
+        seats, by how many of the waiting frames a host leaves out."""
         held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
         if not held:
-            return (), None
-        return set.intersection(*held), partial(_frames_left_out, need, waiting)
+            yield None, None
+            return
+        holding = set.intersection(*held)
+        yield holding, None
+        full = [self._holding[limit_id] for limit_id in self._without_seats(layer)]
+        others = set.intersection(*full) - holding if full else None
+        if others is None or others:
+            yield others, partial(_frames_left_out, need, waiting)
 
     def take(self, vertices: Vertices, taken: Reservation, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""

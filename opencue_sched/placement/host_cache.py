@@ -426,12 +426,12 @@ class HostCache:
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
         known_to: str | None = None,
-        first: Collection[str] = (),
+        only: Collection[str] | None = None,
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
-        ``allocs`` leaves out the hosts of other allocations without looking at them. Before all others come the hosts
-        ``first`` (ids), then those that run or ran the layer ``known_to``, wherever in the strategy's order they are.
+        ``allocs`` leaves out the hosts of other allocations without looking at them, ``only`` (ids) all other hosts.
+        Before all others come those that run or ran the layer ``known_to``, wherever in the strategy's order they are.
         ``score`` replaces that order, of the others, by the lowest score among the first SCORED_CANDIDATES accepted
         hosts (of equal ones the first).
         """
@@ -442,12 +442,12 @@ class HostCache:
                 for alloc_id, index in group.by_alloc.items()
                 if allocs is None or alloc_id in allocs
             ]
-            for host in filter(accept, self._among(first, indexes, need, strategy)) if first else ():
-                return host
-            if known_to is not None:
+            if only is None and known_to is not None:
                 for host in filter(accept, self._known(known_to, indexes, need, strategy)):
                     return host
-            if len(indexes) == 1:
+            if only is not None:
+                accepted = filter(accept, self._among(only, indexes, need, strategy))
+            elif len(indexes) == 1:
                 ranked = indexes[0].ranked(need, strategy)
                 accepted = filter(accept, (host for _, host in ranked))
             else:

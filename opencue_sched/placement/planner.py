@@ -26,7 +26,7 @@ from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
 from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
-from opencue_sched.placement.headroom import PlanHeadroom
+from opencue_sched.placement.headroom import PlanHeadroom, Where
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.plan_state import LayerState, Plan, Reach, ShowState
 from opencue_sched.placement.policies import Refusal, Score
@@ -564,13 +564,16 @@ class Planner:
         all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
-        host = None if any(map(need.covers, none_apart)) else self._find(state, apart=True)
-        if host is None:
-            if state.refused is None:
-                none_apart.append(need)
-            host = self._find(state, apart=False)
-        if host is not None:
-            return host
+        for where in self.headroom.where_seats_serve(state.layer, need, state.waiting):
+            anywhere = where[0] is None
+            in_vain = anywhere and any(map(need.covers, none_apart))
+            host = None if in_vain else self._find(state, where, apart=True)
+            if host is None:
+                if anywhere and state.refused is None:
+                    none_apart.append(need)
+                host = self._find(state, where, apart=False)
+            if host is not None:
+                return host
         state.plan.cache_misses += 1
         if not state.asked:
             reach.nothing_idle.append(need)
@@ -601,11 +604,11 @@ class Planner:
             if all(other is not None and other.closed for other in reaches):
                 show.rest = None
 
-    def _find(self, state: LayerState, *, apart: bool) -> Host | None:
-        """The first host that takes the layer's next frame. With ``apart`` none from which another plan of this process
-        takes: its commit would meet ours there, and wait."""
+    def _find(self, state: LayerState, where: Where, *, apart: bool) -> Host | None:
+        """The first host there that takes the layer's next frame. With ``apart`` none from which another plan of this
+        process takes: its commit would meet ours there, and wait."""
         queue, score = self.policy.queue, self.policy.score
-        holding, fewest_left_out = self.headroom.where_seats_serve(state.layer, state.search.need, state.waiting)
+        only, seat_score = where
         return self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
@@ -614,9 +617,9 @@ class Planner:
             partial(self._accepts, state, apart),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=partial(self._cost, state, score) if score else fewest_left_out,
+            score=partial(self._cost, state, score) if score else seat_score,
             known_to=state.layer.id if queue.locality else None,
-            first=holding,
+            only=only,
         )
 
     def _reserve(self, state: LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
@@ -642,7 +645,7 @@ class Planner:
         """Whether the next frame of the layer can go to the host as it is."""
         if apart and host.id not in self._used and self.pool.being_booked(host.id):
             return False
-        if self.headroom.seats_taken(state.layer, host.id):
+        if self.headroom.gets_no_seat(state.layer, host.id):
             return False
         state.asked = True
         answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.caps import Caps, Headroom
+from opencue_sched.domain.caps import Caps, Headroom, Seats
 from opencue_sched.domain.frame_needs import Rules
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.jobs import Job, Layer
@@ -733,6 +733,41 @@ class TestPlansUnderWay:
 
         assert set(used[:4]) == {"h2", "h3"}
         assert used[4:] == ["tight"]
+
+    def test_a_machine_that_holds_the_limit_comes_before_a_new_seat_also_in_another_plans_hands(self) -> None:
+        # given a limit that one more machine may hold, and the one that does in another plan's hands
+        pool = self.Busy([make_host("holder", cores=4), make_host("h2", cores=4)])
+        pool.others = frozenset({"holder"})
+        job = make_job(layers=[make_layer(frames=6, cores=2, limit_ids=("nuke",))])
+        seats = {"nuke": Seats(frozenset({"holder"}), 1)}
+
+        used = [proc.host.id for proc in plan(make_snapshot(job, seats=seats), pool).procs]
+
+        assert used == ["holder"] * 2 + ["h2"] * 2
+
+    def test_under_a_limit_without_seats_no_host_is_looked_at_that_does_not_hold_it(self) -> None:
+        # given a hundred idle hosts, of which two hold one limit, that is full, and one of these another, that is not
+        looked_at = []
+
+        class Watched(FrozenPool):
+            def being_booked(self, host_id: str) -> bool:
+                looked_at.append(host_id)
+                return super().being_booked(host_id)
+
+        hosts = [make_host(f"h{number}", cores=2) for number in range(100)]
+        seats = {"full": Seats(frozenset({"h7", "h8", "artist"}), 0), "open": Seats(frozenset({"h8"}), 5)}
+        layers = [
+            make_layer("l1", frames=3, limit_ids=("full", "open")),
+            make_layer("wide", cores=3, limit_ids=("full",)),
+            make_layer("l2", frames=3, limit_ids=("full",)),
+        ]
+
+        # when its layers are planned, then on those two alone, that which holds both first, and they say why they wait
+        planned = plan(make_snapshot(make_job(layers=layers), seats=seats), Watched(hosts))
+
+        assert placed(planned) == [("l1-f1", "h8"), ("l1-f2", "h8"), ("l1-f3", "h7"), ("l2-f1", "h7")]
+        assert set(looked_at) == {"h7", "h8"}
+        assert {verdict.verdict for verdict in planned.verdicts[1:]} == {Verdict.OVER_LIMIT}
 
     def test_a_layer_without_a_host_does_not_mix_plans(self) -> None:
         # given a layer that no host can take, before one that any can
