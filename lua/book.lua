@@ -112,7 +112,7 @@ end
 if limits ~= '' then
   for limit in string.gmatch(ARGV[13], '[^,]+') do add('acct:limit:' .. limit, 'int_running', '1') end
   -- A machine comes with its first frame: as add_frames() of includes/machines does.
-  for limit, machine in string.gmatch(ARGV[13], '([^,@]+)@([^,]+)') do call('SADD', 'acct:machines:' .. limit, machine) end
+  for limit, machine in string.gmatch(ARGV[13], '([^,@]+)@([^,]+)') do try('SADD', 'acct:machines:' .. limit, machine) end
 end
 if AUDITING then call('RPUSH', AUDIT_LOG, seq .. '|+|' .. id .. '|' .. table.concat(ARGV, '|', 5)) end
 return under and {1, seq, unpack(under)} or {1, seq}

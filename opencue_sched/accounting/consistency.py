@@ -32,6 +32,7 @@ _SCAN_COUNT = 1000
 _LOG_PAGE = 1000
 _CALLS_PER_ROUND_TRIP = 8
 _KEYS_PER_ROUND_TRIP = 2000
+_NO_MACHINE = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,10 @@ def check_machines(ledger: Ledger, epoch: Epoch, vertices: Iterable[str], *, hea
     with answering(ledger.client), ledger.client.pipeline(transaction=False) as pipe:
         for limit_id in limits:
             pipe.smembers(keys.MACHINES_PREFIX + limit_id)
-        for limit_id, machines in zip(limits, pipe.execute(), strict=True):
-            pairs |= {(limit_id, machine) for machine in machines}
+        answers = pipe.execute(raise_on_error=False)
+    for limit_id, machines in zip(limits, answers, strict=True):
+        # Of what is no set the script says so at any machine.
+        pairs |= {(limit_id, machine) for machine in (machines if isinstance(machines, set) else {_NO_MACHINE})}
     wrong: list[str] = []
     for part in chunks(sorted(pairs), _KEYS_PER_ROUND_TRIP):
         calls = machines_calls(epoch.text, part, heal=heal)
