@@ -29,10 +29,20 @@ _OF_MAXIMA = (
 )
 # Columns are found, not named: a Cuebot before V49 has not all of them, and may get them any day.
 _UNREAD = "{str_name, str_report_source, int_exit_status, int_delay_minutes, b_auto_tag}"
-_OF_ALL = (
-    f"SELECT pk_limit_record, to_jsonb(after) - CAST('{_UNREAD}' AS text[]) FROM after\n"
-    f"                  EXCEPT SELECT pk_limit_record, to_jsonb(before) - CAST('{_UNREAD}' AS text[]) FROM before"
-)
+# A limit of frames is its maximum, whatever is reported of it: a report of it is nothing to wait for.
+_UNREAD_OF_FRAMES = "{ts_reported, int_report_ttl, int_soft_value, str_enforcement}"
+
+
+def _read(row: str) -> str:
+    """What decides of a limit's row how it counts."""
+    return (
+        f"SELECT pk_limit_record, to_jsonb({row}) - CAST('{_UNREAD}' AS text[]) - CASE\n"
+        f"                  WHEN to_jsonb({row}) ->> 'str_type' = 'FRAME'\n"
+        f"                  THEN CAST('{_UNREAD_OF_FRAMES}' AS text[]) ELSE CAST('{{}}' AS text[]) END FROM {row}"
+    )
+
+
+_OF_ALL = f"{_read('after')}\n                  EXCEPT {_read('before')}"
 
 _LIKE_V49 = """
 ALTER TABLE limit_record

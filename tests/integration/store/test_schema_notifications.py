@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store.schema import check_schema
+from tests.kit.limits import has_types
 from tests.kit.notifications import Listener
 
 _CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work", "opencue_sched_handed_back")
@@ -131,6 +132,28 @@ def test_only_a_cap_that_changed_is_told(engine: Engine, listener: Listener) -> 
         with engine.begin() as connection:
             connection.execute(text(statement), ids)
         assert _vertices(listener.heard(engine)) == [vertex], statement
+
+
+def test_what_is_reported_of_a_limit_of_frames_is_not_told_and_of_one_of_machines_it_is(
+    engine: Engine, listener: Listener
+) -> None:
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        limit = Farm(connection).limit("nuke", 3)
+    reported = ("ts_reported = now()", "int_report_ttl = 5", "int_soft_value = 1", "str_enforcement = 'ADVISORY'")
+
+    def told(change: str) -> list[str]:
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE limit_record SET {change}"))  # noqa: S608
+        return _vertices(listener.heard(engine))
+
+    listener.heard(engine)
+    assert [told(change) for change in reported] == [[]] * 4
+    assert told("str_type = 'HOST'") == [f"limit:{limit}"]
+    assert told("ts_reported = now(), int_report_ttl = 6") == [f"limit:{limit}"]
+    assert told("str_type = 'FRAME'") == [f"limit:{limit}"]
+    assert told("int_max_value = 4") == [f"limit:{limit}"]
 
 
 def test_new_subscriptions_folders_jobs_and_limits_are_told(engine: Engine, listener: Listener) -> None:
