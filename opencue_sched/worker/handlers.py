@@ -67,12 +67,15 @@ class Handlers:
         capped = [f"acct:{vertex}" for vertex in vertices if not vertex.startswith("bound:")]
         if capped:
             load_caps(self._engine, self._ledger, capped)
-        layers = {*ids["bound"], *self._ledger_lacks_machines(ids["limit"])}
-        if layers:
-            follow_layers(self._engine, self._ledger, layers)
         if ids["folder"] or ids["job"] or ids["limit"]:
             shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
-        self._waker.note(shows=shows)
+        try:
+            layers = {*ids["bound"], *self._ledger_lacks_machines(ids["limit"])}
+            if layers:
+                follow_layers(self._engine, self._ledger, layers)
+        finally:
+            # A recompute follows what was not followed here.
+            self._waker.note(shows=shows)
 
     def _ledger_lacks_machines(self, limit_ids: Sequence[str]) -> list[str]:
         """The layers with running frames under limits that count machines now, and did not when these started."""
