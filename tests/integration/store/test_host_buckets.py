@@ -43,11 +43,14 @@ def copy_host(connection: Connection, host_id: str, copies: int) -> None:
 def farm(engine: Engine) -> str:
     """The facility of a hundred thousand hosts, as PostgreSQL knows them."""
     with engine.begin() as connection:
+        connection.execute(text("SET LOCAL statement_timeout = 0"))  # a busy machine takes its time to write so many
         farm = Farm(connection)
         copy_host(connection, farm.host(hostname_tag=False).id, HOSTS - 1)
         facility = farm.facility()
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SET statement_timeout = 0"))
         connection.execute(text("VACUUM ANALYZE"))
+        connection.execute(text("RESET statement_timeout"))
     return facility
 
 
