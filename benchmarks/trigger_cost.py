@@ -19,7 +19,7 @@ from benchmarks.figures import Spread
 from benchmarks.recompute_cost import seed_farm
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ExitStatus
 from opencue_sched.embedded.farms.farm import Farm
@@ -220,7 +220,7 @@ def _plan(connection: Connection, facts: SchemaFacts, job_id: str, host_ids: Seq
         for frame in frames[layer.id]:
             host = next(hosts)
             ids = (job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
-            taken = Reservation(1, 1024 * 1024, 0, 0)
+            taken = Resources(1, 1024 * 1024, 0, 0)
             plan.append(PlannedProc(str(uuid.uuid4()), job, layer, frame, host, taken, Vertices(*ids)))
     return plan
 

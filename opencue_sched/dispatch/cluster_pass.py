@@ -362,7 +362,7 @@ class _Pass:
                 planner.take_back(over, again=True)
                 self._fill(planner)
             # Other frames mostly have the hosts of those that were refused.
-            cores = sum(proc.reservation.cores for proc in planner.procs())
+            cores = sum(proc.resources.cores for proc in planner.procs())
             self.contended, wanted = cores < wanted, max(wanted, cores)
             asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
             if not asked:

@@ -425,8 +425,8 @@ def _changed(proc: PlannedProc, memory_kb: int, layer: Row[Any], now: tuple[obje
         return "its layer's limits changed since it was planned"
     if layer.quarantined:
         return "its job is quarantined"
-    if memory_kb > proc.reservation.memory_kb:
-        return f"it asks for {memory_kb} KB of memory, and {proc.reservation.memory_kb} were planned"
+    if memory_kb > proc.resources.memory_kb:
+        return f"it asks for {memory_kb} KB of memory, and {proc.resources.memory_kb} were planned"
     return ""
 
 
@@ -472,7 +472,7 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
     left = {host.id: (host.centicores, host.memory_kb, host.gpus, host.gpu_memory_kb) for host in hosts.values()}
     holds = {host.id: hold_of(host) for host in hosts.values()}
     for proc in procs:
-        name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
+        name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.resources
         wanted = (takes.cores * CENTICORES_PER_CORE, takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
         if host is None:
             lost.append((proc, HostLocked(f"host {name} is locked by another transaction, or gone")))
@@ -564,11 +564,11 @@ def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, Bo
     pairs = ((caps.cores, caps.max_cores), (caps.gpus, caps.max_gpus), (caps.frames, caps.max_frames))
     over_cores, over_gpus, over_frames = (-math.inf if cap is None else booked - cap for booked, cap in pairs)
     for proc in reversed(members):
-        if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.reservation.gpus <= 0):
+        if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.resources.gpus <= 0):
             continue
         if proc.proc_id not in errors:
             lowered = AllocationOverBurst if caps.kind is VertexKind.SUBSCRIPTION else CapExceeded
             errors[proc.proc_id] = lowered(f"the cap of its {caps.kind.value} was lowered below what is booked")
-        over_cores -= proc.reservation.cores
-        over_gpus -= proc.reservation.gpus
+        over_cores -= proc.resources.cores
+        over_gpus -= proc.resources.gpus
         over_frames -= 1

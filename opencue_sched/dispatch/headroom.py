@@ -17,7 +17,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.domain.caps import Caps, Headroom, Seats, Vertices, cores_left
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.units import CENTICORES_PER_CORE, cap_cores
 from opencue_sched.placement.backlog import BacklogWork
@@ -163,7 +163,7 @@ def gpu_demands(backlog: BacklogFeed, snapshot: Snapshot) -> list[Demand]:
 
 def search_of(row: Row[Any], tags: Iterable[str]) -> Search:
     """What frames of a row of fetch_waiting_work can use, on hosts of these of its tags."""
-    need = Reservation(
+    need = Resources(
         cores=row.least_cores,
         memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),
         gpus=max(0, row.int_gpus_min),

@@ -146,7 +146,7 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
 
 def booking_of(planned: PlannedProc) -> Booking:
     """What a planned proc takes from the counters."""
-    taken, machine = planned.reservation, machine_of(planned.host.id)
+    taken, machine = planned.resources, machine_of(planned.host.id)
     return Booking(planned.proc_id, planned.vertices, taken.cores, taken.gpus, machine)
 
 

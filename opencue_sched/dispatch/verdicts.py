@@ -30,7 +30,7 @@ from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import LONGEST_ERROR
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.errors import BookingError
@@ -356,7 +356,7 @@ def _read_shortages(show_id: str, cluster: str, text: str) -> RecordedShortages 
     try:
         at, found = json.loads(text)
         shortages = tuple(
-            Shortage(tuple(tags), Reservation(*need), Verdict(what), str(detail)) for tags, need, what, detail in found
+            Shortage(tuple(tags), Resources(*need), Verdict(what), str(detail)) for tags, need, what, detail in found
         )
         return RecordedShortages(show_id, cluster, shortages, float(at))
     except (ValueError, TypeError) as error:  # what another version of this program wrote

@@ -102,10 +102,10 @@ def log_path(log_dir: str, job: str, frame: str) -> str:
 # The variables OpenCue sets. Memory is in the KB the database holds, threads are whole cores.
 _OF_THE_PLAN: Mapping[str, Callable[[PlannedProc], str]] = {
     "CUE3": lambda _: "1",
-    "CUE_THREADS": lambda planned: str(max(1, planned.reservation.cores)),
-    "CUE_MEMORY": lambda planned: str(planned.reservation.memory_kb),
-    "CUE_GPUS": lambda planned: str(planned.reservation.gpus),
-    "CUE_GPU_MEMORY": lambda planned: str(planned.reservation.gpu_memory_kb),
+    "CUE_THREADS": lambda planned: str(max(1, planned.resources.cores)),
+    "CUE_MEMORY": lambda planned: str(planned.resources.memory_kb),
+    "CUE_GPUS": lambda planned: str(planned.resources.gpus),
+    "CUE_GPU_MEMORY": lambda planned: str(planned.resources.gpu_memory_kb),
     "CUE_IFRAME": lambda planned: str(planned.frame.number),
     "CUE_LAYER": lambda planned: planned.layer.name,
     "CUE_JOB": lambda planned: planned.job.name,
@@ -143,6 +143,6 @@ def environment(planned: PlannedProc, job: JobDetails, layer: LayerDetails) -> d
 def memory_limit(memory_kb: int, factor: float) -> int:
     """RunFrame's soft or hard limit, in KB, of a frame that reserves ``memory_kb``: truncated as in Cuebot.
 
-    A limit below the reservation would kill frames that use what they were given, so it never goes below it.
+    A limit below the memory that the frame takes would kill frames that use what they were given: never below it.
     """
     return max(memory_kb, int(memory_kb * factor))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores
@@ -60,13 +60,13 @@ class Search:
 
     tags: tuple[str, ...]
     os_name: str | None
-    need: Reservation
+    need: Resources
     threadable: bool
     cores_min_centicores: int
     cores_max_centicores: int
 
     @classmethod
-    def of(cls, job: Job, layer: Layer, need: Reservation, tags: tuple[str, ...]) -> Search:
+    def of(cls, job: Job, layer: Layer, need: Resources, tags: tuple[str, ...]) -> Search:
         return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 
@@ -80,7 +80,7 @@ class Demand:
     alloc_ids: frozenset[str]
     frames: int
 
-    def need_on(self, host: Host) -> Reservation | None:
+    def need_on(self, host: Host) -> Resources | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
         search, need = self.search, self.search.need
         least = least_cores(search, host)
@@ -114,14 +114,14 @@ def fewest_cores_anywhere(layer: Layer | Search) -> int:
     return _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
 
 
-def smallest_need(layer: Layer) -> Reservation:
-    """A lower bound of every reservation of the layer, for a search that does not know the host yet.
+def smallest_need(layer: Layer) -> Resources:
+    """A lower bound of what any frame of the layer takes, for a search that does not know the host yet.
 
     A zero or negative minimum depends on the host, so it is bounded by one core and :func:`reserve` refuses the hosts
     that are too busy. The bound is always positive: as an index key a negative minimum would find no host, and
     compared with what a job has left it would slip past the at-cap test.
     """
-    return Reservation(
+    return Resources(
         cores=fewest_cores_anywhere(layer),
         memory_kb=max(layer.memory_min_kb, MEM_RESERVED_MIN_KB),
         gpus=max(layer.gpus_min, 0),
@@ -131,13 +131,13 @@ def smallest_need(layer: Layer) -> Reservation:
 
 def reserve(
     layer: Layer, host: Host, rules: Rules, *, os_name: str | None, job_cores_left: float
-) -> Reservation | Dimension:
+) -> Resources | Dimension:
     """What a frame of ``layer`` takes on ``host`` now, or the first dimension it is short of.
 
     A job without an OS runs anywhere; the host's is a list, as Cuebot reads it. ``job_cores_left`` is what the job's
-    cap still allows, in cores; infinity without a cap. A reservation never exceeds it: otherwise a threaded frame grabs
-    a whole host and a small job cap rejects it for ever. Nor does it shrink below the layer's minimum, to fit neither
-    the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the idle cores.
+    cap still allows, in cores; infinity without a cap. What a frame takes never exceeds it: otherwise a threaded frame
+    grabs a whole host and a small job cap rejects it for ever. Nor does it shrink below the layer's minimum, to fit
+    neither the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the idle cores.
     """
     if os_name and os_name not in host.os_names:
         return Dimension.OS
@@ -158,7 +158,7 @@ def reserve(
     cores = max(least, min(_wanted_cores(layer, host, rules, need.memory_kb, least), host.idle_cores))
     if cores > job_cores_left:
         cores = int(job_cores_left)
-    return Reservation(cores, need.memory_kb, need.gpus, need.gpu_memory_kb)
+    return Resources(cores, need.memory_kb, need.gpus, need.gpu_memory_kb)
 
 
 def _takes_one_core(layer: Layer | Search) -> bool:

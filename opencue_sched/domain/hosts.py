@@ -10,7 +10,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, idle_cores
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class Resources:
     """What one frame takes from one host, or needs of one, or what is idle on it. Whole cores; memory in KB."""
 
     cores: int
@@ -18,7 +18,7 @@ class Reservation:
     gpus: int = 0
     gpu_memory_kb: int = 0
 
-    def covers(self, other: Reservation) -> bool:
+    def covers(self, other: Resources) -> bool:
         """Whether this is at least ``other`` in everything."""
         return (
             self.cores >= other.cores
@@ -94,14 +94,14 @@ class Host:
             idle_gpu_memory_kb=self.total_gpu_memory_kb,
         )
 
-    def less(self, taken: Reservation, layer_id: str = "") -> Host:
+    def less(self, taken: Resources, layer_id: str = "") -> Host:
         """The same host after ``taken`` has been booked on it, for a frame of the layer if one is named."""
         running = self.running
         if layer_id:
             running = {**running, layer_id: running.get(layer_id, 0) + 1}
         return self.without(taken, running)
 
-    def without(self, taken: Reservation, running: Mapping[str, int]) -> Host:
+    def without(self, taken: Resources, running: Mapping[str, int]) -> Host:
         """The same host with so much less idle, and so many frames of each layer. A plan asks for it with each frame:
         a call of ``dataclasses.replace`` takes twice as long."""
         return Host(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from opencue_sched.domain.caps import Caps, Headroom, Seats, Vertices
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import smallest_need
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer
 
 
@@ -29,7 +29,7 @@ class Waiting:
     layer: Layer
     frames: int
     """How many of its frames wait, as far as is known."""
-    need: Reservation
+    need: Resources
     """The least that any frame of it takes."""
     place: Place
 
@@ -75,7 +75,7 @@ class Work(Protocol):
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
 
-    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Reservation]]:
+    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Resources]]:
         """For each set of tags that layers of the job have: none of these needs less, in anything."""
 
     def priorities(self) -> Mapping[str, int]:
@@ -84,7 +84,7 @@ class Work(Protocol):
     def tags(self) -> Iterable[frozenset[str]]:
         """The sets of tags that its layers have."""
 
-    def least_need(self, tags: Iterable[str]) -> Reservation:
+    def least_need(self, tags: Iterable[str]) -> Resources:
         """No layer with one of these tags needs less, in anything; a core where none is left."""
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
@@ -124,5 +124,5 @@ class PlannedProc:
     layer: Layer
     frame: Frame
     host: Host
-    reservation: Reservation
+    resources: Resources
     vertices: Vertices

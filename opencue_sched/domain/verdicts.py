@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 
 
 class Verdict(StrEnum):
@@ -56,6 +56,6 @@ class Shortage:
     such host has that idle. Kept once, for a pass looks at none of these layers by itself."""
 
     tags: tuple[str, ...]
-    need: Reservation
+    need: Resources
     verdict: Verdict
     detail: str

@@ -31,7 +31,7 @@ from opencue_sched.dispatch.verdicts import (
 from opencue_sched.domain.clusters import normalise_tag, normalise_tags, spelled_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Search, fewest_cores_anywhere, least_cores
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.names import counted, near, os_names
 from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
@@ -449,7 +449,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
 
 def _search_of(layer: jobs.LayerView) -> Search:
     """What a frame of the layer needs of a host, at least, but for cores and tags."""
-    need = Reservation(1, max(layer.memory_kb, MEM_RESERVED_MIN_KB), layer.gpus, layer.gpu_memory_kb)
+    need = Resources(1, max(layer.memory_kb, MEM_RESERVED_MIN_KB), layer.gpus, layer.gpu_memory_kb)
     return Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max)
 
 

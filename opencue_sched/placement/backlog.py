@@ -23,7 +23,7 @@ from sortedcontainers import SortedKeyList
 
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import smallest_need
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
 from opencue_sched.domain.plans import Place, PlannedProc, Waiting
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
@@ -90,14 +90,14 @@ class _Show:
         self.by_job: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
         self.job_orders: dict[str, list[_Entry]] = {}
         """Layers of a job in dispatch order, made again when they are asked for after a change."""
-        self.job_least: dict[str, dict[frozenset[str], Reservation]] = {}
+        self.job_least: dict[str, dict[frozenset[str], Resources]] = {}
         """The least that layers of a job with these tags need, made again as the order is."""
         self.orders: dict[str, SortedKeyList[_Entry, Any]] = {}
         """By shard: of those that plans were made for."""
         self.draws: dict[str, VirtualTimes] = {}
         """By shard."""
         self.tags: Counter[frozenset[str]] = Counter()
-        self.least: dict[frozenset[str], Reservation] = {}
+        self.least: dict[frozenset[str], Resources] = {}
         """No layer with these tags needs less. May be too low after one has gone."""
         self.judged: OrderedDict[str, None] = OrderedDict()
         """Ids of layers, those that were looked at longest ago first."""
@@ -132,7 +132,7 @@ class _Show:
         self.job_orders.pop(job_id, None)
         self.job_least.pop(job_id, None)
 
-    def least_of_job(self, job_id: str) -> dict[frozenset[str], Reservation]:
+    def least_of_job(self, job_id: str) -> dict[frozenset[str], Resources]:
         """The least that layers of the job need, by their tags."""
         found = self.job_least.get(job_id)
         if found is None:
@@ -190,7 +190,7 @@ def _rank(shard: str, waiting: Waiting) -> tuple[int, str, float, str, int, str]
     return -job.priority, first, job.started_at, job.id, layer.dispatch_order, layer.id
 
 
-_LEAST = Reservation(cores=1, memory_kb=0)
+_LEAST = Resources(cores=1, memory_kb=0)
 """No frame needs less."""
 
 
@@ -198,8 +198,8 @@ def _failed(bad_layer: BadLayer) -> LayerVerdict:
     return LayerVerdict(bad_layer.job_id, bad_layer.layer_id, Verdict.FAILED, 0, bad_layer.waiting, bad_layer.why)
 
 
-def _least_of(one: Reservation, other: Reservation) -> Reservation:
-    return Reservation(
+def _least_of(one: Resources, other: Resources) -> Resources:
+    return Resources(
         min(one.cores, other.cores),
         min(one.memory_kb, other.memory_kb),
         min(one.gpus, other.gpus),
@@ -610,7 +610,7 @@ class BacklogWork:
             entries = self._show.in_order(job_id)
         return filter(self._is_open, entries)
 
-    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Reservation]]:
+    def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Resources]]:
         with self._backlog._lock:
             of_job = self._show.least_of_job(job_id)
         return of_job.items()
@@ -666,7 +666,7 @@ class BacklogWork:
             yield entry.layer.starts_at - self._now
         yield entry.back_at - clock
 
-    def least_need(self, tags: Iterable[str]) -> Reservation:
+    def least_need(self, tags: Iterable[str]) -> Resources:
         wanted = frozenset(tags)
         with self._backlog._lock:
             needs = [need for of, need in self._show.least.items() if not of.isdisjoint(wanted)]

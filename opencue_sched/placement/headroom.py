@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.plans import Snapshot, Waiting
@@ -19,7 +19,7 @@ Where = tuple[Collection[str] | None, Callable[[Host], float] | None]
 """Ids of hosts, None for all, and by what one of them is chosen, the lowest first, None for the strategy's order."""
 
 
-def _frames_left_out(need: Reservation, waiting: int, host: Host) -> float:
+def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
     """How many of the waiting frames do not fit on a host for which a seat of a limit is taken: fewer are better."""
     fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
     return waiting - min(waiting, fit)
@@ -60,7 +60,7 @@ class PlanHeadroom:
             self._cores.get(job.id, math.inf),
         )
 
-    def over_cap(self, job: Job, layer: Layer, need: Reservation, alloc_id: str | None = None) -> Refusal | None:
+    def over_cap(self, job: Job, layer: Layer, need: Resources, alloc_id: str | None = None) -> Refusal | None:
         """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
         whatever host; None if each has headroom for it.
 
@@ -87,7 +87,7 @@ class PlanHeadroom:
                 return Refusal(Verdict.OVER_LIMIT, detail)
         return None
 
-    def frames_left(self, job: Job, layer: Layer, need: Reservation) -> float:
+    def frames_left(self, job: Job, layer: Layer, need: Resources) -> float:
         """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
         reserved."""
         left = [self._limits[limit_id] for limit_id in layer.limit_ids]
@@ -119,7 +119,7 @@ class PlanHeadroom:
         """The limits of the layer that count machines."""
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
-    def where_seats_serve(self, layer: Layer, need: Reservation, waiting: int) -> Iterator[Where]:
+    def where_seats_serve(self, layer: Layer, need: Resources, waiting: int) -> Iterator[Where]:
         """Where hosts for frames of the layer are looked for, one after the other. Under limits that count machines:
         among those that hold all of these; then, for a new seat, among any, or those that hold each limit without
         seats, by how many of the waiting frames a host leaves out."""
@@ -134,7 +134,7 @@ class PlanHeadroom:
         if others is None or others:
             yield others, partial(_frames_left_out, need, waiting)
 
-    def take(self, vertices: Vertices, taken: Reservation, host_id: str, *, frames: int = 1) -> None:
+    def take(self, vertices: Vertices, taken: Resources, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""
         self._most_left.pop(vertices.show_id, None)
         self._allocs[vertices.show_id][vertices.alloc_id] -= frames * taken.cores

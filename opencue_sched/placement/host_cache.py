@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -170,7 +170,7 @@ class Reread(NamedTuple):
 class _Hold(NamedTuple):
     """``covered_from``: reads that begin then or later contain what was taken, or show that it came to nothing."""
 
-    taken: Reservation
+    taken: Resources
     covered_from: float
     layer_id: str
 
@@ -418,7 +418,7 @@ class HostCache:
         self,
         facility_id: str,
         tags: Sequence[str],
-        need: Reservation,
+        need: Resources,
         strategy: HostBookingStrategy,
         accept: Accept,
         *,
@@ -472,7 +472,7 @@ class HostCache:
                     counted.add(host_id)
             return total
 
-    def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
+    def take(self, host: Host, taken: Mapping[str, Resources], *, layer_id: str = "") -> bool:
         """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and
         with frames of the layer on it.
 
@@ -482,7 +482,7 @@ class HostCache:
             if self._shown.get(host.id) is not host:
                 return False
             covered_from = self._clock() + self._hold_seconds
-            holds = {proc_id: _Hold(reservation, covered_from, layer_id) for proc_id, reservation in taken.items()}
+            holds = {proc_id: _Hold(resources, covered_from, layer_id) for proc_id, resources in taken.items()}
             self._entries[host.id].holds |= holds
             self._show(_less(host, holds))
             return True
@@ -630,7 +630,7 @@ class HostCache:
             self._known_at.setdefault(layer_id, {})[host_id] = None
 
     def _among(
-        self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Reservation, strategy: HostBookingStrategy
+        self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Resources, strategy: HostBookingStrategy
     ) -> list[Host]:
         """Those of the hosts that are in these indexes and have cores idle, in the order of the strategy."""
         ranked = []
@@ -638,11 +638,11 @@ class HostCache:
             rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)
             host = self._shown.get(host_id)
             if rank is not None and host is not None and host.idle_cores >= need.cores:
-                ranked.append((rank, host))  # the rest that a frame needs is asked for with its reservation
+                ranked.append((rank, host))  # the rest that a frame needs is asked for with its resources
         return [host for _, host in sorted(ranked, key=itemgetter(0))]
 
     def _known(
-        self, layer_id: str, indexes: Sequence[HostIndex], need: Reservation, strategy: HostBookingStrategy
+        self, layer_id: str, indexes: Sequence[HostIndex], need: Resources, strategy: HostBookingStrategy
     ) -> list[Host]:
         """Hosts of these indexes that run the layer and have the need idle, in the order of the strategy, and then
         those that ran it, the last first."""
@@ -678,7 +678,7 @@ def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
         gpu_memory_kb += hold.taken.gpu_memory_kb
         if hold.layer_id:
             running[hold.layer_id] = running.get(hold.layer_id, 0) + 1
-    return host.without(Reservation(cores, memory_kb, gpus, gpu_memory_kb), running)
+    return host.without(Resources(cores, memory_kb, gpus, gpu_memory_kb), running)
 
 
 def _layers_known_to(host: Host | None) -> set[str]:

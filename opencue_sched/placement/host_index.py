@@ -7,7 +7,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.settings import HostBookingStrategy
 
 Rank = tuple[int, int, int, str]
@@ -63,7 +63,7 @@ class HostIndex:
             if tree:
                 return
 
-    def ranked(self, need: Reservation, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
+    def ranked(self, need: Resources, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
         """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
         merged into one order. Lazy: do not change the index meanwhile."""
         best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation

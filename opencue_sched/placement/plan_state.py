@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Search
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc, Waiting, Work
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage
@@ -75,7 +75,7 @@ class Reach:
     tags: tuple[str, ...]
     closed: bool = False
     """Whether no host has what the most modest layer needs."""
-    nothing_idle: list[Reservation] = field(default_factory=list)
+    nothing_idle: list[Resources] = field(default_factory=list)
     """Needs that no host has idle: every larger one finds none either."""
 
 

@@ -22,7 +22,7 @@ from operator import attrgetter
 from opencue_sched.domain.caps import Caps, Vertices
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Dimension, Search, fewest_cores, reserve, smallest_need
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
 from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
@@ -103,8 +103,8 @@ class Planner:
         for show in self._shows:
             show.reaches = {}
         # A search that failed answers for every one of the same place that needs at least as much.
-        self._all_refused: defaultdict[_PlaceOfShow, list[Reservation]] = defaultdict(list)
-        self._none_apart: defaultdict[_PlaceOfShow, list[Reservation]] = defaultdict(list)
+        self._all_refused: defaultdict[_PlaceOfShow, list[Resources]] = defaultdict(list)
+        self._none_apart: defaultdict[_PlaceOfShow, list[Resources]] = defaultdict(list)
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
         self._census: dict[tuple[str, tuple[str, ...]], Census] = {}
 
@@ -167,11 +167,11 @@ class Planner:
         over = []
         for proc in reversed(self.procs()):
             mine = [vertex_id for vertex_id in (proc.job.folder_id, proc.job.id) if vertex_id in left]
-            if any(left[it][0] < 0 or (left[it][1] < 0 and proc.reservation.gpus) for it in mine):
+            if any(left[it][0] < 0 or (left[it][1] < 0 and proc.resources.gpus) for it in mine):
                 over.append(proc)
                 for vertex_id in mine:
                     cores, gpus = left[vertex_id]
-                    left[vertex_id] = cores + proc.reservation.cores, gpus + proc.reservation.gpus
+                    left[vertex_id] = cores + proc.resources.cores, gpus + proc.resources.gpus
         return over
 
     def take_back(self, procs: Collection[PlannedProc], *, again: bool = False) -> None:
@@ -180,8 +180,8 @@ class Planner:
         gone = {proc.proc_id for proc in procs}
         for proc in procs:
             self.pool.settle(proc.host.id, proc.proc_id, committed=False)
-            self.headroom.take(proc.vertices, proc.reservation, proc.host.id, frames=-1)
-            self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.reservation.cores)
+            self.headroom.take(proc.vertices, proc.resources, proc.host.id, frames=-1)
+            self.shares.take(proc.job.show_id, proc.vertices.alloc_id, -proc.resources.cores)
         for show in self._shows:
             for states in show.states.values():
                 for state in states:
@@ -196,7 +196,7 @@ class Planner:
                         if again:
                             state.frames.appendleft(proc.frame)
             if show.work.draw is not None:
-                cores = sum(proc.reservation.cores for proc in procs if proc.layer.id in show.states)
+                cores = sum(proc.resources.cores for proc in procs if proc.layer.id in show.states)
                 show.work.draw.count(-cores, drawn=False)
         self.planned -= len(procs)
         booking = {proc.job.id for proc in self.procs()}
@@ -385,7 +385,7 @@ class Planner:
         """The same of any layer of a job, as far as the least that its layers need tells."""
         return any(self._may_be_idle(show, tags, need) for tags, need in show.work.least_of_job(job_id))
 
-    def _may_be_idle(self, show: ShowState, tags: frozenset[str], need: Reservation) -> bool:
+    def _may_be_idle(self, show: ShowState, tags: frozenset[str], need: Resources) -> bool:
         """Whether a host with one of the tags may have the need idle."""
         reach = show.reaches.get(tags) or self._reach(show, tags)
         if reach.closed:
@@ -467,7 +467,7 @@ class Planner:
         show.bounded = len(show.booking_jobs) >= self._most_jobs(show)
         draw = show.work.draw
         if draw is not None:
-            cores = sum(proc.reservation.cores for proc in state.plan.procs[-frames:])
+            cores = sum(proc.resources.cores for proc in state.plan.procs[-frames:])
             draw.count(cores, drawn=show.drawing)
             if show.drawing and show.drawn:
                 heapreplace(show.drawn, (draw.served(state.job.id, cores, state.job.priority), state.job.id))
@@ -622,11 +622,11 @@ class Planner:
             only=only,
         )
 
-    def _reserve(self, state: LayerState, host: Host, left: float) -> Reservation | Dimension | Refusal:
+    def _reserve(self, state: LayerState, host: Host, left: float) -> Resources | Dimension | Refusal:
         """What the layer's next frame takes from the host as it is, or why it may not."""
         job, layer, policy = state.job, state.layer, self.policy
         answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=left)
-        if isinstance(answer, Reservation):
+        if isinstance(answer, Resources):
             for admission in policy.admissions:
                 if refusal := admission(job, layer, host, answer):
                     return refusal
@@ -639,7 +639,7 @@ class Planner:
     def _cost(self, state: LayerState, score: Score, host: Host) -> float:
         left, os_name = self.headroom.cores_left(state.job, host.alloc_id), state.job.os_name
         taken = reserve(state.layer, host, self.policy.rules, os_name=os_name, job_cores_left=left)
-        return score(host, taken) if isinstance(taken, Reservation) else math.inf
+        return score(host, taken) if isinstance(taken, Resources) else math.inf
 
     def _accepts(self, state: LayerState, apart: bool, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
@@ -654,7 +654,7 @@ class Planner:
         elif answer is Dimension.JOB_CORES:
             need = replace(state.search.need, cores=fewest_cores(state.layer, host))
             state.refused = self.headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
-        return isinstance(answer, Reservation)
+        return isinstance(answer, Resources)
 
     def _fill(self, state: LayerState, host: Host) -> bool:
         """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
@@ -671,19 +671,19 @@ class Planner:
         )
         while len(procs) + 1 <= most:
             answer = self._reserve(state, current, left)
-            if not isinstance(answer, Reservation):
+            if not isinstance(answer, Resources):
                 break
             frame = state.frames[len(procs)]
             procs.append(PlannedProc(self.new_id(), job, layer, frame, current, answer, vertices))
             left -= answer.cores
             current = current.less(answer, layer.id)
-        taken = {proc.proc_id: proc.reservation for proc in procs}
+        taken = {proc.proc_id: proc.resources for proc in procs}
         if not (procs and self.pool.take(host, taken, layer_id=layer.id)):
             return False
         for proc in procs:
             state.frames.popleft()
-            headroom.take(vertices, proc.reservation, host.id)
-            self.shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
+            headroom.take(vertices, proc.resources, host.id)
+            self.shares.take(job.show_id, host.alloc_id, proc.resources.cores)
         state.plan.procs += procs
         self._used.add(host.id)
         self.booking_shows.add(job.show_id)

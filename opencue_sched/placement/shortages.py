@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from opencue_sched.domain.frame_needs import Dimension, Rules, Search, reserve
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import memory_text
@@ -43,7 +43,7 @@ def shortage(
     lacks: Counter[Dimension] = Counter()
     for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in open_allocs):
         answer = reserve(layer, host, rules, os_name=job.os_name, job_cores_left=math.inf)
-        if not isinstance(answer, Reservation):
+        if not isinstance(answer, Resources):
             lacks[answer] += count
         elif host.alloc_id in open_allocs:
             return Refusal(Verdict.CAPACITY, f"{needs} idle{more}")
@@ -55,7 +55,7 @@ def shortage(
     return Refusal(Verdict.NO_FIT, f"{needs} even when idle ({reasons}){more}")
 
 
-def shared_shortage(tags: tuple[str, ...], need: Reservation, census: Census, open_allocs: Collection[str]) -> Shortage:
+def shared_shortage(tags: tuple[str, ...], need: Resources, census: Census, open_allocs: Collection[str]) -> Shortage:
     """What stands between the hosts with these tags, none of which has so much idle, and each layer that needs at
     least that."""
     with_tags = f"with the tag {' or '.join(tags)}"
@@ -72,8 +72,8 @@ def shared_shortage(tags: tuple[str, ...], need: Reservation, census: Census, op
     return Shortage(tags, need, verdict, detail)
 
 
-def _size_of(host: Host) -> Reservation:
-    return Reservation(host.total_cores, host.total_memory_kb, host.total_gpus, host.total_gpu_memory_kb)
+def _size_of(host: Host) -> Resources:
+    return Resources(host.total_cores, host.total_memory_kb, host.total_gpus, host.total_gpu_memory_kb)
 
 
 _LACKS = {
@@ -93,7 +93,7 @@ def _need_text(search: Search) -> str:
     return _amount_text(need, counted(need.cores, "core") if least > 0 or not search.threadable else all_cores)
 
 
-def _amount_text(need: Reservation, cores: str = "") -> str:
+def _amount_text(need: Resources, cores: str = "") -> str:
     cores = cores or counted(need.cores, "core")
     gpus = [counted(need.gpus, "GPU")] if need.gpus else []
     gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []

@@ -27,7 +27,7 @@ def build_run_frame(
     Raises InvalidInput when the layer's range or command makes no sense, ValueError or TypeError when a value does not
     fit its field.
     """
-    job, layer, frame, host, reservation = planned.job, planned.layer, planned.frame, planned.host, planned.reservation
+    job, layer, frame, host, resources = planned.job, planned.layer, planned.frame, planned.host, planned.resources
     message = rqd_pb2.RunFrame(
         resource_id=planned.proc_id,
         job_id=job.id,
@@ -41,13 +41,13 @@ def build_run_frame(
         show=job.show_name,
         shot=job_details.shot,
         start_time=int(now() * 1000),
-        num_cores=reservation.cores * CENTICORES_PER_CORE,
-        num_gpus=reservation.gpus,
+        num_cores=resources.cores * CENTICORES_PER_CORE,
+        num_gpus=resources.gpus,
         ignore_nimby=False,
         environment=environment(planned, job_details, layer_details),
         os=job.os_name or next(iter(host.os_names), ""),
-        soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
-        hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
+        soft_memory_limit=memory_limit(resources.memory_kb, settings.queue.frame_memory_soft_limit),
+        hard_memory_limit=memory_limit(resources.memory_kb, settings.queue.frame_memory_hard_limit),
         loki_url=job_details.loki_url,
     )
     if job_details.uid is not None:

@@ -405,10 +405,10 @@ def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> Non
 def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:
     """What each proc takes, as columns: centicores, KB, whole GPUs."""
     return {
-        "cores": [p.reservation.cores * CENTICORES_PER_CORE for p in procs],
-        "memory": [p.reservation.memory_kb for p in procs],
-        "gpus": [p.reservation.gpus for p in procs],
-        "gpu_memory": [p.reservation.gpu_memory_kb for p in procs],
+        "cores": [p.resources.cores * CENTICORES_PER_CORE for p in procs],
+        "memory": [p.resources.memory_kb for p in procs],
+        "gpus": [p.resources.gpus for p in procs],
+        "gpu_memory": [p.resources.gpu_memory_kb for p in procs],
     }
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.dispatch.commit import CommitResult, commit_plan
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farms.farm import Farm
@@ -34,7 +34,7 @@ def plan(
 ) -> list[PlannedProc]:
     """One proc for each frame that waits, on all hosts in turn."""
     hosts = cycle(hosts_of(farm.connection))
-    taken = Reservation(cores, memory_kb, gpus, gpu_memory_kb)
+    taken = Resources(cores, memory_kb, gpus, gpu_memory_kb)
     return [
         proc_of(job, layer, index, next(hosts), taken)
         for job in waiting_jobs(farm.connection)
@@ -43,7 +43,7 @@ def plan(
     ]
 
 
-def proc_of(job: Job, layer: Layer, index: int, host: Host, taken: Reservation) -> PlannedProc:
+def proc_of(job: Job, layer: Layer, index: int, host: Host, taken: Resources) -> PlannedProc:
     vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
     return PlannedProc(str(uuid.uuid4()), job, layer, layer.frames[index], host, taken, vertices)
 

@@ -10,7 +10,7 @@ from typing import Any
 from opencue_sched.domain.caps import Caps, Headroom
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.frame_needs import Rules
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import Draw, Snapshot, Waiting
 from opencue_sched.domain.states import ThreadMode
@@ -43,7 +43,7 @@ class GivenWork:
     def of_job(self, job_id: str) -> list[Waiting]:
         return [waiting for waiting in self if waiting.job.id == job_id]
 
-    def least_of_job(self, job_id: str) -> list[tuple[frozenset[str], Reservation]]:
+    def least_of_job(self, job_id: str) -> list[tuple[frozenset[str], Resources]]:
         return [(waiting.layer.tags, waiting.need) for waiting in self.of_job(job_id)]
 
     def priorities(self) -> dict[str, int]:
@@ -52,9 +52,9 @@ class GivenWork:
     def tags(self) -> set[frozenset[str]]:
         return {waiting.layer.tags for waiting in self}
 
-    def least_need(self, tags: Iterable[str]) -> Reservation:
+    def least_need(self, tags: Iterable[str]) -> Resources:
         needs = [waiting.need for waiting in self if not waiting.layer.tags.isdisjoint(tags)]
-        return Reservation(*(min(getattr(need, name) for need in needs) for name in _AMOUNTS))
+        return Resources(*(min(getattr(need, name) for need in needs) for name in _AMOUNTS))
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         return layer.frames
@@ -143,8 +143,8 @@ def make_cluster(*tags: str) -> Cluster:
     return Cluster("fac", "show", ClusterKind.MANUAL, tuple(sorted(tags or ("general",))))
 
 
-def make_need(cores: int = 1, memory_gib: float = 0, gpus: int = 0, gpu_memory_gib: float = 0) -> Reservation:
-    return Reservation(cores, int(memory_gib * GIB), gpus, int(gpu_memory_gib * GIB))
+def make_need(cores: int = 1, memory_gib: float = 0, gpus: int = 0, gpu_memory_gib: float = 0) -> Resources:
+    return Resources(cores, int(memory_gib * GIB), gpus, int(gpu_memory_gib * GIB))
 
 
 def counting_ids() -> Callable[[], str]:
@@ -171,5 +171,5 @@ def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None,
     return planned
 
 
-def take(cores: int, memory_gib: float = 0) -> Reservation:
-    return Reservation(cores, int(memory_gib * GIB))
+def take(cores: int, memory_gib: float = 0) -> Resources:
+    return Resources(cores, int(memory_gib * GIB))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.verdicts import Verdict
 
@@ -22,9 +22,9 @@ class Refusal(NamedTuple):
     detail: str
 
 
-Admission = Callable[[Job, Layer, Host, Reservation], Refusal | None]
+Admission = Callable[[Job, Layer, Host, Resources], Refusal | None]
 """``admission(job, layer, host, taken)``: why a frame of the layer may not take this from the host; None if it may. The
 host is as it would be with all that the plan has put on it so far, without this frame. Asked for many hosts."""
 
-Score = Callable[[Host, Reservation], float]
+Score = Callable[[Host, Resources], float]
 """``score(host, taken)``: what it costs to take this from the host; the lowest wins. Asked for many hosts."""

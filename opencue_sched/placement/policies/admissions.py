@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from opencue_sched.domain.frame_needs import Demand
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.units import memory_text
 from opencue_sched.domain.verdicts import Verdict
@@ -29,7 +29,7 @@ def gpu_guard(demands: Iterable[Demand]) -> Admission:
     # The widest first: on GPUs that can serve either it is the one that needs most beside them.
     waiting = sorted(demands, key=lambda it: (it.search.need.cores, it.search.need.memory_kb), reverse=True)
 
-    def admit(_job: Job, layer: Layer, host: Host, taken: Reservation) -> Refusal | None:
+    def admit(_job: Job, layer: Layer, host: Host, taken: Resources) -> Refusal | None:
         if layer.gpus_min > 0 or layer.gpu_memory_min_kb > 0:
             return None
         kept = kept_for_gpus(waiting, host)
@@ -45,10 +45,10 @@ def gpu_guard(demands: Iterable[Demand]) -> Admission:
     return admit
 
 
-def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Reservation:
+def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Resources:
     """What the host's idle GPUs' frames will need of it: nothing if no such frame waits. At most all it has."""
     if host.idle_gpus <= 0 and host.idle_gpu_memory_kb <= 0:
-        return Reservation(0, 0)
+        return Resources(0, 0)
     cores = memory_kb = 0
     gpus, gpu_memory_kb = host.idle_gpus, host.idle_gpu_memory_kb
     for demand in demands:
@@ -61,7 +61,7 @@ def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Reservation:
         memory_kb += served * need.memory_kb
         gpus -= served * need.gpus
         gpu_memory_kb -= served * need.gpu_memory_kb
-    return Reservation(
+    return Resources(
         min(cores, host.total_cores),
         min(memory_kb, host.total_memory_kb),
         host.idle_gpus - gpus,
@@ -75,7 +75,7 @@ PART_OF_CORES = 4
 """A layer may run a frame for each four cores of the host."""
 
 
-def layer_share(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+def layer_share(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
     """The admission: refuses a layer's next frame on a host that runs as many as the layer's share."""
     running, most = host.running.get(layer.id, 0), max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
     if running < most:
@@ -89,7 +89,7 @@ def layer_share(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Ref
 def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
     """Keeps layers off hosts whose RQD refused them a moment ago: layer id and host name -> what it said."""
 
-    def admit(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+    def admit(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
         said = apart.get((layer.id, host.name))
         if said is None:
             return None

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from opencue_sched.domain.caps import Caps
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 
@@ -131,7 +131,7 @@ GPU_WEIGHT = 4.0
 """Cores and memory weigh 1: GPUs are few, and what else a host has is of no use to GPU work without them."""
 
 
-def convex(host: Host, taken: Reservation) -> float:
+def convex(host: Host, taken: Resources) -> float:
     """The score: what taking this, which the host has idle, adds to the host's potential. Never negative."""
     cost = 0.0
     for weight, total, idle, amount in (

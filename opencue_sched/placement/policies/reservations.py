@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.frame_needs import Demand
-from opencue_sched.domain.hosts import Hold, Host, Reservation
+from opencue_sched.domain.hosts import Hold, Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
@@ -55,7 +55,7 @@ def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: flo
 def reservations(now: float) -> Admission:
     """The firm admission that keeps held hosts for their owners, for a pass at ``now``."""
 
-    def admission(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+    def admission(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
         hold = host.hold
         if hold is None or not against_hold(hold, layer, host.idle_centicores, now):
             return None
@@ -103,7 +103,7 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> 
     ``kinds`` are the hosts of the farm by kind, those with the most cores first, and how many there are of each.
     """
 
-    def able(memory_kb: int = 0, gpus: int = 0) -> Iterator[tuple[Host, int, Reservation]]:
+    def able(memory_kb: int = 0, gpus: int = 0) -> Iterator[tuple[Host, int, Resources]]:
         larger = (it for it in kinds if it[0].total_memory_kb >= memory_kb and it[0].total_gpus >= gpus)
         return ((host, hosts, need) for host, hosts in larger if (need := demand.need_on(host)))
 
@@ -147,7 +147,7 @@ class RunningFrame(NamedTuple):
     gpus: int
 
 
-def free_at(host: Host, runs: Iterable[RunningFrame], need: Reservation, now: float) -> float | None:
+def free_at(host: Host, runs: Iterable[RunningFrame], need: Resources, now: float) -> float | None:
     """When the host, with what runs on it, is expected to have so much idle, if nothing new starts on it; None: nobody
     knows. A frame that has run longer than expected is expected to end now."""
     left = (need.cores * CENTICORES_PER_CORE - host.idle_centicores, need.memory_kb - host.idle_memory_kb)

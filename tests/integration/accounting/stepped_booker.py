@@ -14,7 +14,7 @@ from opencue_sched.accounting.keys import Booking, VertexCaps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import in_doubt
 from opencue_sched.dispatch.commit import by_vertex, fit_caps
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.store.booking import read_caps
 from tests.integration.accounting.stepped_farm import INSERT_PROC, SteppedFarm
@@ -48,8 +48,8 @@ class Attempt:
         """As much of a planned proc as the comparison of caps asks for."""
         b = self.booking
         named = SimpleNamespace(id=b.vertices.layer_id, name="host")
-        taken = Reservation(b.cores, 1, b.gpus)
-        proc = SimpleNamespace(proc_id=b.proc_id, vertices=b.vertices, reservation=taken, host=named, layer=named)
+        taken = Resources(b.cores, 1, b.gpus)
+        proc = SimpleNamespace(proc_id=b.proc_id, vertices=b.vertices, resources=taken, host=named, layer=named)
         return cast("PlannedProc", proc)
 
 

@@ -18,7 +18,7 @@ from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, JobSpec, LayerSpec, ShowIds
@@ -443,9 +443,9 @@ def test_a_layer_behind_others_waits_for_what_no_host_of_its_tags_has_idle(
         return farm.job(layers, show=work.show, name="large")
 
     build(make)
-    needs = Reservation(4, 1024 * 1024)
+    needs = Resources(4, 1024 * 1024)
     busy = Shortage(("general",), needs, Verdict.CAPACITY, "no host of the 3 with the tag general has 4 cores idle")
-    other = Shortage(("gpu",), Reservation(1, 1), Verdict.NO_HOST, "no open host")
+    other = Shortage(("gpu",), Resources(1, 1), Verdict.NO_HOST, "no open host")
     shortages = {(work.show.id, "alloc-1"): [other, busy]}
     VerdictLog(redis_client, "cue").record({}, shortages=shortages)
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.coordination import change_log
 from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -241,7 +241,7 @@ class TestPublishing:
 
 
 STALENESS = 120.0
-ONE_CORE = Reservation(cores=1, memory_kb=0, gpus=0, gpu_memory_kb=0)
+ONE_CORE = Resources(cores=1, memory_kb=0, gpus=0, gpu_memory_kb=0)
 TAKE_CORES = text("UPDATE host SET int_cores_idle = int_cores_idle - :centicores WHERE pk_host = :host")
 
 
@@ -288,10 +288,10 @@ class Worker:
 
     def book(self, proc_id: str, cores: int) -> str:
         """Plan, commit and publish one proc; its host's id."""
-        need = Reservation(cores, 0, 0, 0)
+        need = Resources(cores, 0, 0, 0)
         host = self.cache.find(self.facility_id, ["general"], need, HostBookingStrategy(), lambda _: True)
         assert host is not None
-        assert self.cache.take(host, {proc_id: Reservation(cores, 0)})
+        assert self.cache.take(host, {proc_id: Resources(cores, 0)})
         take_cores(self.engine, host.id, cores)
         self.cache.settle(host.id, proc_id, committed=True)
         self.changes.publish([host.id])

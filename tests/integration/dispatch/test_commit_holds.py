@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.hosts import Hold, Reservation
+from opencue_sched.domain.hosts import Hold, Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import HostHeld
 from opencue_sched.settings import Settings
@@ -43,7 +43,7 @@ def planned(
     assert host.id == farm.hosts[0]
     ((job, wanted),) = ((job, it) for job in jobs for it in job.layers if it.id == layer)
     wanted = replace(wanted, run_seconds=run_seconds)
-    return [proc_of(job, wanted, number, host, Reservation(cores, KB_PER_GB)) for number in range(frames)]
+    return [proc_of(job, wanted, number, host, Resources(cores, KB_PER_GB)) for number in range(frames)]
 
 
 def hold_for(farm: WideFarm) -> Hold:

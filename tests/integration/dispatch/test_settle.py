@@ -23,7 +23,7 @@ from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.settle import SettleReport, booking_of, settle
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.frame_command import LaunchDetails
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.embedded.farms.farm import Farm
@@ -112,7 +112,7 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
     (layer,) = job.layers
     vertices = Vertices(job.show_id, alloc.id, job.folder_id, job.id, layer.id, job.dept_id)
     plan = [
-        PlannedProc(str(uuid.uuid4()), job, layer, frame, _host(ids), Reservation(CORES, MEMORY_KB), vertices)
+        PlannedProc(str(uuid.uuid4()), job, layer, frame, _host(ids), Resources(CORES, MEMORY_KB), vertices)
         for frame, ids in zip(layer.frames, hosts.values(), strict=True)
     ]
     answers = ledger.book([booking_of(planned) for planned in plan])

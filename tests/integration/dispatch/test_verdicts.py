@@ -17,7 +17,7 @@ from opencue_sched.dispatch.verdicts import (
     VerdictLog,
     VerdictNotes,
 )
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
@@ -218,7 +218,7 @@ def test_failed_commits_are_kept_with_the_pass(notes: VerdictNotes, verdicts: Ve
 
 
 def busy(cores: int = 4, tag: str = "general") -> Shortage:
-    return Shortage((tag,), Reservation(cores, 1024), Verdict.CAPACITY, "no host has that idle")
+    return Shortage((tag,), Resources(cores, 1024), Verdict.CAPACITY, "no host has that idle")
 
 
 def of_show(verdicts: VerdictLog, show: str = "s1") -> list[tuple[str, tuple[Shortage, ...], float]]:

@@ -7,7 +7,7 @@ import pytest
 from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.dispatch.verdicts import after_booking
 from opencue_sched.domain.caps import Vertices
-from opencue_sched.domain.hosts import Reservation
+from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.errors import FrameLost
@@ -21,7 +21,7 @@ PROCS = [
         LAYER,
         frame,
         make_host(),
-        Reservation(1, 1024),
+        Resources(1, 1024),
         Vertices("show", "alloc", "folder", "j1", "l1", "dept"),
     )
     for number, frame in enumerate(LAYER.frames[:3])

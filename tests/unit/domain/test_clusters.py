@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.caps import Headroom
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.errors import (
     AllocationOverBurst,
@@ -70,7 +70,7 @@ def test_allocations_that_share_a_tag_are_clusters_of_their_own_and_sort() -> No
 
 def test_a_host_is_less_by_what_was_taken() -> None:
     host = Host("id", "name", "facility", "alloc", frozenset(), (), ThreadMode.AUTO, 850, 850, 64, 64, 2, 2, 16, 16)
-    after = host.less(Reservation(cores=3, memory_kb=10, gpus=1, gpu_memory_kb=8))
+    after = host.less(Resources(cores=3, memory_kb=10, gpus=1, gpu_memory_kb=8))
     assert (after.idle_centicores, after.idle_memory_kb, after.idle_gpus, after.idle_gpu_memory_kb) == (550, 54, 1, 8)
     assert (after.idle_cores, after.total_cores) == (5, 8)
     assert after.total_centicores == host.total_centicores

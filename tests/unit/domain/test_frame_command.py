@@ -19,7 +19,7 @@ from opencue_sched.domain.frame_command import (
     memory_limit,
     unknown_tokens,
 )
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
@@ -67,7 +67,7 @@ def planned(*, number: int = 11, layer_name: str = "render") -> PlannedProc:
         layer=layer,
         frame=Frame(id="frame-id", name=f"{number:04d}-render", number=number, version=1),
         host=host,
-        reservation=Reservation(cores=3, memory_kb=4_194_304, gpus=1, gpu_memory_kb=2_097_152),
+        resources=Resources(cores=3, memory_kb=4_194_304, gpus=1, gpu_memory_kb=2_097_152),
         vertices=Vertices("show-id", "alloc-id", "folder-id", "job-id", "layer-id", "dept-id"),
     )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.dispatch.headroom import subscriptions
 from opencue_sched.domain.frame_needs import Dimension, Rules, fewest_cores, minimum_cores, reserve, smallest_need
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Layer
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.units import cap_cores, enforced
@@ -59,19 +59,19 @@ def host(cores: int = 8, memory_gib: float = 32, *, idle: float | None = None, *
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def cores_of(answer: Reservation | Dimension) -> int:
-    assert isinstance(answer, Reservation), answer
+def cores_of(answer: Resources | Dimension) -> int:
+    assert isinstance(answer, Resources), answer
     return answer.cores
 
 
-def refused(answer: Reservation | Dimension) -> Dimension:
+def refused(answer: Resources | Dimension) -> Dimension:
     assert isinstance(answer, Dimension), answer
     return answer
 
 
 def ask(
     a_layer: Layer, a_host: Host, *, rules: Rules = RULES, os_name: str | None = None, left: float = UNCAPPED
-) -> Reservation | Dimension:
+) -> Resources | Dimension:
     return reserve(a_layer, a_host, rules, os_name=os_name, job_cores_left=left)
 
 
@@ -227,7 +227,7 @@ class TestFitting:
 
     @pytest.mark.parametrize("minimum", [0, -100])
     def test_upstream_let_sentinel_minimums_slip_past_the_at_cap_test(self, minimum: int) -> None:
-        # "0 < 0" is false, so a job with nothing left still built a reservation of a whole host.
+        # "0 < 0" is false, so a job with nothing left still took a whole host.
         sentinel = layer(cores_min_centicores=minimum)
         assert smallest_need(sentinel).cores > 0
         assert refused(ask(sentinel, host(), left=0)) is Dimension.JOB_CORES
@@ -244,18 +244,18 @@ class TestMemoryAndGpus:
     def test_memory_and_gpus_reserved_are_the_layers_minimums(self) -> None:
         gpu_host = host(total_gpus=4, idle_gpus=4, total_gpu_memory_kb=48 * GIB, idle_gpu_memory_kb=48 * GIB)
         answer = ask(layer(memory_min_kb=3 * GIB + 7, gpus_min=2, gpu_memory_min_kb=8 * GIB), gpu_host)
-        assert answer == Reservation(cores=1, memory_kb=3 * GIB + 7, gpus=2, gpu_memory_kb=8 * GIB)
+        assert answer == Resources(cores=1, memory_kb=3 * GIB + 7, gpus=2, gpu_memory_kb=8 * GIB)
 
     def test_upstream_counted_1000_bytes_a_kb_and_lost_two_percent_of_the_memory(self) -> None:
         # Facts D, trap a: what the database says is what is reserved, to the KB.
         answer = ask(layer(memory_min_kb=4_194_304), host())
-        assert isinstance(answer, Reservation)
+        assert isinstance(answer, Resources)
         assert answer.memory_kb == 4_194_304
         assert cores_of(ask(layer(memory_min_kb=4_194_304), host(8, 4, idle=8))) == 8
 
     def test_least_memory_a_proc_reserves(self) -> None:
         answer = ask(layer(memory_min_kb=10), host())
-        assert isinstance(answer, Reservation)
+        assert isinstance(answer, Resources)
         assert answer.memory_kb == 256_000
 
     @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ class TestOs:
     def test_upstream_compared_the_hosts_list_of_os_whole(self) -> None:
         # Facts D, trap d.
         both = host(os_names=("rocky9", "linux"))
-        assert isinstance(ask(layer(), both, os_name="linux"), Reservation)
+        assert isinstance(ask(layer(), both, os_name="linux"), Resources)
         assert refused(ask(layer(), both, os_name="windows")) is Dimension.OS
 
     @pytest.mark.parametrize("os_name", [None, ""])
     def test_a_job_without_an_os_runs_anywhere(self, os_name: str | None) -> None:
-        assert isinstance(ask(layer(), host(os_names=()), os_name=os_name), Reservation)
+        assert isinstance(ask(layer(), host(os_names=()), os_name=os_name), Resources)
 
 
 class TestCaps:
@@ -358,7 +358,7 @@ def test_a_reservation_fits_the_host_and_the_job_and_covers_the_need(
     a_layer: Layer, a_host: Host, rules: Rules, left: float
 ) -> None:
     answer = ask(a_layer, a_host, rules=rules, left=left)
-    assume(isinstance(answer, Reservation))
+    assume(isinstance(answer, Resources))
     after = a_host.less(answer)
     assert min(after.idle_centicores, after.idle_memory_kb, after.idle_gpus, after.idle_gpu_memory_kb) >= 0
     assert 1 <= answer.cores <= left

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.kit.values import make_host, make_need
@@ -34,7 +34,7 @@ def found(cache: HostCache, *tags: str, allocs: set[str] | None = None, cores: i
 def candidates(
     cache: HostCache,
     tags: Sequence[str],
-    need: Reservation,
+    need: Resources,
     strategy: HostBookingStrategy,
     allocs: set[str] | None = None,
 ) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.frame_needs import Demand, Search, smallest_need
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Layer
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import Verdict
@@ -69,17 +69,17 @@ class TestLayerShare:
 
 class TestConvex:
     @given(host=hosts, taken=takes)
-    def test_it_is_never_negative_and_grows_with_what_is_taken(self, host: Host, taken: Reservation) -> None:
+    def test_it_is_never_negative_and_grows_with_what_is_taken(self, host: Host, taken: Resources) -> None:
         taken = _fitted(taken, host)
-        less = Reservation(taken.cores // 2, taken.memory_kb // 2, taken.gpus)
+        less = Resources(taken.cores // 2, taken.memory_kb // 2, taken.gpus)
 
         assert 0 <= convex(host, less) <= convex(host, taken)
 
     @given(host=hosts, taken=takes)
-    def test_it_does_not_matter_whether_it_is_taken_at_once(self, host: Host, taken: Reservation) -> None:
+    def test_it_does_not_matter_whether_it_is_taken_at_once(self, host: Host, taken: Resources) -> None:
         taken = _fitted(taken, host)
-        first = Reservation(taken.cores // 2, taken.memory_kb // 3)
-        then = Reservation(taken.cores - first.cores, taken.memory_kb - first.memory_kb)
+        first = Resources(taken.cores // 2, taken.memory_kb // 3)
+        then = Resources(taken.cores - first.cores, taken.memory_kb - first.memory_kb)
 
         steps = convex(host, first) + convex(host.less(first), then)
 
@@ -116,7 +116,7 @@ class TestGpuGuard:
     def test_it_keeps_for_no_more_frames_than_wait(self) -> None:
         host = gpu_host(cores=16, memory_gib=64, gpus=4)
 
-        assert kept_for_gpus([demand(frames=1, cores=4, memory_gib=16)], host) == Reservation(4, 16 * GIB, 1)
+        assert kept_for_gpus([demand(frames=1, cores=4, memory_gib=16)], host) == Resources(4, 16 * GIB, 1)
 
     def test_it_keeps_for_the_widest_on_gpus_that_can_serve_either(self) -> None:
         admit = gpu_guard([demand(frames=10, cores=1), demand(frames=1, cores=8)])
@@ -157,7 +157,7 @@ class TestGpuGuard:
 
     @given(host=hosts, taken=takes, frames=st.integers(0, 20), cores=st.sampled_from([0, -2, 1, 4, 16]))
     def test_gpu_work_is_never_kept_out_and_other_work_only_while_gpus_idle_and_are_waited_for(
-        self, host: Host, taken: Reservation, frames: int, cores: int
+        self, host: Host, taken: Resources, frames: int, cores: int
     ) -> None:
         taken = _fitted(taken, host)
         waiting = [demand(frames=frames, cores=cores)] if frames else []
@@ -187,7 +187,7 @@ def demand(*, frames: int, **layer: Any) -> Demand:
     return Demand("fac", search, frozenset({"alloc"}), frames)
 
 
-def _fitted(taken: Reservation, host: Host) -> Reservation:
+def _fitted(taken: Resources, host: Host) -> Resources:
     """As much of it as the host has idle."""
     return replace(
         taken, cores=min(taken.cores, host.idle_cores), memory_kb=min(taken.memory_kb, max(0, host.idle_memory_kb))

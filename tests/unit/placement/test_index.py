@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy
 from tests.kit.values import GIB, make_host, make_need
@@ -46,7 +46,7 @@ def idle_hosts(count: int = 30) -> st.SearchStrategy[list[Host]]:
 
 
 needs = st.builds(
-    Reservation,
+    Resources,
     st.integers(1, 6),
     st.integers(0, 8 * 4).map(lambda quarters: quarters * GIB // 4),
     st.integers(0, 3),
@@ -61,11 +61,11 @@ def index_of(hosts: list[Host]) -> HostIndex:
     return index
 
 
-def candidates(index: HostIndex, need: Reservation, strategy: HostBookingStrategy) -> Iterator[Host]:
+def candidates(index: HostIndex, need: Resources, strategy: HostBookingStrategy) -> Iterator[Host]:
     return (host for _, host in index.ranked(need, strategy))
 
 
-def feasible(host: Host, need: Reservation) -> bool:
+def feasible(host: Host, need: Resources) -> bool:
     return (
         host.idle_cores >= need.cores
         and host.idle_memory_kb >= need.memory_kb
@@ -84,7 +84,7 @@ def naive_rank(host: Host, strategy: HostBookingStrategy) -> tuple[int, int, int
 
 @given(hosts=idle_hosts(), need=needs, strategy=st.sampled_from(STRATEGIES))
 def test_candidates_are_the_feasible_hosts_in_the_order_of_a_naive_sort(
-    hosts: list[Host], need: Reservation, strategy: HostBookingStrategy
+    hosts: list[Host], need: Resources, strategy: HostBookingStrategy
 ) -> None:
     found = list(candidates(index_of(hosts), need, strategy))
 
@@ -95,7 +95,7 @@ def test_candidates_are_the_feasible_hosts_in_the_order_of_a_naive_sort(
 
 @given(hosts=idle_hosts(12), need=needs, strategy=st.sampled_from(STRATEGIES), data=st.data())
 def test_updates_and_removals_leave_no_ghosts(
-    hosts: list[Host], need: Reservation, strategy: HostBookingStrategy, data: st.DataObject
+    hosts: list[Host], need: Resources, strategy: HostBookingStrategy, data: st.DataObject
 ) -> None:
     # given an index whose hosts changed several times
     index = index_of(hosts)
@@ -116,14 +116,14 @@ def test_updates_and_removals_leave_no_ghosts(
 
     # then it answers like one built from what the hosts are now
     assert list(candidates(index, need, strategy)) == list(candidates(index_of(list(current.values())), need, strategy))
-    assert {host.id for host in candidates(index, Reservation(0, 0, 0, 0), strategy)} == {
+    assert {host.id for host in candidates(index, Resources(0, 0, 0, 0), strategy)} == {
         host.id for host in current.values() if host.idle_cores >= 0
     }
 
 
 @given(hosts=idle_hosts(), need=needs, strategy=st.sampled_from(STRATEGIES), data=st.data())
 def test_the_order_does_not_depend_on_arrival(
-    hosts: list[Host], need: Reservation, strategy: HostBookingStrategy, data: st.DataObject
+    hosts: list[Host], need: Resources, strategy: HostBookingStrategy, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(hosts))
 

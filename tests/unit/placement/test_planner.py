@@ -11,7 +11,7 @@ import pytest
 
 from opencue_sched.domain.caps import Caps, Headroom, Seats
 from opencue_sched.domain.frame_needs import Rules
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
@@ -154,7 +154,7 @@ class TestHosts:
         # Trap D-c: upstream used it as an unsigned index key, and the layer never found a host.
         planned = plan_layer(make_layer(cores=-2), make_host(cores=8))
 
-        assert [proc.reservation.cores for proc in planned.procs] == [6]
+        assert [proc.resources.cores for proc in planned.procs] == [6]
 
     def test_a_whole_host_layer_looks_past_the_busy_hosts(self) -> None:
         # Best fit meets the fullest hosts first: more of them than attempts must not hide the idle one.
@@ -163,13 +163,13 @@ class TestHosts:
         planned = plan_layer(make_layer(cores=0), *busy, make_host("idle", cores=8))
 
         assert placed(planned) == [("l1-f1", "idle")]
-        assert planned.procs[0].reservation.cores == 8
+        assert planned.procs[0].resources.cores == 8
 
     def test_a_fractional_minimum_is_one_core_and_not_the_whole_host(self) -> None:
         # Trap D-b.
         planned = plan_layer(make_layer(frames=2, cores=0.5), make_host(cores=8))
 
-        assert [proc.reservation.cores for proc in planned.procs] == [1, 1]
+        assert [proc.resources.cores for proc in planned.procs] == [1, 1]
 
     def test_thread_mode_all_takes_threaded_layers_only(self) -> None:
         host = make_host(cores=8, thread_mode=ThreadMode.ALL)
@@ -177,7 +177,7 @@ class TestHosts:
         threaded = plan_layer(make_layer(cores=2), host)
         single = plan_layer(make_layer(threadable=False), host)
 
-        assert [proc.reservation.cores for proc in threaded.procs] == [8]
+        assert [proc.resources.cores for proc in threaded.procs] == [8]
         assert only_verdict(single).verdict is Verdict.NO_FIT
         assert "for frames that thread" in only_verdict(single).detail
 
@@ -257,7 +257,7 @@ class TestCaps:
     def test_hosts_of_a_full_allocation_are_not_looked_at(self) -> None:
         asked: list[str] = []
 
-        def admit(_job: Job, _layer: Layer, host: Host, _taken: Reservation) -> None:
+        def admit(_job: Job, _layer: Layer, host: Host, _taken: Resources) -> None:
             asked.append(host.alloc_id)
 
         plan_layer(
@@ -289,7 +289,7 @@ class TestCaps:
             make_layer(cores=2), make_host(cores=64), job_caps={"j1": make_caps(5)}, policy=make_policy(rules)
         )
 
-        assert [proc.reservation.cores for proc in planned.procs] == [5]
+        assert [proc.resources.cores for proc in planned.procs] == [5]
 
     @pytest.mark.parametrize("cap", ["subscriptions", "folders"])
     def test_a_threaded_frame_is_cut_down_to_every_other_cap_too(self, cap: str) -> None:
@@ -300,7 +300,7 @@ class TestCaps:
 
         planned = plan_layer(make_layer(cores=2), make_host(cores=64), policy=make_policy(rules), **caps)
 
-        assert [proc.reservation.cores for proc in planned.procs] == [5]
+        assert [proc.resources.cores for proc in planned.procs] == [5]
 
     @pytest.mark.parametrize("cores", [0, -60, 0.5, 2], ids=["whole host", "all but", "fraction", "plain"])
     def test_a_job_at_its_cap_is_not_tried_on_any_host_whatever_its_minimum(self, cores: float) -> None:
@@ -574,7 +574,7 @@ def test_the_settings_give_the_policy() -> None:
 class TestShares:
     @staticmethod
     def of_shows(planned: list[Plan]) -> list[int]:
-        return [sum(proc.reservation.cores for proc in plan.procs) for plan in planned]
+        return [sum(proc.resources.cores for proc in plan.procs) for plan in planned]
 
     @staticmethod
     def snapshot(sizes: Mapping[str, float], *, booked: Mapping[str, int] | None = None, frames: int = 100) -> Snapshot:
@@ -642,7 +642,7 @@ class TestRounds:
         assert self.frames(whole_rounds=False) == {"l1": 4, "l2": 4}
 
     def test_a_soft_admission_holds_while_others_want_the_host(self) -> None:
-        def at_most_two(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+        def at_most_two(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
             return Refusal(Verdict.LAYER_SHARE, "enough") if host.running.get(layer.id, 0) >= 2 else None
 
         layers = [make_layer(name, frames=10) for name in self.LAYERS]
@@ -683,7 +683,7 @@ def test_a_frame_with_memory_of_its_own_reserves_it_and_the_others_what_their_la
     planned = plan(make_snapshot(make_job(layers=[layer])), pool)
 
     # then each reserves what it asks for, and the layer has one verdict
-    reserved = {proc.frame.number: proc.reservation.memory_kb // GIB for proc in planned.procs}
+    reserved = {proc.frame.number: proc.resources.memory_kb // GIB for proc in planned.procs}
     assert reserved == {1: 2, 2: 6, 3: 2, 4: 2}
     assert {proc.layer.id for proc in planned.procs} == {layer.id}
     (verdict,) = planned.verdicts

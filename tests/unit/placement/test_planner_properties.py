@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.caps import Caps, Headroom
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Rules, reserve, smallest_need
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.plans import Snapshot
 from opencue_sched.domain.states import ThreadMode
@@ -133,14 +133,14 @@ def cores_by(planned: Plan, kind: str) -> Counter[str]:
     """Cores of the plan by a vertex (alloc_id, folder_id, job_id)."""
     used: Counter[str] = Counter()
     for proc in planned.procs:
-        used[getattr(proc.vertices, kind)] += proc.reservation.cores
+        used[getattr(proc.vertices, kind)] += proc.resources.cores
     return used
 
 
 def gpus_by(planned: Plan, kind: str) -> Counter[str]:
     used: Counter[str] = Counter()
     for proc in planned.procs:
-        used[getattr(proc.vertices, kind)] += proc.reservation.gpus
+        used[getattr(proc.vertices, kind)] += proc.resources.gpus
     return used
 
 
@@ -180,7 +180,7 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
     left = dict(hosts_by_id)
     for proc in planned.procs:
         host = left[proc.host.id]
-        left[host.id] = host.less(proc.reservation, proc.layer.id)
+        left[host.id] = host.less(proc.resources, proc.layer.id)
     pool = situation.pool()
     situation.plan(pool)
     for host_id, host in left.items():
@@ -193,8 +193,8 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
         host = hosts_by_id[proc.host.id]
         assert proc.layer.tags & set(CLUSTER.tags) & host.tags
         assert proc.job.os_name is None or proc.job.os_name in host.os_names
-        assert proc.reservation.cores >= 1
-        assert proc.reservation.memory_kb >= proc.layer.memory_min_kb
+        assert proc.resources.cores >= 1
+        assert proc.resources.memory_kb >= proc.layer.memory_min_kb
 
 
 def every_layer_has_one_verdict_that_adds_up(situation: Situation, planned: Plan) -> None:
@@ -245,7 +245,7 @@ def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     layers = {layer.id: layer for job in jobs for layer in job.layers}
     for proc in planned.procs:
         own = max(layers[proc.layer.id].memory_min_kb, proc.frame.memory_kb or 0, MEM_RESERVED_MIN_KB)
-        assert proc.reservation.memory_kb == own
+        assert proc.resources.memory_kb == own
     assert len({proc.frame.id for proc in planned.procs}) == len(planned.procs)
     no_cap_limit_or_host_is_passed(situation, planned)
     every_layer_has_one_verdict_that_adds_up(situation, planned)
@@ -285,7 +285,7 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
                     os_name=job.os_name,
                     job_cores_left=min(folder_cores, job_cores, alloc_cores),
                 ),
-                Reservation,
+                Resources,
             )
         )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.frame_needs import Demand, Search, smallest_need
-from opencue_sched.domain.hosts import Hold, Host, Reservation
+from opencue_sched.domain.hosts import Hold, Host, Resources
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, RunningFrame
@@ -40,7 +40,7 @@ def held(host: Host, layer: str = "other") -> Host:
 
 def admitted(host: Host, *, layer: str = "narrow", run_seconds: float | None = 60.0) -> Verdict | None:
     narrow = make_layer(layer, run_seconds=run_seconds)
-    refusal = policy.reservations(NOW)(make_job(), narrow, host, Reservation(1, GIB))
+    refusal = policy.reservations(NOW)(make_job(), narrow, host, Resources(1, GIB))
     return None if refusal is None else refusal.verdict
 
 
@@ -86,7 +86,7 @@ def test_a_hold_that_ran_out_keeps_nobody_away():
 def test_the_refusal_says_for_whom_and_how_long():
     narrow = make_layer("narrow", run_seconds=600.0)
     host = idle(16, Hold("wide", "j", 8, 0, 0, NOW + 60, NOW + 240, "shot/comp"))
-    refusal = policy.reservations(NOW)(make_job(), narrow, host, Reservation(1, GIB))
+    refusal = policy.reservations(NOW)(make_job(), narrow, host, Resources(1, GIB))
     assert refusal is not None
     assert refusal.detail == (
         "host host-h1 is kept for a wide frame of shot/comp, expected free in 4m; only frames that end before use it"

@@ -9,7 +9,7 @@ from opencue_proto import rqd_pb2
 
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.frame_command import JobDetails, LaunchDetails, LayerDetails
-from opencue_sched.domain.hosts import Host, Reservation
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Frame, Job, Layer
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import ThreadMode
@@ -77,7 +77,7 @@ PLANNED = PlannedProc(
     layer=LAYER,
     frame=FRAME,
     host=HOST,
-    reservation=Reservation(cores=4, memory_kb=3_355_443, gpus=1, gpu_memory_kb=2_097_152),
+    resources=Resources(cores=4, memory_kb=3_355_443, gpus=1, gpu_memory_kb=2_097_152),
     vertices=Vertices("S-1", "C-1", "D-1", "J-1", "L-1", "P-1"),
 )
 LEFT_TO_RQD = {"job_temp_dir", "frame_temp_dir", "log_file", "log_dir_file", "gid", "attributes", "children", "pid"}
