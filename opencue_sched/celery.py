@@ -80,20 +80,28 @@ class SchedulerApp(Celery):
 
         # The command asks for the class before it detaches, and makes a beat of it when nobody hears a reason any more.
         command = click.get_current_context(silent=True)
-        if command is not None and command.params.get("scheduler"):
-            _refuse_other_schedulers(command.params["scheduler"])
+        _refuse_other_schedulers(command.params.get("scheduler") if command else None)
 
         class GatedBeat(Beat):
             def __init__(self, *, scheduler: str | None = None, **options: Any) -> None:
-                _refuse_other_schedulers(scheduler or app.conf.beat_scheduler)
+                _refuse_other_schedulers(scheduler)
                 super().__init__(scheduler=scheduler, **options)
 
         return cast("type[BeatProgram]", self.subclass_with_self(GatedBeat))
 
 
-def _refuse_other_schedulers(scheduler: str) -> None:
-    """End this process unless ``scheduler``, as Celery's options name it, is LeaderScheduler: two beats with another
-    would send every message twice, without a fence."""
+def _refuse_other_schedulers(option: str | None) -> None:
+    """End this process unless the schedulers that ``option`` (the value of ``--scheduler``, if any) and the
+    configuration name are LeaderScheduler: two beats with another would send every message twice, without a fence.
+
+    Both are looked at, though the option wins: what the configuration names would be passed over in silence.
+    """
+    for scheduler in (option or _LEADER_SCHEDULER, app.conf.beat_scheduler):
+        _refuse_other_scheduler(scheduler)
+
+
+def _refuse_other_scheduler(scheduler: str) -> None:
+    """End this process unless ``scheduler``, as Celery's options name it, is LeaderScheduler."""
     cure = "leave --scheduler (-S) and beat_scheduler out"
     try:
         aliases = dict(cast(Iterable[tuple[str, str]], load_extension_class_names("celery.beat_schedulers")))
@@ -116,7 +124,7 @@ def _guard_detaching_workers() -> None:
     def detach_with_our_scheduler(*given: Any, **options: Any) -> Any:
         params = click.get_current_context().params
         if params["beat"]:
-            _refuse_other_schedulers(params["scheduler"] or app.conf.beat_scheduler)
+            _refuse_other_schedulers(params["scheduler"])
         return detach(*given, **options)
 
     command.detach = detach_with_our_scheduler
