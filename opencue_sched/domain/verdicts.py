@@ -9,7 +9,7 @@ from opencue_sched.domain.hosts import Resources
 
 
 class Verdict(StrEnum):
-    """Why a layer did, or did not, get a host in a pass; docs/operator-guide.md says what each means. Every layer
+    """Why a layer did, or did not, get a host in a pass; docs/look.md says what each means. Every layer
     that is looked at ends with one; quarantined, behind and cooled down are frames that no pass looks at.
 
     Where several clusters judged one layer, the verdict that stands first here is shown (``most_telling``): that hosts

@@ -92,14 +92,14 @@ def describe_failure(error: Exception, settings: Settings) -> str:
 
     where = f"Redis at {without_secrets(settings.redis_dsn)}"
     if isinstance(error, NoPermissionError):
-        return f"{where} refuses ({describe(error)}); the ACL that its user needs is in the operator guide"
+        return f"{where} refuses ({describe(error)}); the ACL that its user needs is in docs/run.md"
     if isinstance(error, AuthenticationError):
         return f"{where} refuses the password; set OPENCUE_SCHED_REDIS_URL"
     if has_no_connection_left(error):
         pool = f"up to {settings.accounting.redis_pool_size} (accounting.redis_pool_size)"
         return (
             f"{where} has no connection left: its maxclients is less than the fleet takes, each process {pool} and "
-            "those of its broker; raise maxclients (the operator guide sums them up, under Connections)"
+            "those of its broker; raise maxclients (docs/run.md sums them up, under Connections)"
         )
     return f"{where} {what} ({describe(error)}); set OPENCUE_SCHED_REDIS_URL"
 
@@ -112,7 +112,7 @@ def _meaning_and_advice(error: SQLAlchemyError, settings: Settings) -> tuple[str
         pool = settings.database.pool_size
         return "has no connection left", (
             f"raise {limit}, or lower OPENCUE_SCHED_DATABASE__POOL_SIZE: a worker takes up to {pool + 1}, a report "
-            f"service {pool}, a beat 2, Flower 1 (the operator guide sums them up, under Connections)"
+            f"service {pool}, a beat 2, Flower 1 (docs/run.md sums them up, under Connections)"
         )
     state = getattr(getattr(error, "orig", None), "pgcode", None) or ""
     if state in _ADVICE:

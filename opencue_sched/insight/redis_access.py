@@ -1,6 +1,6 @@
 """What the Redis user of a fleet must be allowed, and what of it a server refuses.
 
-The operator guide lists the same as the smallest ACL; a test runs a whole fleet with it.
+docs/run.md lists the same as the smallest ACL; a test runs a whole fleet with it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True
     more = f" and {len(missing) - _RULES_NAMED} more" if len(missing) > _RULES_NAMED else ""
     raise StoreUnusable(
         f"Redis at {without_secrets(settings.redis_dsn)} refuses what user {user} must be allowed: "
-        f"{' '.join(missing[:_RULES_NAMED])}{more}; the operator guide has them all, under A Redis user of its own"
+        f"{' '.join(missing[:_RULES_NAMED])}{more}; docs/run.md has them all, under A Redis user of its own"
     )
 
 

@@ -1,4 +1,4 @@
-"""The connections that the operator guide has an administrator reckon with."""
+"""The connections that the guide to running a fleet has an administrator reckon with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opencue_sched.embedded.servers.processes import free_port
 from tests.e2e.fleets import fleet_on
 from tests.kit.connections import connections
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operator-guide.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "run.md"
 
 
 def told(process: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A whole fleet as a Redis user that may do what the operator guide lists, and nothing else."""
+"""A whole fleet as a Redis user that may do what the guide to running a fleet lists, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.e2e.test_farm_page import flower, status
 from tests.kit.command import PROGRAM
 from tests.kit.polling import eventually
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operator-guide.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "run.md"
 RARE = {"rpop", "rpush", "select", "hget", "unwatch", "blpop"}
 """Commands that this fleet need not come to: of kombu's, a message that is got or put back, a database other than 0, a
 transaction that is given up; of ours, the wait for an answer that is there when it is first looked for."""

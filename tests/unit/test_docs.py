@@ -23,12 +23,13 @@ from tests.kit.setting_fields import setting_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def settings_table() -> list[tuple[str, str, str, str]]:
-    """Key, variable, default and meaning of each setting, as the operator guide has them."""
-    guide = (ROOT / "docs" / "operator-guide.md").read_text()
+    """Key, variable, default and meaning of each setting, as their document has them."""
+    guide = (ROOT / "docs" / "settings.md").read_text()
     return re.findall(r"^\| `([\w.]+)` \| `(OPENCUE_SCHED_\w+)` \| (.*?) \| (.*) \|$", guide, re.M)
 
 
@@ -105,7 +106,7 @@ def test_the_table_of_keys_has_every_key_of_the_namespace():
 
 
 def test_the_verdicts_table_is_the_codes():
-    section = (ROOT / "docs" / "operator-guide.md").read_text().partition("### Verdicts\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "look.md").read_text().partition("## Verdicts\n")[2].partition("\n## ")[0]
     named = [name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert named == [verdict.value for verdict in Verdict]
 
@@ -115,6 +116,19 @@ def test_every_link_leads_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The names by which the headings of a document are linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", document.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_heading_leads_to_one(document):
+    for target, anchor in re.findall(r"\]\(((?!http)[^)#]*)#([^)]+)\)", document.read_text()):
+        linked = document.parent / target if target else document
+        assert anchor in anchors_of(linked), f"{document.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -150,7 +164,7 @@ def test_every_command_of_a_task_is_taken_as_it_is_written(document):
 
 
 def test_workers_are_started_by_names_that_differ_on_one_host():
-    for name in ("README.md", "docs/operator-guide.md"):
+    for name in ("README.md", "docs/run.md"):
         starts = re.findall(r"celery -A opencue_sched worker\b(.*)", (ROOT / name).read_text())
         assert starts, name
         assert all(re.match(r" -n w1@%h\b", start) for start in starts), name
@@ -159,7 +173,7 @@ def test_workers_are_started_by_names_that_differ_on_one_host():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_make_target_named_exists(document):
     makefile = (ROOT / "Makefile").read_text()
-    for name in re.findall(r"`make ([a-z-]+)", document.read_text()):
+    for name in re.findall(r"`make ([a-z0-9-]+)", document.read_text()):
         assert re.search(rf"^{name}:", makefile, re.M), f"{document.name}: make {name}"
 
 

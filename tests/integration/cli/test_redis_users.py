@@ -74,7 +74,7 @@ def test_a_process_whose_redis_user_lacks_a_permission_names_it_and_is_not_start
     assert ran.returncode == 78, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if "refuses" in line]
     assert said in line
-    assert "operator guide" in line
+    assert "docs/run.md" in line
     assert "secret" not in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
 
