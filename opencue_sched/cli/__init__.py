@@ -33,7 +33,7 @@ COMMANDS = {
     "host": ("host", "List, lock, unlock, tag and move hosts."),
     "job": ("job", "List, show and manage jobs."),
     "layer": ("job", "List layers of a job, and change what their frames need."),
-    "limit": ("show", "List, create and change limits: how many frames, or machines, may run under a name."),
+    "limit": ("limit", "List, create and change limits: how many frames, or machines, may run under a name."),
     "migrate": ("services", "Create or upgrade the database schema."),
     "proc": ("host", "List procs (a frame's share of a host while it runs), and kill them."),
     "report-service": ("services", "Run the service that RQDs report to."),
