@@ -20,9 +20,23 @@ def moment_of(words: str, now: datetime) -> datetime:
         today = now.replace(tzinfo=None, hour=hour, minute=minute, second=0, microsecond=0)
         moment = today.astimezone()
         return moment if moment > now else (today + timedelta(days=1)).astimezone()
+    if found := _of_a_day(typed):
+        return found
+    raise InvalidInput(f"{words[:60]!r} is no moment; write 18:00, 2026-12-24 18:00 or 2026-12-24")
+
+
+def past_moment_of(words: str) -> datetime:
+    """A moment that was: ``2026-12-24T18:00:05+01:00`` or the like, local unless an offset follows. Raises
+    InvalidInput."""
+    if moment := _of_a_day(words.strip()):
+        return moment
+    raise InvalidInput(f"{words[:60]!r} is no moment; write 2026-12-24T18:00:05, with the day")
+
+
+def _of_a_day(typed: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(typed).astimezone()
         moment + timedelta(days=2)  # in every zone the year has four digits, or nobody could read it again
-        return moment
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{words[:60]!r} is no moment; write 18:00, 2026-12-24 18:00 or 2026-12-24") from error
+    except (ValueError, OverflowError):
+        return None
+    return moment

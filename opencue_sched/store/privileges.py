@@ -8,13 +8,12 @@ READ = (
     "config",
     "dept",
     "filter",
-    "limit_host",
     "opencue_sched_origin",
     "opencue_sched_version",
     "show_alias",
     "show_service",
 )
-"""Tables that our processes and commands read alone. A Cuebot before V49 has no ``limit_host``."""
+"""Tables that our processes and commands read alone."""
 
 CHANGED = (
     "alloc",
@@ -50,6 +49,7 @@ CHANGED = (
     "layer_resource",
     "layer_stat",
     "layer_usage",
+    "limit_host",
     "limit_record",
     "opencue_sched_blocked",
     "opencue_sched_fence",
@@ -64,7 +64,8 @@ CHANGED = (
     "show_stats",
     "subscription",
 )
-"""Tables whose rows our statements lock or change, or OpenCue's triggers in our name."""
+"""Tables whose rows our statements lock or change, or OpenCue's triggers in our name. A Cuebot before V49 has no
+``limit_host``."""
 
 CHANGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
 

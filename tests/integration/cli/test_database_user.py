@@ -49,6 +49,7 @@ subscription delete demo local.more
 limit create arnold 5
 limit create spare 5
 limit set arnold 6
+limit report arnold --nobody
 limit delete spare
 folder create demo lighting --max-cores 50
 folder caps demo lighting --max-gpus 4
