@@ -31,7 +31,7 @@ WRITE_SECONDS = 0.5
 URL_VARIABLE = "OPENCUE_SCHED_CHAOS_DATABASE"
 _AHEAD = 5
 
-# Cores in centicores; GPUs; limits in frames. A cap of -1 or 0 of a folder or job is none (design section 4).
+# Cores in centicores; GPUs; limits in frames. A cap of -1 or 0 of a folder or job is none, as in OpenCue.
 _SAMPLE = """
 WITH procs AS (
     SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,

@@ -1,7 +1,7 @@
 """A release nobody hears of: procs deleted by hand on a database whose trigger kept quiet.
 
 The ledger keeps their bookings until a recompute finds them, and their processes run on without a proc until a host
-report names them (I5). The frames wait again at once, so that they may be started somewhere else meanwhile.
+report names them. The frames wait again at once, so that they may be started somewhere else meanwhile.
 """
 
 from __future__ import annotations

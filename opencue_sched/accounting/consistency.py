@@ -1,4 +1,4 @@
-"""The consistency check: does every counter equal the sum of its ledger entries (I1), although bookings go on?
+"""The consistency check: does every counter equal the sum of its ledger entries, although bookings go on?
 
 While ``acct:audit`` holds a token, the scripts also log every change of an entry. A counter is read together with the
 sequence number of that moment; the ledger, scanned over a longer time, is wound back or forward to the same moment by
@@ -164,7 +164,7 @@ def _read_log(ledger: Ledger) -> list[EntryChange]:
 
 def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
     """Counters that differ from the sum of the entries that were in the ledger when they were read, and by how much
-    (counter less entries). Empty when I1 holds."""
+    (counter less entries). Empty when every counter is that sum."""
     logged: dict[str, list[EntryChange]] = defaultdict(list)
     for event in check.events:
         logged[event.proc_id].append(event)

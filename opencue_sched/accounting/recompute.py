@@ -2,7 +2,7 @@
 
 Reconciliation by difference of ids: mark, snapshot, ledger, apply. Nothing is overwritten, so no quiet moment is needed
 and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is younger than the mark. The
-same pass checks the counters (I1) and refreshes the accounting tables of PostgreSQL.
+same pass checks the counters against the ledger and refreshes the accounting tables of PostgreSQL.
 """
 
 from __future__ import annotations

@@ -435,8 +435,9 @@ class _Pass:
                 return None
             self._check_claims()
 
-            # 4. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
-            #    here, because recompute takes a booking that is too old for that of a dead process.
+            # 4. Book, before PostgreSQL: a counter that is too high keeps cores idle, one that is too low passes a cap.
+            # The commit's deadline counts from here: a booking without a proc that is older is too old for that of a
+            # dead process.
             booked_at = runner.clock()
             with self._step("book"):
                 answers = self._book(procs)

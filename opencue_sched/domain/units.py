@@ -1,8 +1,7 @@
 """OpenCue's units.
 
 The one place where centicores (PostgreSQL) and whole cores (Redis, placement) meet. What is booked rounds up, what may
-be booked rounds down, so every rounding error under-books (Redis accounting reference, "the unit invariant"; design
-section 4).
+be booked rounds down, so every rounding error under-books (Redis accounting reference, "the unit invariant").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit: the design's invariants, checked against PostgreSQL and Redis as they are.
+"""The audit: the invariants of domain/invariants.py, checked against PostgreSQL and Redis as they are.
 
 One function for the command line, the demo, the benchmarks and the tests. What state cannot show is not in it:
 docs/architecture.md names the tests that show it.
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from operator import attrgetter
 from typing import TypeVar
 
 import redis
@@ -21,6 +20,7 @@ from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, chec
 from opencue_sched.accounting.damage import find_damage
 from opencue_sched.accounting.keys import EntryState, Record, unpack_entry
 from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
@@ -45,14 +45,16 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at, an invariant for an audit, with figures. ``remedy`` is empty when nothing is to be done.
-    ``offenders`` are what is wrong."""
+    """One thing an audit or the doctor looked at, with figures."""
 
     level: Severity
     what: str
+    """The name of an invariant for an audit; a topic such as "counters" for the doctor."""
     text: str
     remedy: str = ""
+    """What to do, or empty when nothing is to be done."""
     offenders: tuple[str, ...] = ()
+    """What is wrong, each in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +100,40 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
         checks.append(compare_procs(engine, ledger, age_seconds=age, local_seconds=counted_after))
     else:
         text = f"not looked at: {ready.text}"
-        checks += [Finding(Severity.WARN, what, text, "run it again") for what in ("I1", "I4")]
+        checks += [
+            Finding(Severity.WARN, what, text, "run it again")
+            for what in (Invariant.COUNTERS_MATCH_LEDGER, Invariant.LEDGER_MATCHES_PROCS)
+        ]
     with engine.connect() as connection:
-        for invariant, (text, _) in RULES.items():
+        for invariant in RULES:
             found = judge(connection, invariant, grace_seconds=LOST_AFTER_SECONDS)
-            text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
-            checks.append(_check(invariant, text, found.named or ()))
-    return Report(tuple(sorted(checks, key=attrgetter("what"))))
+            checks.append(_check(invariant, f"{found.looked_at - found.wrong} of {found.looked_at}", found.named or ()))
+    in_order = list(Invariant)
+    return Report(tuple(sorted(checks, key=lambda check: in_order.index(Invariant(check.what)))))
 
 
-def _check(invariant: str, text: str, wrong: Sequence[str]) -> Finding:
-    return Finding(Severity.FAIL if wrong else Severity.OK, invariant, text, offenders=tuple(wrong[:OFFENDERS_NAMED]))
+def _check(invariant: Invariant, figures: str, wrong: Sequence[str]) -> Finding:
+    level = Severity.FAIL if wrong else Severity.OK
+    return Finding(level, invariant, f"{invariant.sentence}: {figures}", offenders=tuple(wrong[:OFFENDERS_NAMED]))
 
 
 def check_ready(ledger: Ledger) -> Finding:
-    """I8: the counters are open, and none of the keys that they are counted by is damaged. Closes no store."""
+    """Whether the counters are open, and none of the keys that they are counted by is damaged. Closes no store."""
     try:
         ledger.learn_epoch()
         with answering():
             damage = find_damage(ledger.client)
         damage = damage or ledger.seq_behind(ledger.records())
     except NotReady as error:
-        return Finding(Severity.FAIL, "I8", f"the counters cannot be booked against: {error}")
+        return Finding(Severity.FAIL, Invariant.COUNTERS_OPEN, f"the counters cannot be booked against: {error}")
     if damage:
         text = f"the counters are damaged: {damage}"
-        return Finding(Severity.FAIL, "I8", text, "find out what writes to acct:*; a worker fills them anew by itself")
-    return Finding(Severity.OK, "I8", "the counters are filled and open")
+        remedy = "find out what writes to acct:*; a worker fills them anew by itself"
+        return Finding(Severity.FAIL, Invariant.COUNTERS_OPEN, text, remedy)
+    return Finding(Severity.OK, Invariant.COUNTERS_OPEN, "the counters are filled and open")
 
 
-# I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
+# Counters, ledger and procs of a farm at work: what only changed while it was looked at is told from what is wrong.
 #
 # Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
 # and Redis have no moment in common, and the decrement of another program may be on its way to a counter (release_feed
@@ -140,15 +147,14 @@ def _twice(look: Callable[[], tuple[T, dict[str, U]]]) -> tuple[T, dict[str, U]]
         return seen, before
     time.sleep(STAYS_WRONG_SECONDS)
     seen, after = look()
-    return seen, {key: it for key, it in after.items() if before.get(key) == it}
+    return seen, {key: contradiction for key, contradiction in after.items() if before.get(key) == contradiction}
 
 
 def compare_counters(ledger: Ledger, *, found_before: Mapping[str, Amounts] | None = None) -> Finding:
-    """I1: every counter is the sum of its ledger entries.
+    """Whether every counter is the sum of its ledger entries.
 
     ``found_before``: only counters that are off by as much as this says count; all do without it.
     """
-    text = "counters that are the sum of their ledger entries"
 
     def look() -> tuple[ConsistencyCheck, dict[str, Amounts]]:
         check = _check_consistency(ledger)
@@ -160,10 +166,12 @@ def compare_counters(ledger: Ledger, *, found_before: Mapping[str, Amounts] | No
         if found_before is not None:
             wrong = {key: off for key, off in wrong.items() if found_before.get(key) == off}
     except NotReady as error:
-        return Finding(Severity.WARN, "I1", f"{text}: not looked at, {error}", "run it again")
+        invariant = Invariant.COUNTERS_MATCH_LEDGER
+        return Finding(Severity.WARN, invariant, f"{invariant.sentence}: not looked at, {error}", "run it again")
     offenders = [_contradiction(key, check.readings[key][1], off) for key, off in wrong.items()]
     offenders += [f"{key}: the machines of its limit do not say whether frames are counted there" for key in machines]
-    return _check("I1", f"{text}: {len(check.readings) - len(wrong)} of {len(check.readings)}", offenders)
+    figures = f"{len(check.readings) - len(wrong)} of {len(check.readings)}"
+    return _check(Invariant.COUNTERS_MATCH_LEDGER, figures, offenders)
 
 
 def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
@@ -195,9 +203,10 @@ def compare_procs(
     local_seconds: float = 0.0,
     select: Callable[[Contradictions], Collection[str]] | None = None,
 ) -> Finding:
-    """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment: a booking in
-    flight may wait for its commit until it is ``age_seconds`` old. A local proc, which a Cuebot books without a word,
-    may wait for a recompute to count it until it is ``local_seconds`` old.
+    """Whether the ledger holds exactly the procs of managed shows, but for what is being booked this moment.
+
+    A booking in flight may wait for its commit until it is ``age_seconds`` old. A local proc, which a Cuebot books
+    without a word, may wait for a recompute to count it until it is ``local_seconds`` old.
 
     ``select`` returns the ids of the contradictions that count; all do without it.
     """
@@ -221,11 +230,11 @@ def compare_procs(
     if select is not None:
         wrong = {proc_id: wrong[proc_id] for proc_id in select(wrong)} if wrong else {}
     booked = len(records.keys() - held.keys() - wrong.keys())
-    text = (
-        f"ledger and proc{'' if wrong else ' agree'}: {len(records)} entries, {len(held)} procs, {booked} being booked"
+    figures = (
+        f"{len(records)} entries, {len(held)} procs, {booked} being booked"
         f"{f', {uncounted} local not counted yet' if uncounted else ''}"
     )
-    return _check("I4", text, [wrong[proc_id][0] for proc_id in sorted(wrong)])
+    return _check(Invariant.LEDGER_MATCHES_PROCS, figures, [wrong[proc_id][0] for proc_id in sorted(wrong)])
 
 
 def _contradicting(proc_id: str, record: Record | None, proc: Amounts | None, booked_before: float) -> str:

@@ -1,4 +1,4 @@
-"""Whether a process a host reports is owned by a proc, and what to do if it is not (I5). Pure.
+"""Whether a process a host reports is owned by a proc, and what to do if it is not. Pure.
 
 RQD knows frames by frame id only, so a kill must never meet a newer run of the same frame on the same host. The rules
 below only kill where that cannot be: the frame belongs to another host, or has been what it is for longer than a

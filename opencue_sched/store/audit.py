@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import countable
 from opencue_sched.store.procs import HELD
@@ -97,22 +98,23 @@ _WRONG_IDLE = f"""
 """  # noqa: S608
 
 RULES = {
-    "I2": ("vertices with procs within their caps (lowered ones show too)", _OVER_CAP),
-    "I6": ("RUNNING frames and procs belong together", _LOST_FRAMES),
-    "I6b": ("layers whose counters are what their frames say", _WRONG_COUNTS),
-    "I7": ("hosts whose idle is total less procs, none negative", _WRONG_IDLE),
+    Invariant.WITHIN_CAPS: _OVER_CAP,
+    Invariant.RUNNING_FRAMES_HAVE_PROCS: _LOST_FRAMES,
+    Invariant.LAYER_COUNTERS_MATCH_FRAMES: _WRONG_COUNTS,
+    Invariant.HOST_IDLE_MATCHES_PROCS: _WRONG_IDLE,
 }
-"""Invariants that PostgreSQL alone can show: what is looked at, and a statement that judges each row (see judge())."""
+"""Invariants that PostgreSQL alone can show, and the statement that judges each row of what they are about."""
 
 
-def judge(connection: Connection, invariant: str, *, grace_seconds: float = 0.0) -> Row[Any]:
+def judge(connection: Connection, invariant: Invariant, *, grace_seconds: float = 0.0) -> Row[Any]:
     """Judge all rows by one of RULES, in one statement: ``looked_at`` rows, of which ``wrong`` contradict the rule.
 
-    ``named`` are the first few of these, or None. What was so for less than the grace is not wrong yet (I6).
+    ``named`` are the first few of these, or None. A frame or proc that has been without the other for less than the
+    grace is not wrong yet.
     """
     statement = f"""
         SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,
                (array_agg(detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
-        FROM ({RULES[invariant][1]}) judged
+        FROM ({RULES[invariant]}) judged
         """  # noqa: S608 - constants only
     return connection.execute(text(statement), {"grace": grace_seconds}).one()

@@ -1,4 +1,4 @@
-"""The board under kills and pauses (JB2, JB6), and at size (JB4)."""
+"""The board under kills and pauses, and at size."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ def places(client, keys: BoardKeys) -> Counter:
 
 
 def test_killed_at_any_moment_each_job_is_in_exactly_one_place(redis_client, start_script):
-    """JB6."""
     keys = BoardKeys("cue", "chaos")
     for generation in range(4):
         processes = [start_script(CLAIMANT, f"w{generation}-{number}") for number in range(2)]
@@ -119,7 +118,7 @@ SLEEPER = """
 
 
 def test_an_owner_paused_past_its_claim_writes_nothing_afterwards(redis_client, start_script):
-    """JB2: SIGSTOP past the claim's life, another of the same name claims, SIGCONT."""
+    """SIGSTOP past the claim's life, another of the same name claims, SIGCONT."""
     with JobBoard(redis_client, "cue", name="chaos") as board:
         job = board.post("render")
         owner = start_script(SLEEPER, "me")
@@ -152,7 +151,7 @@ def fill(board: JobBoard, count: int) -> None:
 
 
 def test_claiming_the_next_costs_the_same_on_a_board_a_hundred_times_as_big(redis_client):
-    """JB4: p99 at 100,000 postings within twice that at 1,000; measured in turns, because machines are busy."""
+    """p99 at 100,000 postings within twice that at 1,000; measured in turns, because machines are busy."""
     with JobBoard(redis_client, "cue", name="small") as small, JobBoard(redis_client, "cue", name="big") as big:
         fill(small, 1_000)
         fill(big, 100_000)

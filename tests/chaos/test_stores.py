@@ -1,6 +1,7 @@
 """One fault at a time, on a fleet that works: what stops, what must not happen, and that it goes on by itself.
 
-I8 (Redis lost), I9 (PostgreSQL lost), I2 and I6 (processes killed or frozen in mid-pass).
+Redis lost (counters-open), PostgreSQL lost (follows-postgresql), processes killed or frozen in mid-pass (within-caps,
+running-frames-have-procs).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class FarmView:
         eventually(lambda: len(self.rows(waiting)) >= count, seconds, f"{count} sessions that wait for a lock")
 
     def assert_consistent(self) -> None:
-        """I7 and the counters: host idle = total - sum(procs), *_stat = the states of the frames."""
+        """The rows agree: host idle = total - sum(procs), *_stat = the states of the frames."""
         hosts = self.rows(
             """
             SELECT str_name FROM host

@@ -16,6 +16,7 @@ import pytest
 from opencue_sched.accounting import keys as counter_keys
 from opencue_sched.cli import cli
 from opencue_sched.coordination import keys as coordination_keys
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from tests.kit import metrics_table
@@ -103,6 +104,12 @@ def test_the_table_of_keys_has_every_key_of_the_namespace():
     named = keys_named("coordination.md")
     assert built - named == set()
     assert named - built == {"{ns}:q:work:..."}
+
+
+def test_the_table_of_invariants_is_the_codes():
+    section = (ROOT / "docs" / "architecture.md").read_text().partition("## Invariants\n")[2]
+    table = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| .+ \|$", section, re.M)
+    assert table == [(invariant.value, invariant.sentence) for invariant in Invariant]
 
 
 def test_the_verdicts_table_is_the_codes():

@@ -1,5 +1,5 @@
 """How it was done before, small enough to read: plain numbers, as the accounting reference and OpenCue's Rust scheduler
-have them (facts I). Written down here to be seen failing.
+have them. Written down here to be seen failing.
 
 ``RedisCounters`` is the reference: numbers in shared Redis, a booking script, a rollback by negated deltas, a reseed
 guarded by acct:seq, releases published as decrements. ``ProcessCounters`` is what came after it: numbers of one

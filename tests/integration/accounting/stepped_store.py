@@ -73,7 +73,7 @@ def sums(entries: Iterable[str]) -> dict[str, Amounts]:
 
 
 def check_sums(seen: Seen) -> None:
-    """I1: each counter, in a dual store the ledger's own, is the sum of its entries."""
+    """Each counter, in a dual store the ledger's own, is the sum of its entries."""
     check_counters(seen.ours, sums(record.entry for record in seen.records.values()), "its entries")
 
 
@@ -92,7 +92,7 @@ def differing(seen: Seen, procs: Mapping[str, str]) -> tuple[str, ...]:
 def check_room(
     seen: Seen, booking: Booking, used: Mapping[str, Amounts], lacking: Mapping[str, Amounts] | None = None
 ) -> None:
-    """I2: ``booking`` was accepted a moment ago; what is ``used`` with it is within its caps, and within what counters
+    """``booking`` was accepted a moment ago: what is ``used`` with it is within its caps, and within what counters
     were ``lacking`` in a dual store."""
     for key in keys.capped(booking.vertices):
         cores, gpus = used.get(key, (0, 0))

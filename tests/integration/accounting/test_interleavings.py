@@ -1,4 +1,4 @@
-"""How the counters of the accounting reference drift, mechanism by mechanism (facts I 1-6).
+"""How the counters of the accounting reference drift, mechanism by mechanism.
 
 Each interleaving is played twice: by production code, which must hold, and by the reference's way of counting, which
 must break. What the newest scheduler still leaves open is in test_interleavings_gaps.py.
@@ -36,16 +36,16 @@ def side(request: pytest.FixtureRequest, play: Callable[[type[Side]], Side]) -> 
 
 
 class TestLimits:
-    """I 1: caps that are not there yet, or not the right ones."""
+    """Caps that are not there yet, or not the right ones."""
 
     def test_a_subscription_nobody_seeded_does_not_refuse_everything(self, side: Side) -> None:
-        """I 1: burst seeded only now and then; until then it reads as 0."""
+        """Burst seeded only now and then; until then it reads as 0."""
         side.submit()
         finish(side.worker())
         side.check(ours=Figures(1, 1), naive=Figures(0, 0), breaks=STARVED)
 
     def test_a_folder_made_after_the_last_reseed_has_its_cap_at_once(self, side: Side) -> None:
-        """I 1, the opposite hole: unseeded folder and job caps count as unlimited.
+        """The opposite hole: unseeded folder and job caps count as unlimited.
 
         Both plans were made while nothing ran, so that only the counters can tell.
         """
@@ -60,7 +60,7 @@ class TestLimits:
         side.check(ours=Figures(2, 2), naive=Figures(4, 4), breaks=OVER_BOOKED, cap=2)
 
     def test_a_booking_does_not_keep_raised_caps_out(self, side: Side) -> None:
-        """I 1: caps written by compare-and-swap are skipped, because rollbacks move acct:seq too."""
+        """Caps written by compare-and-swap are skipped, because rollbacks move acct:seq too."""
         side.guards_caps = True
         side.run(BURST - 1)
         side.set_burst(BURST + 2)
@@ -72,7 +72,7 @@ class TestLimits:
         side.check(ours=Figures(6, 6), naive=Figures(4, 4), breaks=STARVED, cap=BURST + 2)
 
     def test_caps_that_were_read_before_newer_ones_come_too_late(self, side: Side) -> None:
-        """I 1, a limit seeded late: the remedy, writing without compare-and-swap, lets a stalled reseed win."""
+        """A limit seeded late: the remedy, writing without compare-and-swap, lets a stalled reseed win."""
         finish(side.load_caps())
         side.submit(BURST)
         worker = until(side.worker(), BOOK)
@@ -85,7 +85,7 @@ class TestLimits:
         side.check(ours=Figures(2, 2), naive=Figures(4, 4), breaks=OVER_BOOKED, cap=2)
 
     def test_a_flush_between_booking_and_commit(self, side: Side) -> None:
-        """I 1: a flush resets the counters; what is filled in from the proc table lacks what is being committed."""
+        """A flush resets the counters; what is filled in from the proc table lacks what is being committed."""
         side.run(2)
         side.submit(2)
         one = until(side.worker(), BOOK)
@@ -98,7 +98,7 @@ class TestLimits:
         side.check(ours=Figures(4, 4), naive=Figures(6, 4), breaks=OVER_BOOKED)
 
     def test_a_rollback_that_arrives_after_a_flush(self, side: Side) -> None:
-        """I 1: what it gives back is not in the counters any more. Somebody else has got the frame meanwhile."""
+        """What it gives back is not in the counters any more. Somebody else has got the frame meanwhile."""
         side.run(BURST - 1)
         job = side.submit()
         worker = until(side.worker(), BOOKED)
@@ -114,7 +114,7 @@ class TestLimits:
 
 
 def test_a_recompute_completes_while_something_moves_in_every_window(side: Side) -> None:
-    """I 2: one global sequence number, moved by everybody; the compare-and-swap never finds a quiet moment."""
+    """One global sequence number, moved by everybody; the compare-and-swap never finds a quiet moment."""
     (proc,) = side.run(1)
     side.end(proc)
     for _ in range(3):
@@ -127,10 +127,10 @@ def test_a_recompute_completes_while_something_moves_in_every_window(side: Side)
 
 
 class TestLostUpdate:
-    """I 3: the sum is read on one side of a commit, and the sequence number on the other."""
+    """The sum is read on one side of a commit, and the sequence number on the other."""
 
     def test_a_booking_counted_before_the_mark_and_committed_after_the_snapshot(self, side: Side) -> None:
-        """I 3: acct:seq moves at the booking, the row comes later; the reseed sees an equal number and a lower sum."""
+        """Acct:seq moves at the booking, the row comes later; the reseed sees an equal number and a lower sum."""
         side.run(BURST - 1)
         side.submit()
         one = until(side.worker(), BOOK)
@@ -143,7 +143,7 @@ class TestLostUpdate:
         side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
 
     def test_a_booking_in_the_window_of_a_stalled_snapshot(self, side: Side) -> None:
-        """I 3, the race the reference guards against: a whole booking between reading the sum and writing it."""
+        """The race the reference guards against: a whole booking between reading the sum and writing it."""
         side.guarded = False
         side.run(BURST - 1)
         side.submit()
@@ -157,7 +157,7 @@ class TestLostUpdate:
         side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
 
     def test_a_release_told_after_the_recompute_that_saw_it(self, side: Side) -> None:
-        """I 3, mirrored: the row is deleted, the sum without it is written, then the decrement takes it off again."""
+        """Mirrored: the row is deleted, the sum without it is written, then the decrement takes it off again."""
         first, *_ = side.run(BURST)
         side.submit(2)
         side.end(first)
@@ -170,7 +170,7 @@ class TestLostUpdate:
 
 @pytest.mark.parametrize("leak", ["release lost", "worker dies", "booking sent again"])
 def test_what_leaks_upwards_comes_back(side: Side, leak: str) -> None:
-    """I 4: a lost publish, a crash between script and INSERT, a client's retry; a key without procs is never reset."""
+    """A lost publish, a crash between script and INSERT, a client's retry; a key without procs is never reset."""
     side.zero_baseline = False
     side.submit()
     finish(side.load_caps())
@@ -192,10 +192,10 @@ def test_what_leaks_upwards_comes_back(side: Side, leak: str) -> None:
 
 
 class TestAttribution:
-    """I 5: who gets the cores back."""
+    """Who gets the cores back."""
 
     def test_a_job_that_moved_gives_back_where_it_took(self, side: Side) -> None:
-        """I 5: the release decrements the folder the job is in now, which never had those cores."""
+        """The release decrements the folder the job is in now, which never had those cores."""
         old, new = side.folder(4), side.folder(1)
         (proc,) = side.run(1, folder=old)
         side.sql("UPDATE job SET pk_folder = :new", new=new)
@@ -208,7 +208,7 @@ class TestAttribution:
         side.check(ours=Figures(1, 1), naive=Figures(2, 1), breaks=OVER_BOOKED, cap=1)
 
     def test_a_host_that_moved_gives_back_where_it_took(self, side: Side) -> None:
-        """I 5: the same with the subscription, by the host's allocation."""
+        """The same with the subscription, by the host's allocation."""
         (proc,) = side.run(1)
         other = side.subscribe("other", 1)
         side.sql("UPDATE host SET pk_alloc = :other", other=other.id)
@@ -221,7 +221,7 @@ class TestAttribution:
         side.check(ours=Figures(1, 1), naive=Figures(2, 1), breaks=OVER_BOOKED, cap=1)
 
     def test_a_stalled_recompute_does_not_move_back_what_another_moved(self, side: Side) -> None:
-        """I 5 meets I 3: the older sum is written last, and nothing has moved acct:seq."""
+        """The older sum is written last, and nothing has moved acct:seq."""
         side.run(1)
         other = side.subscribe("other", 1)
         finish(side.load_caps())
@@ -236,7 +236,7 @@ class TestAttribution:
         side.check(ours=Figures(1, 1), naive=Figures(2, 1), breaks=OVER_BOOKED, cap=1)
 
     def test_fractions_of_a_core_are_counted_per_proc(self, side: Side) -> None:
-        """I 5: a Cuebot's half cores are divided as a sum when counted, and one by one when released."""
+        """A Cuebot's half cores are divided as a sum when counted, and one by one when released."""
         procs = side.start(side.submit(2), cores=0.5)
         side.zero_baseline = False
         finish(side.load_caps())
@@ -248,7 +248,7 @@ class TestAttribution:
         side.check(ours=Figures(0, 0), naive=Figures(0, 1), breaks=DRIFTED)
 
     def test_procs_of_finished_jobs_count_as_long_as_they_are_there(self, side: Side) -> None:
-        """I 5: sums skip FINISHED jobs, even those of subscriptions."""
+        """Sums skip FINISHED jobs, even those of subscriptions."""
         finish(side.load_caps())
         side.submit(BURST)
         late = until(side.worker(), BOOK)
@@ -260,7 +260,7 @@ class TestAttribution:
 
 
 def test_a_show_handed_over_with_frames_of_cuebots_running(side: Side) -> None:
-    """I 6: only limits were seeded, so what Cuebot had running, or started before it knew, counted nothing."""
+    """Only limits were seeded, so what Cuebot had running, or started before it knew, counted nothing."""
     side.set_managed(False)
     side.start(side.submit(BURST - 1))
     late = side.submit()

@@ -1,4 +1,4 @@
-"""What the newest way of counting leaves open (facts I, residual gaps (a) to (f)), and a process that was stopped.
+"""What the newest way of counting leaves open, and a process that was stopped.
 
 Each interleaving is played twice: by production code, which must hold, and by counters inside of one process, which
 must break.
@@ -126,7 +126,7 @@ def test_a_commit_of_unknown_outcome_that_did_not_happen(play: Play) -> None:
 
 @pytest.mark.parametrize("player", [Ours, OnRedis], ids=["ours", "naive"])
 def test_a_process_stopped_between_its_look_at_the_clock_and_the_commit(play: Play, player: type[Side]) -> None:
-    """I 3 without an end: its row may come at any time, unless the server refuses it from some time on.
+    """A commit without an end: its row may come at any time, unless the server refuses it from some time on.
 
     A stopped process keeps no deadline. The server ends its transaction; its booking is given up an age later, and
     somebody else has the room when it goes on.

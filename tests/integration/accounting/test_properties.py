@@ -1,4 +1,4 @@
-"""I1 and I2 after any sequence of operations: counters are the sum of their entries, and no booking passed a cap."""
+"""After any sequence of operations counters are the sum of their entries, and no booking passed a cap."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.jobs.control import add_depend
@@ -71,7 +72,7 @@ def end(engine: Engine) -> Callable[[JobIds, int, int], None]:
 
 def assert_counters_match(engine: Engine) -> None:
     with engine.connect() as connection:
-        assert judge(connection, "I6b").wrong == 0
+        assert judge(connection, Invariant.LAYER_COUNTERS_MATCH_FRAMES).wrong == 0
 
 
 @pytest.mark.parametrize(

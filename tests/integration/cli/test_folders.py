@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
 from opencue_sched.store.audit import judge
@@ -104,7 +105,7 @@ def test_a_job_moves_with_what_it_uses_and_takes_what_the_folder_says(
     assert rows("SELECT count(*) FROM point JOIN dept USING (pk_dept) WHERE str_name = 'Lighting'") == [(1,)]
     assert [row["used_cores"] for row in cli("folder", "list", "--json").json] == [0, 8]
     with engine.connect() as connection:
-        assert judge(connection, "I6b").wrong == 0
+        assert judge(connection, Invariant.LAYER_COUNTERS_MATCH_FRAMES).wrong == 0
 
 
 @pytest.mark.parametrize(

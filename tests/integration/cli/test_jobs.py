@@ -12,6 +12,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
@@ -100,8 +101,8 @@ def states(rows: Rows) -> Callable[[], dict[str, str]]:
 
 def assert_sound(engine: Engine) -> None:
     with engine.connect() as connection:
-        assert judge(connection, "I6b").wrong == 0
-        assert judge(connection, "I7").wrong == 0
+        assert judge(connection, Invariant.LAYER_COUNTERS_MATCH_FRAMES).wrong == 0
+        assert judge(connection, Invariant.HOST_IDLE_MATCHES_PROCS).wrong == 0
 
 
 def set_state(engine: Engine, job: JobIds, frames: tuple[int, ...], state: str) -> None:

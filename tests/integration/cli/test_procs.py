@@ -11,6 +11,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
@@ -98,7 +99,10 @@ def test_a_proc_is_killed_and_its_frame_waits_again(cli: Cli, rendering: Renderi
     assert rows("SELECT str_state FROM frame WHERE pk_frame = :f", f=frame) == [("WAITING",)]
     assert rows("SELECT count(*) FROM proc") == [(2,)]
     with engine.connect() as connection:
-        assert [judge(connection, rule).wrong for rule in ("I6b", "I7")] == [0, 0]
+        assert [
+            judge(connection, rule).wrong
+            for rule in (Invariant.LAYER_COUNTERS_MATCH_FRAMES, Invariant.HOST_IDLE_MATCHES_PROCS)
+        ] == [0, 0]
 
 
 def test_everything_of_a_show_is_killed_whatever_its_jobs(cli: Cli, rendering: Rendering, rows: Rows) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.celery import app
 from opencue_sched.cli import deferred
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.reports.completion import Releaser
@@ -165,7 +166,10 @@ def test_force_has_a_worker_reap_what_is_on_a_host_that_is_down(
     assert states(rows) == after
     assert rows("SELECT count(*) FROM proc") == [(0,)]
     with engine.connect() as connection:
-        assert [judge(connection, rule).wrong for rule in ("I6b", "I7")] == [0, 0]
+        assert [
+            judge(connection, rule).wrong
+            for rule in (Invariant.LAYER_COUNTERS_MATCH_FRAMES, Invariant.HOST_IDLE_MATCHES_PROCS)
+        ] == [0, 0]
 
 
 def test_without_a_worker_force_says_so(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.jobs.job_file import JobSpec
@@ -140,7 +141,7 @@ layers:
     counted = "SELECT int_job_insert_count, int_frame_insert_count FROM show_stats WHERE pk_show = :show"
     assert rows(counted, show=demo.id) == [(1, 7)]
     with engine.connect() as connection:
-        assert judge(connection, "I6b").wrong == 0
+        assert judge(connection, Invariant.LAYER_COUNTERS_MATCH_FRAMES).wrong == 0
 
 
 def test_limits_are_those_that_the_layers_name(

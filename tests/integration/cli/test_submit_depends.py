@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import Submitted, submit_job
@@ -89,7 +90,7 @@ class Jobs:
 
     def assert_counts(self) -> None:
         with self.engine.connect() as connection:
-            assert judge(connection, "I6b").wrong == 0
+            assert judge(connection, Invariant.LAYER_COUNTERS_MATCH_FRAMES).wrong == 0
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""JB8: a board whose keys share a hash tag, on a Redis Cluster of two nodes."""
+"""A board whose keys share a hash tag, on a Redis Cluster of two nodes."""
 
 from __future__ import annotations
 

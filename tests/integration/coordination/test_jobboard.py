@@ -159,7 +159,6 @@ def test_losing_the_store_is_a_job_failure_for_those_who_look(board, monkeypatch
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_a_redis_that_evicts_is_refused(redis_client, policy):
-    """JB7."""
     try:
         redis_client.config_set("maxmemory-policy", policy)
         with pytest.raises(JobFailure, match="set maxmemory-policy to noeviction"):
@@ -346,7 +345,6 @@ def test_claiming_what_is_gone_is_not_found(board):
 
 
 def test_claims_expire_by_default_and_for_ever_is_an_explicit_choice(board):
-    """JB1."""
     job, lasting = board.post("a"), board.post("b")
     board.claim(job, "me")
     board.claim(lasting, "me", board.NEVER)
@@ -424,7 +422,7 @@ def state_comes_back(server):
 
 
 def test_a_stale_handle_of_the_same_owner_changes_nothing(board):
-    """JB2: the owner's name alone is not enough."""
+    """The owner's name alone is not enough."""
     job = board.post("render")
     old = board.claim(board.find(job.uuid), "me", 0.05)
     new = eventually(lambda: board.claim_next("me", 10))
@@ -585,7 +583,6 @@ NESTED = '{"v": 1, "details": ' + "[" * 100_000 + "]" * 100_000 + "}"
 
 @pytest.mark.parametrize("payload", ["", "no json", "[]", '{"v": 99}', '{"v": 1, "details": 3}', NESTED])
 def test_poison_is_put_aside_and_iteration_goes_on(board, payload):
-    """JB9."""
     poison, good = board.post("poison"), board.post("good")
     board.client.hset(board.keys.job(poison.uuid), "details", payload)
     assert [job.uuid for job in board.iterjobs()] == [good.uuid]
@@ -669,7 +666,7 @@ def test_waiting_for_the_end_of_a_job(board):
 
 
 def test_wake_ups_come_by_event(board, monkeypatch):
-    """JB5: within 50 ms, the best of ten, because machines are busy; and none of them by looking again."""
+    """Within 50 ms, the best of ten, because machines are busy; and none of them by looking again."""
     monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
     seconds = sorted(_seconds_to_wake(board) for _ in range(10))
     assert seconds[0] < 0.05
@@ -697,7 +694,7 @@ def _seconds_to_wake(board) -> float:
 
 
 def test_what_it_takes_to_claim_the_next_does_not_depend_on_how_many_there_are(redis_client):
-    """JB4, without a clock: the same commands on a board of 10 and of 5,000, and every range of them bounded."""
+    """No clock: the same commands on a board of 10 and of 5,000, and every range of them bounded."""
     did, end = {}, uuid4().hex
     for count in (10, 5000):
         with JobBoard(redis_client, "cue", name=f"of{count}") as board:

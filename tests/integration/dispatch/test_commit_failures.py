@@ -73,7 +73,7 @@ def test_one_job_whose_rows_fail_is_found_and_quarantined_and_the_others_run(
 
 
 def test_a_job_made_while_history_was_off_stops_nobody_else(engine: Engine, settings: Settings) -> None:
-    """On a schema of Cuebot's its missing history rows make every batch with it fail on a foreign key (facts B)."""
+    """On a schema of Cuebot's its missing history rows make every batch with it fail on a foreign key."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=64, memory_gb=64)

@@ -15,6 +15,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.cli import cli
 from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
@@ -83,52 +84,64 @@ def sql(statement: str) -> Callable[[World], object]:
 
 BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
     "a counter too high": (
-        "I1",
+        Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.job(w.vertices.job_id), "int_cores", 1),
         "counter (5, 2), ledger (4, 2)",
     ),
     "a counter of GPUs too low": (
-        "I1",
+        Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.folder(w.vertices.folder_id), "int_gpus", -1),
         "counter (4, 1), ledger (4, 2)",
     ),
     "a licence counted twice": (
-        "I1",
+        Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.limit(w.vertices.limit_ids[0]), "int_running", 1),
         "counter (3,), ledger (2,)",
     ),
-    "a counter without any entry": ("I1", lambda w: w.client.hset(keys.layer("gone"), "int_cores", 7), "gone"),
+    "a counter without any entry": (
+        Invariant.COUNTERS_MATCH_LEDGER,
+        lambda w: w.client.hset(keys.layer("gone"), "int_cores", 7),
+        "gone",
+    ),
     "a counter that vanished": (
-        "I1",
+        Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.delete(keys.layer(w.vertices.layer_id)),
         "counter (0, 0), ledger (4, 2)",
     ),
     "more than the burst": (
-        "I2",
+        Invariant.WITHIN_CAPS,
         sql("UPDATE subscription SET int_burst = 300 WHERE pk_show = :show"),
         ": 4 > 3",
     ),
     "more cores than a folder may": (
-        "I2",
+        Invariant.WITHIN_CAPS,
         sql("UPDATE folder_resource SET int_max_cores = 200"),
         "folder cores",
     ),
     "more GPUs than a folder may": (
-        "I2",
+        Invariant.WITHIN_CAPS,
         sql("UPDATE folder_resource SET int_max_gpus = 1"),
         "folder gpus",
     ),
-    "more cores than a job may": ("I2", sql("UPDATE job_resource SET int_max_cores = 100"), "job cores"),
-    "more GPUs than a job may": ("I2", sql("UPDATE job_resource SET int_max_gpus = 1"), "job gpus"),
+    "more cores than a job may": (
+        Invariant.WITHIN_CAPS,
+        sql("UPDATE job_resource SET int_max_cores = 100"),
+        "job cores",
+    ),
+    "more GPUs than a job may": (Invariant.WITHIN_CAPS, sql("UPDATE job_resource SET int_max_gpus = 1"), "job gpus"),
     "more frames than licences": (
-        "I2",
+        Invariant.WITHIN_CAPS,
         sql("UPDATE limit_record SET int_max_value = 1"),
         "limit arnold: 2 > 1",
     ),
-    "an entry without a proc": ("I4", book_by_hand, "has no proc"),
-    "a proc without an entry": ("I4", lambda w: w.passes.runner.ledger.release(w.procs[:1]), "is not in the ledger"),
+    "an entry without a proc": (Invariant.LEDGER_MATCHES_PROCS, book_by_hand, "has no proc"),
+    "a proc without an entry": (
+        Invariant.LEDGER_MATCHES_PROCS,
+        lambda w: w.passes.runner.ledger.release(w.procs[:1]),
+        "is not in the ledger",
+    ),
     "a proc of another size than its entry": (
-        "I4",
+        Invariant.LEDGER_MATCHES_PROCS,
         lambda w: w.sql(
             "WITH grown AS (UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :proc RETURNING pk_host) "
             "UPDATE host SET int_cores_idle = int_cores_idle - 100 WHERE pk_host IN (SELECT pk_host FROM grown)",
@@ -137,7 +150,7 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
         "holds (3, 1)",
     ),
     "a frame that runs without a proc": (
-        "I6",
+        Invariant.RUNNING_FRAMES_HAVE_PROCS,
         lambda w: w.sql(
             "UPDATE frame SET str_state = 'RUNNING', str_host = 'h', ts_updated = now() - interval '2 minutes' "
             "WHERE pk_frame = :frame",
@@ -146,7 +159,7 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
         "RUNNING without a proc",
     ),
     "a proc whose frame does not run": (
-        "I6",
+        Invariant.RUNNING_FRAMES_HAVE_PROCS,
         lambda w: w.sql(
             "WITH old AS (UPDATE proc SET ts_dispatched = now() - interval '2 minutes' WHERE pk_proc = :proc "
             "RETURNING pk_frame) UPDATE frame SET str_state = 'WAITING' WHERE pk_frame IN (SELECT pk_frame FROM old)",
@@ -155,38 +168,58 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
         "owns a frame that is WAITING",
     ),
     "a layer that counts wrong": (
-        "I6b",
+        Invariant.LAYER_COUNTERS_MATCH_FRAMES,
         sql("UPDATE layer_stat SET int_waiting_count = int_waiting_count + 1"),
         "2/2/0 waiting/running/succeeded, its frames 1/2/0",
     ),
     "a host with too much idle": (
-        "I7",
+        Invariant.HOST_IDLE_MATCHES_PROCS,
         sql("UPDATE host SET int_cores_idle = int_cores_idle + 100"),
         "idle 1300",
     ),
-    "a host with too few GPUs idle": ("I7", sql("UPDATE host SET int_gpus_idle = 1"), "procs hold"),
+    "a host with too few GPUs idle": (
+        Invariant.HOST_IDLE_MATCHES_PROCS,
+        sql("UPDATE host SET int_gpus_idle = 1"),
+        "procs hold",
+    ),
     "a number that cannot be counted on from": (
-        "I8",
+        Invariant.COUNTERS_OPEN,
         lambda w: w.client.set(keys.SEQ, "somebody"),
         "damaged: acct:seq is 'somebody'",
     ),
     "a ledger of another type": (
-        "I8",
+        Invariant.COUNTERS_OPEN,
         lambda w: w.client.delete(keys.LEDGER) and w.client.rpush(keys.LEDGER, "x"),
         "damaged: acct:ledger is a list, and must be a hash",
     ),
-    "a number that was set back": ("I8", lambda w: w.client.set(keys.SEQ, "1"), "damaged: acct:seq is 1, below the"),
-    "counters that are not open": ("I8", lambda w: w.client.delete("acct:epoch"), "cannot be booked against"),
+    "a number that was set back": (
+        Invariant.COUNTERS_OPEN,
+        lambda w: w.client.set(keys.SEQ, "1"),
+        "damaged: acct:seq is 1, below the",
+    ),
+    "counters that are not open": (
+        Invariant.COUNTERS_OPEN,
+        lambda w: w.client.delete("acct:epoch"),
+        "cannot be booked against",
+    ),
 }
 
 
 def test_a_farm_at_work_passes_with_figures(world):
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed, "\n".join(report.lines())
-    assert [check.what for check in report.findings] == ["I1", "I2", "I4", "I6", "I6b", "I7", "I8"]
+    assert [check.what for check in report.findings] == [
+        "counters-match-ledger",
+        "within-caps",
+        "ledger-matches-procs",
+        "running-frames-have-procs",
+        "layer-counters-match-frames",
+        "host-idle-matches-procs",
+        "counters-open",
+    ]
     assert {check.level for check in report.findings} == {Severity.OK}
     text_of = {check.what: check.text for check in report.findings}
-    assert text_of["I4"].endswith("2 entries, 2 procs, 0 being booked")
+    assert text_of[Invariant.LEDGER_MATCHES_PROCS].endswith("2 entries, 2 procs, 0 being booked")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -231,7 +264,7 @@ def test_a_local_proc_of_a_cuebots_may_wait_for_the_next_recompute_and_no_longer
     world.sql("UPDATE proc SET ts_booked = ts_booked - make_interval(secs => :secs)", secs=interval + 61)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
-    assert (failed.what, failed.offenders) == ("I4", (f"proc {local} is not in the ledger",))
+    assert (failed.what, failed.offenders) == (Invariant.LEDGER_MATCHES_PROCS, (f"proc {local} is not in the ledger",))
 
 
 def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):
@@ -258,7 +291,7 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         status, answer = run()
         assert (status, answer["failed"]) == (1, True)
         (failed,) = [check for check in answer["findings"] if check["level"] == "FAIL"]
-        assert failed["what"] == "I7"
+        assert failed["what"] == "host-idle-matches-procs"
         assert len(failed["offenders"]) == 1
     finally:
         get_settings.cache_clear()

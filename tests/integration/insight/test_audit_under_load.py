@@ -16,6 +16,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.caps import Vertices
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.insight.audit import Report, Severity, run_audit
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import settings_url, store  # noqa: F401 - fixtures
@@ -100,7 +101,10 @@ def test_many_audits_of_a_farm_at_work_all_pass(load: Load, settings_url: str) -
         moved = 0
         for _ in range(AUDITS):
             before, said = load.world.store.seq(), audit(load)
-            assert (said["I1"][0], said["I4"][0]) == (Severity.OK, Severity.OK), said
+            assert (said[Invariant.COUNTERS_MATCH_LEDGER][0], said[Invariant.LEDGER_MATCHES_PROCS][0]) == (
+                Severity.OK,
+                Severity.OK,
+            ), said
             moved += load.world.store.seq() > before
     assert moved > AUDITS / 2, "bookings went on while it looked"
 
@@ -113,8 +117,8 @@ def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings
         force(load.world.ledger, [stray])
         load.world.ledger.settle([stray])
         said = audit(load)
-    assert said["I1"][0] is Severity.FAIL
-    assert said["I1"][1].count("\n") == 1, "only the counter that is wrong"
-    assert keys.job(load.world.job.id) in said["I1"][1]
-    assert said["I4"][0] is Severity.FAIL
-    assert said["I4"][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]
+    assert said[Invariant.COUNTERS_MATCH_LEDGER][0] is Severity.FAIL
+    assert said[Invariant.COUNTERS_MATCH_LEDGER][1].count("\n") == 1, "only the counter that is wrong"
+    assert keys.job(load.world.job.id) in said[Invariant.COUNTERS_MATCH_LEDGER][1]
+    assert said[Invariant.LEDGER_MATCHES_PROCS][0] is Severity.FAIL
+    assert said[Invariant.LEDGER_MATCHES_PROCS][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]

@@ -173,7 +173,7 @@ def view_version(connection: Connection, frame_id: str) -> int:
 
 
 def test_locks_are_taken_in_one_order_before_anything_is_written(engine: Engine, view: FarmView) -> None:
-    """Frames, procs, hosts, layer_stat, job_stat (facts F): a schema whose triggers count row by row deadlocks else."""
+    """Frames, procs, hosts, layer_stat, job_stat: a schema whose triggers count row by row deadlocks else."""
     run = start(view, LayerSpec(frames=1), LayerSpec(frames=1), running=1)
     with view.farm() as farm:
         farm.layer_on_layer((run.job, 1), (run.job, 0))

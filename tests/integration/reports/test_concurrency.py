@@ -1,4 +1,4 @@
-"""Several services at once, and completions against bookings: one winner, exact hosts, no deadlock (I5-I7)."""
+"""Several services at once, and completions against bookings: one winner, exact hosts, no deadlock."""
 
 from __future__ import annotations
 

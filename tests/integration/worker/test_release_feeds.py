@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
+from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
@@ -130,7 +131,9 @@ def set_burst(engine: Engine, centicores: int) -> None:
 def exact(mine: Process) -> None:
     """Counters are the sums of their entries, and the entries are the procs. (Frames and hosts were not told.)"""
     checks = {check.what: check for check in run_audit(mine.engine, mine.client, mine.settings).findings}
-    assert [checks[name].level for name in ("I1", "I4")] == [Severity.OK] * 2
+    assert [checks[name].level for name in (Invariant.COUNTERS_MATCH_LEDGER, Invariant.LEDGER_MATCHES_PROCS)] == [
+        Severity.OK
+    ] * 2
 
 
 def _noted(worker: Process, heard: list[str]) -> Callable[[Sequence[str]], int]:

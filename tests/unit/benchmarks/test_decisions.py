@@ -195,7 +195,7 @@ def test_a_scenario_passes_when_every_figure_is_kept_and_the_audit_is_clean() ->
     fine, broken = scenario_of(lambda _: [Bound("x", 1, 1, 2)]), scenario_of(lambda _: [Bound("x", 3, 1, 2)])
     assert decisions.judge(fine, 1, record_of()).right
     assert not decisions.judge(broken, 1, record_of()).right
-    assert not decisions.judge(fine, 1, record_of(audit=["I1"])).right
+    assert not decisions.judge(fine, 1, record_of(audit=["counters-match-ledger"])).right
 
 
 def test_a_control_is_right_when_its_judge_fails_it() -> None:

@@ -1,4 +1,4 @@
-"""JB3: claims are prolonged at a third of their life, and given up before anybody else can have them."""
+"""Claims are prolonged at a third of their life, and given up before anybody else can have them."""
 
 from __future__ import annotations
 

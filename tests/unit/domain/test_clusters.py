@@ -61,7 +61,7 @@ def test_the_key_does_not_change_between_releases() -> None:
 
 
 def test_allocations_that_share_a_tag_are_clusters_of_their_own_and_sort() -> None:
-    # Facts C: alloc clusters join on the text of the tag, so two allocations called "general" give two rows.
+    # Cuebot's alloc clusters join on the text of the tag, so two allocations called "general" give two rows.
     one = Cluster("facility", "show", ClusterKind.ALLOC, ("general",), "alloc-1")
     other = replace(one, alloc_id="alloc-2")
     assert one.key != other.key

@@ -175,7 +175,7 @@ def test_the_layers_environment_overrides_the_jobs_and_opencues_overrides_both()
 
 
 def test_memory_limits_are_in_real_kb() -> None:
-    # Upstream divides a KB of 1000 bytes by 1024 and hands out 97.7 % (facts D, trap a).
+    # Upstream divides a KB of 1000 bytes by 1024 and hands out 97.7 %.
     assert memory_limit(4_194_304, 1.6) == 6_710_886
     assert memory_limit(4_194_304, 2.0) == 8_388_608
 

@@ -102,11 +102,11 @@ class TestMinimum:
         assert cores_of(ask(single, host(8))) == 1
 
     def test_upstream_truncated_a_fractional_minimum_to_zero_and_took_the_whole_host(self) -> None:
-        # Facts D, trap b: a service minimum of 10 centicores became 0, "all cores". Here it is one core.
+        # A service minimum of 10 centicores became 0, "all cores". Here it is one core.
         assert cores_of(ask(layer(cores_min_centicores=10), host(64, 256))) == 1
 
     def test_upstream_never_found_a_host_for_a_negative_minimum(self) -> None:
-        # Facts D, trap c: the negative minimum was cast to an unsigned index key.
+        # The negative minimum was cast to an unsigned index key.
         all_but_two = layer(cores_min_centicores=-200)
         assert smallest_need(all_but_two).cores == 1
         assert cores_of(ask(all_but_two, host(8))) == 6
@@ -208,7 +208,7 @@ class TestFitting:
         assert cores_of(ask(fixed, host())) == math.ceil(centicores / 100)
 
     def test_an_upgrade_shrinks_to_the_idle_cores(self) -> None:
-        # The Rust scheduler rejects here; Cuebot shrinks (facts D).
+        # The Rust scheduler rejects here; Cuebot shrinks.
         wide = layer(cores_min_centicores=200, memory_min_kb=20 * GIB)
         assert cores_of(ask(wide, host(8, 32, idle=8))) == 5
         assert cores_of(ask(wide, host(8, 32, idle=3))) == 3
@@ -247,7 +247,7 @@ class TestMemoryAndGpus:
         assert answer == Resources(cores=1, memory_kb=3 * GIB + 7, gpus=2, gpu_memory_kb=8 * GIB)
 
     def test_upstream_counted_1000_bytes_a_kb_and_lost_two_percent_of_the_memory(self) -> None:
-        # Facts D, trap a: what the database says is what is reserved, to the KB.
+        # What the database says is what is reserved, to the KB.
         answer = ask(layer(memory_min_kb=4_194_304), host())
         assert isinstance(answer, Resources)
         assert answer.memory_kb == 4_194_304
@@ -285,7 +285,6 @@ class TestMemoryAndGpus:
 
 class TestOs:
     def test_upstream_compared_the_hosts_list_of_os_whole(self) -> None:
-        # Facts D, trap d.
         both = host(os_names=("rocky9", "linux"))
         assert isinstance(ask(layer(), both, os_name="linux"), Resources)
         assert refused(ask(layer(), both, os_name="windows")) is Dimension.OS

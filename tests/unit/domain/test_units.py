@@ -53,7 +53,7 @@ def test_a_cap_admits_exactly_what_fits_under_it(cap: int, booked: int) -> None:
 
 @given(st.lists(amounts, max_size=20))
 def test_procs_rounded_one_by_one_are_never_less_than_their_sum(procs: list[int]) -> None:
-    # Foreign procs of a fraction of a core are rounded per proc: the sum rounded down would under-count (facts I).
+    # Foreign procs of a fraction of a core are rounded per proc: the sum rounded down would under-count.
     assert sum(map(booked_cores, procs)) * CENTICORES_PER_CORE >= sum(procs)
 
 

@@ -118,7 +118,7 @@ class TestGroups:
         assert "general" not in farm.queries[1]
 
     def test_an_empty_group_is_not_fetched_again_at_every_miss(self, clock: Clock) -> None:
-        # Upstream refetched the hosts of a fresh group for each cache miss (facts I, ca5f70fcb).
+        # Upstream refetched the hosts of a fresh group for each cache miss.
         farm = Farm()
         cache = make_cache(farm, clock)
 

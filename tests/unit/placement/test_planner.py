@@ -1,4 +1,4 @@
-"""The planner's decisions, one by one, and the upstream traps it must not repeat (facts D and I)."""
+"""The planner's decisions, one by one, and the upstream traps it must not repeat (docs/upstream-traps.md)."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ runs = st.builds(
 
 @given(reports, runs, st.integers(1_000_000, 1_100_000))
 def test_no_running_frame_is_lost(report: CompletedFrame, run: Run, now: int) -> None:
-    # I6: each frame ends terminal or waiting again.
+    # Each frame ends terminal or waiting again.
     state = state_after(report, run, now=now)
     assert state in (FrameState.SUCCEEDED, WAITING, DEAD, EATEN)
     assert (state is FrameState.SUCCEEDED) == (report.exit_status == 0)
