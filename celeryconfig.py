@@ -76,6 +76,7 @@ worker_consumer = "opencue_sched.worker.consumer:TolerantConsumer"
 _buffers = _settings.queue.stream.model_dump(exclude_unset=True)  # Celery has defaults of its own
 worker_concurrency = _buffers.get("cluster_buffer_size", _settings.queue.worker_threads)
 worker_prefetch_multiplier = _buffers.get("job_buffer_size", 1)
+# While somebody listens: worker/task_events.py.
 worker_send_task_events = True
 worker_hijack_root_logger = False
 worker_cancel_long_running_tasks_on_connection_loss = False

@@ -72,6 +72,7 @@ class SchedulerApp(Celery):
     """Celery that takes our files, and whose beats have no scheduler but the one behind the leader gate."""
 
     loader_cls = "opencue_sched.worker.loader:Loader"
+    events_cls = "opencue_sched.worker.task_events:HeardEventsOnly"
 
     @property
     def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name

@@ -86,8 +86,15 @@ class _Script(Script):
 class _CheckingClient(redis.Redis):
     """Gives the transport what can be read, and else an empty answer, as that of a queue on which nothing waits."""
 
+    heard_by = 1
+    """How many subscribers heard the last broadcast of this client."""
+
     def register_script(self, script: Any) -> Script:
         return _Script(self, script)
+
+    def publish(self, channel: Any, message: Any, **options: Any) -> Any:
+        self.heard_by = super().publish(channel, message, **options)
+        return self.heard_by
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
@@ -135,9 +142,27 @@ class _Guarded:
 
     QoS: Any = _Unacknowledged
     client: Any
+    pool: Any
+    _sender: Any = None
+    """The client that sends, of the pool that the channel has now. Any thread may replace it: clients of one pool are
+    alike."""
 
     def _get_client(self) -> Any:
         return _CheckingClient
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """The client of all that is sent. The plain transport makes one for each command, at four times the cost of the
+        command."""
+        if asynchronous:
+            return super()._create_client(asynchronous)  # type: ignore[misc]
+        if self._sender is None or self._sender.connection_pool is not self.pool:
+            self._sender = super()._create_client()  # type: ignore[misc]
+        return self._sender
+
+    @property
+    def heard_by(self) -> int:
+        """How many subscribers heard the last broadcast of this channel."""
+        return int(getattr(self._sender, "heard_by", 1))
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         """Put a message on a queue, in one call: a periodic one once and in the place of the one before it."""

@@ -1,0 +1,47 @@
+"""Events of tasks, published only while somebody listens.
+
+A pass has three events (received, started, succeeded), and most of the time no Flower and no ``celery events`` runs:
+published all the same they are a tenth of a worker's processor time. Redis says of each broadcast how many heard it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery.app.events import Events
+from celery.events.dispatcher import EventDispatcher
+
+UNHEARD_SECONDS = 1.0
+"""Nothing of tasks is published for so long after a broadcast that nobody heard: a listener that comes sees tasks after
+that time at the latest."""
+_OF_TASKS = "task"
+"""How the types of these events, and their routing keys, begin."""
+
+
+class HeardEvents(EventDispatcher):
+    """The dispatcher of our workers: it leaves out the events of tasks while nobody listens.
+
+    Those of workers are always published: workers listen to each other's.
+    """
+
+    _unheard_until = 0.0
+    """On the monotonic clock. Any thread may read it; only one that publishes, under the dispatcher's own lock, sets
+    it."""
+
+    def send(self, type: str, *given: Any, **fields: Any) -> Any:
+        if type.startswith(_OF_TASKS) and time.monotonic() < self._unheard_until:
+            return None
+        return super().send(type, *given, **fields)
+
+    def _publish(self, event: Any, producer: Any, routing_key: str, *given: Any, **options: Any) -> None:
+        super()._publish(event, producer, routing_key, *given, **options)  # type: ignore[misc]
+        # Other transports do not say who heard.
+        if routing_key.startswith(_OF_TASKS) and not getattr(producer.channel, "heard_by", 1):
+            self._unheard_until = time.monotonic() + UNHEARD_SECONDS
+
+
+class HeardEventsOnly(Events):
+    """What makes the dispatchers of our application (``Celery.events_cls``)."""
+
+    dispatcher_cls = "opencue_sched.worker.task_events:HeardEvents"
