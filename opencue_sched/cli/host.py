@@ -33,6 +33,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.comments import add_comment
+from opencue_sched.store.limits import list_holders
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.reports import lock_cores
 
@@ -111,6 +112,8 @@ def info(connection: Connection, host: NamedRow) -> Done:
     """Show one host and what runs on it."""
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     columns = _COLUMNS.and_also(comments_column(connection, "host", host.id))
+    held = list_holders(connection, host_id=host.id)
+    columns = columns.and_also(Column("limits", read=lambda _: [limit.limit for limit in held], show=", ".join))
     return columns.shown(row, "procs", hosts.list_procs(connection, host_id=host.id), _PROC_COLUMNS)
 
 

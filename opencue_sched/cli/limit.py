@@ -5,41 +5,134 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
-from opencue_sched.cli.inputs import LIMIT, Commands, WholeNumber, farm, new_name
-from opencue_sched.cli.output import NAME, Column, Columns, Done
+from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, new_name
+from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, time_text
 from opencue_sched.domain.moments import past_moment_of
-from opencue_sched.domain.units import INT_MAX
+from opencue_sched.domain.units import INT_MAX, duration_text
 from opencue_sched.errors import InvalidInput
+from opencue_sched.settings import as_seconds
 from opencue_sched.store import named_rows, shows
 from opencue_sched.store.limit_types import type_column
+from opencue_sched.store.limits import fetch_limits, has_terms, limit_of_exit_status, list_holders
 from opencue_sched.store.named_rows import Kind, NamedRow
-from opencue_sched.store.pending import fetch_limits
 from opencue_sched.text_file import InvalidFile
 
 _LIMIT_COLUMNS = Columns(
     Column("limit", "Limit", "name", importance=NAME),
     Column("id"),
-    Column("running", "Running"),
-    Column("max", "Max", "max_value"),
+    Column("running", "Running", importance=HIGH),
+    Column("max", "Max", "max_value", importance=HIGH),
     Column("left", "Left"),
     Column("counts", "Counts", lambda limit: "machines" if limit.counts_machines else "frames"),
+    Column("soft", "Soft", lambda limit: limit.soft if limit.soft >= 0 else None),
+    Column("settled", "Settled", lambda limit: limit.settled if limit.reported_at else None),
+    Column("pending", "Pending", lambda limit: limit.pending if limit.reported_at else None),
+    Column("report_age", "Report", show=duration_text),
+    Column("open", "Open", lambda limit: _why_open(limit)),
+    *map(Column, ("frames", "machines", "enforcement", "reported_at", "report_source")),
+    Column("ttl", show=duration_text),
+    *map(Column, ("exit_status", "delay_minutes", "auto_tag")),
 )
+HELD_COLUMNS = Columns(
+    Column("limit", "Limit", importance=NAME),
+    Column("machine", "Machine", importance=NAME),
+    Column("why", "Why"),
+    Column("frames", "Frames"),
+    Column("tokens", "Tokens"),
+    Column("since", "Since", show=time_text),
+    Column("users", "Whose", wraps=True),
+    Column("is_host"),
+)
+"""A machine that holds a limit."""
+
+
+def _why_open(limit: Row[Any]) -> str:
+    """Why a limit keeps nothing from starting; empty for one that does."""
+    if limit.enforcement != "ENFORCED":
+        return str(limit.enforcement).lower()
+    return f"no report for {duration_text(limit.ttl)}" if limit.report_is_too_old else ""
+
+
 _LIMIT = click.argument("limit", type=LIMIT)
-_TYPE = click.option(
-    "--type",
-    "limit_type",
-    type=click.Choice(["FRAME", "HOST"], case_sensitive=False),
-    help="What it counts: running frames, or the machines that run any (one seat a machine: Nuke, Katana, Houdini).",
-)
-
-
 _MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="MAX")
 _PERHAPS_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="[MAX]", required=False)
+
+
+_NO_STATUS = 0
+
+
+def _seconds(value: str) -> int:
+    try:
+        seconds = round(as_seconds(value))
+    except (InvalidInput, ValueError) as error:
+        raise click.BadParameter(f"{value[:60]!r} is no duration; write 900, 15m or 1h") from error
+    return WholeNumber(0, INT_MAX)(str(seconds))
+
+
+def _exit_status(value: str) -> int:
+    return _NO_STATUS if value == "none" else WholeNumber(2, INT_MAX)(value)
+
+
+_TERMS = (
+    click.Option(
+        ["--type", "str_type"],
+        type=click.Choice(["FRAME", "HOST"], case_sensitive=False),
+        help="What it counts: running frames, or machines that run any (one seat a machine: Nuke, Katana, Houdini).",
+    ),
+    click.Option(
+        ["--soft", "int_soft_value"],
+        type=WholeNumber(-1, INT_MAX),
+        metavar="MACHINES",
+        help="Of a limit of machines: from so many on no other one starts, to leave some to artists. -1: none.",
+    ),
+    click.Option(
+        ["--enforcement", "str_enforcement"],
+        type=click.Choice(["ENFORCED", "ADVISORY", "DISABLED"], case_sensitive=False),
+        help="ADVISORY and DISABLED keep nothing from starting.",
+    ),
+    click.Option(
+        ["--ttl", "int_report_ttl"],
+        type=_seconds,
+        metavar="DURATION",
+        help="After so long without a report it is not enforced until the next one. 0: never.",
+    ),
+    click.Option(
+        ["--exit-status", "int_exit_status"],
+        type=_exit_status,
+        metavar="STATUS",
+        help="Frames that got no licence end with it. none: no status says so.",
+    ),
+    click.Option(
+        ["--delay", "int_delay_minutes"],
+        type=WholeNumber(0, INT_MAX),
+        metavar="MINUTES",
+        help="How long a layer waits after that, with no retry used. 0: it fails as with any other status.",
+    ),
+    click.Option(
+        ["--auto-tag/--no-auto-tag", "b_auto_tag"],
+        default=None,
+        help="Whether a layer gets the limit when a frame of it ends with that status.",
+    ),
+)
+
+
+def _values(connection: Connection, given: dict[str, Any], limit_id: str = "") -> dict[str, object]:
+    """The columns of a limit's row that are given. Raises InvalidInput for what this database, or another limit, is in
+    the way of."""
+    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    limit_type = values.pop("str_type", None)
+    if values and not has_terms(connection):
+        raise InvalidInput("limits of this database have a maximum and a type; more comes with Cuebot's migration V49")
+    if (status := values.get("int_exit_status")) is not None:
+        if other := limit_of_exit_status(connection, status, but=limit_id):
+            raise InvalidInput(f"exit status {status} is that of limit {other}")
+        values["int_exit_status"] = None if status == _NO_STATUS else status
+    return values if limit_type is None else values | type_column(connection, limit_type)
 
 
 limit_command = Commands("limit")
@@ -47,39 +140,52 @@ limit_command = Commands("limit")
 
 @limit_command.in_transaction("list")
 def list_limits(connection: Connection) -> Done:
-    """List limits with the frames that run under each, or the machines that run them."""
+    """List limits with the frames that run under each, or the machines that hold it.
+
+    Where a licence server's holders are reported, Settled are those, and Pending what started since and is not among
+    them; both together are Running. Report is the age of the last report; Open says why a limit is not enforced.
+    """
     return _LIMIT_COLUMNS.listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name))
 
 
-@limit_command.in_transaction("create arnold 20")
+@limit_command.in_transaction("info nuke")
+@_LIMIT
+def limit_info(connection: Connection, limit: NamedRow) -> Done:
+    """Show one limit, and each machine that holds it: why, since when and whose.
+
+    A machine holds a limit while frames run there, or while the licence server says so. Only those that started after
+    the last report, or are in it, count.
+    """
+    row, holders = fetch_limits(connection)[limit.id], list_holders(connection, limit_ids=[limit.id])
+    return _LIMIT_COLUMNS.shown(row, "holders", holders, HELD_COLUMNS)
+
+
+@limit_command.in_transaction("create arnold 20", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
 @click.argument("name")
 @_MOST
-@_TYPE
-def create_limit(connection: Connection, name: str, most: int, limit_type: str | None) -> Done:
+def create_limit(connection: Connection, name: str, most: int, **terms: Any) -> Done:
     """Create a limit of MAX running frames, or machines."""
     new_name("limit", name)
     if named_rows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
-    made = shows.insert_row(
-        connection, "limit_record", str_name=name, int_max_value=most, **type_column(connection, limit_type or "FRAME")
-    )
+    values = _values(connection, terms)
+    made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most, **values)
     return _LIMIT_COLUMNS.changed(fetch_limits(connection)[made])
 
 
-@limit_command.in_transaction("set arnold 25")
+@limit_command.in_transaction("set arnold 25", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
 @_LIMIT
 @_PERHAPS_MOST
-@_TYPE
-def set_limit(connection: Connection, limit: NamedRow, most: int | None, limit_type: str | None) -> Done:
-    """Change how many frames or machines may run under a limit, or which of these it counts.
+def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms: Any) -> Done:
+    """Change how many frames or machines may run under a limit, which of these it counts, and how strictly.
 
     What runs above it goes on.
     """
-    values: dict[str, object] = {} if most is None else {"int_max_value": most}
-    if limit_type is not None:
-        values |= type_column(connection, limit_type)
+    values = _values(connection, terms, limit.id)
+    if most is not None:
+        values["int_max_value"] = most
     if not values:
-        raise click.UsageError("say a MAX, or a --type")
+        raise click.UsageError("say a MAX, or a --type or another option")
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], values)
     return _LIMIT_COLUMNS.changed(fetch_limits(connection)[limit.id])
 

@@ -23,6 +23,22 @@ def near(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+_NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
+
+
+def name_ranges(names: Iterable[str]) -> list[str]:
+    """Names in order; three or more whose numbers follow each other as ``r01 to r06``."""
+    runs: list[list[str]] = []
+    before: tuple[str, int, int] | None = None
+    for name in sorted(set(names)):
+        found = _NUMBERED.match(name)
+        key = (found[1], len(found[2]), int(found[2])) if found else None
+        follows = key is not None and before is not None and key == (*before[:2], before[2] + 1)
+        runs[-1:] = [[*runs[-1], name]] if follows else [*runs[-1:], [name]]
+        before = key
+    return [words for run in runs for words in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else run)]
+
+
 def frame_name(number: int, layer_name: str) -> str:
     """The name of a frame: ``0012-render``, and ``-012-render`` for frame -12 (Java's and Python's ``%04d`` agree)."""
     return f"{number:04d}-{layer_name}"

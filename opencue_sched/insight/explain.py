@@ -39,13 +39,15 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text, memor
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.comments import comment_document, comment_words
 from opencue_sched.insight.frame_logs import Deaths
+from opencue_sched.insight.limit_words import full_limit, still_running
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
-from opencue_sched.store import jobs, pending
+from opencue_sched.store import jobs
 from opencue_sched.store.comments import comments_of
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
+from opencue_sched.store.limits import fetch_limits, list_holders
 from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_subscriptions
@@ -56,6 +58,8 @@ _DEATHS = 3
 """So many ways in which frames died are told of each layer, unless every reason is."""
 _COMMENTS = 3
 """So many comments of a job are told, the newest."""
+SEATS = "seats"
+"""Code of what machines do that hold a limit which lets no others start a frame."""
 _STATES = ("waiting", "running", "depend", "dead", "done")
 
 
@@ -134,7 +138,7 @@ def explain_job(
         whole += _of_caps(job, folder) if folder.id == job.folder_id else []
     layers = jobs.layers_of(connection, job_id)
     hosts = _hosts_of(connection, layers)
-    limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
+    limits = {limit.name: limit for limit in fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
     found = figures.rank(connection, job_id)
@@ -145,8 +149,8 @@ def explain_job(
         newest = most_telling(verdicts.get(layer.id, ()))
         if layer.waiting:
             reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
-            full = (limits[name] for name in layer.limits if name in limits and limits[name].left == 0)
-            reasons += [WaitReason(Verdict.OVER_LIMIT, _full_limit(limit)) for limit in full]
+            full = [limits[name] for name in layer.limits if name in limits and limits[name].left == 0]
+            reasons += _of_limits(connection, full, layer, hosts, settings)
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
             if newest is None or now - newest.at > BELIEVED_SECONDS:
                 said = [*_as_another(layer, layers, verdicts, now), *_of_requirements(layer, shortages, now)]
@@ -342,12 +346,28 @@ def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
         yield WaitReason("start_after", f"not to be started before {moment} (in {duration_text(left)}){why}")
 
 
-def _full_limit(limit: Row[Any]) -> str:
-    """What a limit of which nothing is left says to a layer."""
-    if limit.counts_machines:
-        held = f"limit {limit.name} is full ({limit.running} of {limit.machines} machines hold it)"
-        return f"{held}: only those that hold it start more of its frames"
-    return f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)"
+def _of_limits(
+    connection: Connection,
+    limits: Sequence[Row[Any]],
+    layer: jobs.LayerView,
+    hosts: Sequence[Row[Any]],
+    settings: Settings,
+) -> Iterator[WaitReason]:
+    """What limits say of which nothing is left; of one that counts machines on another line, what goes on all the
+    same."""
+    for limit in limits:
+        holders = list_holders(connection, limit_ids=[limit.id]) if limit.counts_machines else ()
+        tags = frozenset(map(normalise_tag, spelled_tags(layer.tags)))
+        free = [
+            host.host
+            for host in hosts
+            if host.idle_centicores >= min(max(layer.cores_min, CENTICORES_PER_CORE), host.centicores)
+            and not tags.isdisjoint(map(normalise_tag, host.tags))
+            and not unavailable(host, settings.host_cache.host_staleness_threshold)
+        ]
+        yield WaitReason(Verdict.OVER_LIMIT, full_limit(limit, holders, free))
+        if limit.counts_machines:
+            yield WaitReason(SEATS, still_running(limit), decides=False)
 
 
 def _of_hosts(
@@ -651,8 +671,7 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
         first, *others = it["reasons"]
         numbers = ", ".join(f"{it[state]} {state}" for state in _STATES if it[state]) or "no frames"
         lines.append(f"{it['layer']} ({numbers}): {first.text}")
-        if every_reason:
-            lines += [f"  also: {reason.text}" for reason in others]
+        lines += [f"  also: {reason.text}" for reason in others if every_reason or reason.code == SEATS]
         for death in it["deaths"] if every_reason else it["deaths"][:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]

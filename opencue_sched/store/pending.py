@@ -14,7 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import INT_MAX
-from opencue_sched.store.limit_types import MOST, TERMS, every_reported_machine
+from opencue_sched.store.limit_types import MOST, TERMS
+from opencue_sched.store.limits import SETTLE_WINDOW_SECONDS, limit_use
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
 
@@ -59,44 +60,6 @@ _SHARES = text(
     """  # noqa: S608 - only our own constants
 )
 
-# Limits (licences and the like): how many frames may run at once under a name, and how many do; or machines run such
-# frames, or hold it by a licence server's report (limit_types.every_reported_machine). Of one that counts machines, -1
-# "machines" are any number, and nothing is left of that.
-#
-# Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
-# long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
-# in Cuebot, whose comparison with it is never true.
-_LIMIT_USE = f"""
-    SELECT l.*, CASE WHEN l.machines IS DISTINCT FROM -1
-                     THEN GREATEST(0, COALESCE(l.machines, l.max_value) - l.running) END AS "left"
-    FROM (
-        SELECT limit_record.pk_limit_record AS id, limit_record.str_name AS name, {MOST} AS max_value,
-               terms.counts_machines, terms.machines,
-               CAST(COALESCE(CASE WHEN terms.counts_machines THEN u.machines ELSE u.running END, 0) AS bigint)
-                   AS running
-        FROM limit_record {TERMS}
-        LEFT JOIN (
-            SELECT once.pk_limit_record, sum(once.running) AS running, count(DISTINCT once.pk_host) AS machines
-            FROM (
-                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.pk_host, p.running
-                FROM (
-                    SELECT pk_layer, pk_host, count(*) AS running
-                    FROM proc
-                    WHERE EXISTS (SELECT 1 FROM limit_record)
-                    GROUP BY pk_layer, pk_host
-                ) p
-                JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
-                UNION ALL
-                SELECT reported.pk_limit_record, NULL, reported.machine, 0
-                FROM unnest(CAST(:limits AS varchar[]), CAST(:machines AS varchar[]))
-                         AS reported(pk_limit_record, machine)
-            ) once
-            GROUP BY once.pk_limit_record
-        ) u ON u.pk_limit_record = limit_record.pk_limit_record
-    ) l
-"""  # noqa: S608 - only our own constants
-_LIMITS = text(_LIMIT_USE)
-
 # All that waits, whether or not passes get that far, by what it needs of a host, in one statement. Once in a while: it
 # sums what runs of every job. A layer that a cap of its own keeps waiting could not run wherever there is a host.
 _WAITING_WORK = f"""
@@ -107,7 +70,7 @@ _WAITING_WORK = f"""
         GROUP BY j.pk_folder
     ),
     full_limits AS MATERIALIZED (
-        SELECT id FROM ({_LIMIT_USE}) limits WHERE "left" = 0
+        SELECT id FROM ({{limit_use}}) used WHERE "left" = 0
     )
     SELECT j.pk_facility, j.pk_show, j.str_os, {compared_tag("l.str_tags")} AS tags,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.b_threadable,
@@ -150,8 +113,9 @@ def fetch_waiting_work(
     too little headroom for one of them, else behind. Under a limit that is held by as many machines as may, those that
     hold it take more all the same: passes look at such layers.
     """
-    parameters = {"facilities": facilities, "gpus": gpus, **every_reported_machine(connection)}
-    return connection.execute(with_start_after(_WAITING_WORK, facts.has_start_after), parameters).all()
+    template = _WAITING_WORK.replace("{limit_use}", limit_use(connection))
+    parameters = {"facilities": facilities, "gpus": gpus, "settle_window": SETTLE_WINDOW_SECONDS}
+    return connection.execute(with_start_after(template, facts.has_start_after), parameters).all()
 
 
 def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None) -> Sequence[Row[Any]]:
@@ -236,14 +200,6 @@ def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bo
     facilities, shows, tags = (list(column) for column in zip(*wanted, strict=True))
     found = connection.execute(_TAGS_WITH_A_CLUSTER, {"facilities": facilities, "shows": shows, "tags": tags})
     return bool(found.scalar_one())
-
-
-def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under it, of managed and
-    unmanaged shows alike, and how many more may run (``left``). Of one that ``counts_machines`` these are machines that
-    run such procs or hold it by a report, ``machines`` may hold it (-1: any number, and ``left`` is None), and as long
-    as any does, a layer need not wait for it."""
-    return {row.id: row for row in connection.execute(_LIMITS, every_reported_machine(connection))}
 
 
 _LIMIT_CAPS = text(

@@ -35,7 +35,7 @@ from opencue_sched.insight.farm_view import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.insight import holds, host_groups
-from opencue_sched.store.pending import fetch_limits
+from opencue_sched.store.limits import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
 

@@ -213,17 +213,22 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
 @pytest.mark.parametrize(
     ("terms", "reported", "full", "left"),
     [
-        ("int_max_value = 1", (), "1 of 1", ["0"]),
-        ("int_max_value = 9, int_soft_value = 1", (), "1 of 1", ["0"]),
-        ("int_max_value = 2, ts_reported = now()", ("artist7",), "2 of 2", ["0"]),
-        ("int_max_value = 2", (), None, ["1"]),
-        ("int_max_value = 1, str_enforcement = 'ADVISORY'", (), None, []),
-        ("int_max_value = 1, str_enforcement = 'DISABLED'", (), None, []),
-        ("int_max_value = 1, ts_reported = now() - interval '1 hour', int_report_ttl = 60", ("artist7",), None, []),
+        ("int_max_value = 1", (), "the only seat of houdini is taken: r07", 0),
+        ("int_max_value = 9, int_soft_value = 1", (), "the only seat of houdini is taken: r07", 0),
+        (
+            "int_max_value = 2, ts_reported = now()",
+            ("artist7",),
+            "all 2 seats of houdini are taken: r07, and 1 machine that is no host here",
+            0,
+        ),
+        ("int_max_value = 2", (), None, 1),
+        ("int_max_value = 1, str_enforcement = 'ADVISORY'", (), None, None),
+        ("int_max_value = 1, str_enforcement = 'DISABLED'", (), None, None),
+        ("int_max_value = 1, ts_reported = now() - interval '1 hour', int_report_ttl = 60", ("artist7",), None, None),
     ],
 )
 def test_a_limit_that_as_many_machines_hold_as_may(
-    cli: Cli, work: Work, build: Build, terms: str, reported: tuple[str, ...], full: str | None, left: list[str]
+    cli: Cli, work: Work, build: Build, terms: str, reported: tuple[str, ...], full: str | None, left: int | None
 ) -> None:
     # given a limit that a host holds, and perhaps an artist's machine
     def make(farm: Farm) -> None:
@@ -235,14 +240,35 @@ def test_a_limit_that_as_many_machines_hold_as_may(
         if reported:
             report_held(farm.connection, houdini, *reported)
         job = farm.job([LayerSpec(name="render", frames=3, limits=[houdini])], show=work.show, name="limited")
-        farm.run(job.frames[:1], farm.host())
+        farm.run(job.frames[:1], farm.host(name="r07"))
 
     build(make)
     # then it is said to be full where no other may, and to have room, as it is listed, where another may
-    said, (_, row) = cli("explain", "limited").out, cli("limit", "list").words
-    only = f"limit houdini is full ({full} machines hold it): only those that hold it start more of its frames"
-    assert only in said if full else "limit houdini" not in said
-    assert row[3:] == [*left, "machines"]
+    said, (row,) = cli("explain", "limited").out, cli("limit", "list", "--json").json
+    assert f"{full}; " in said if full else "houdini" not in said
+    goes_on = "  also: 1 frame runs on the machines that hold houdini; only those start more of its frames\n"
+    assert (goes_on in said) == bool(full)
+    assert (row["left"], row["counts"]) == (left, "machines")
+
+
+def test_of_a_limit_of_machines_that_is_full_it_is_told_who_holds_it_and_who_does_not(
+    cli: Cli, work: Work, build: Build
+) -> None:
+    # given a limit that six hosts in a row and one of another name hold, with a frame each
+    def make(farm: Farm) -> None:
+        houdini = farm.limit("houdini", 7)
+        set_type(farm.connection, houdini, "HOST")
+        job = farm.job([LayerSpec(name="sim", frames=9, limits=[houdini])], show=work.show, name="limited")
+        names = [*(f"r{number:02}" for number in range(8, 14)), "ws3"]
+        for frame, name in zip(job.frames, names, strict=False):
+            farm.run([frame], farm.host(name=name))
+        farm.host(name="r14")
+
+    build(make)
+    said = cli("explain", "limited").out
+    assert said.startswith("sim (2 waiting, 7 running): all 7 seats of houdini are taken: r08 to r13 and ws3; ")
+    assert "r14" in said.partition("; ")[2].partition("\n")[0]
+    assert "  also: 7 frames run on the machines that hold houdini; only those start more of its frames\n" in said
 
 
 def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:

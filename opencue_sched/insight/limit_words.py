@@ -1,0 +1,63 @@
+"""What a limit that is used up, or whose report is too old, says to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+
+from opencue_sched.domain.names import counted, name_ranges
+from opencue_sched.domain.units import duration_text
+
+MOST_NAMED = 4
+"""So many names or ranges of names of hosts are written out."""
+
+
+def full_limit(limit: Row[Any], holders: Sequence[Row[Any]], free: Iterable[str]) -> str:
+    """Why no frame may start under a limit of which nothing is left. ``holders``: who holds it; ``free``: names of
+    hosts that could take a frame otherwise."""
+    if not limit.counts_machines:
+        said = f"limit {limit.name} is full ({limit.running} of {limit.max_value} "
+        if limit.reported_at is None:
+            return f"{said}frames run)"
+        return f"{said}licences: {limit.settled} reported, {counted(limit.pending, 'frame')} started since)"
+    if not limit.threshold:
+        said = f"{limit.name} has no seat"
+    elif limit.threshold == 1:
+        said = f"the only seat of {limit.name} is taken"
+    else:
+        said = f"all {limit.threshold} seats of {limit.name} are taken"
+    if limit.running > limit.threshold:
+        said += f", and {counted(limit.running - limit.threshold, 'machine')} more hold one"
+    names = [holder.machine for holder in holders if holder.host_id is not None]
+    others = sum(holder.host_id is None for holder in holders)
+    who = _ranges(names) if names else ""
+    if others:
+        nowhere = f"{counted(others, 'machine')} that {'is no host' if others == 1 else 'are no hosts'} here"
+        who = f"{who}, and {nowhere}" if who else nowhere
+    without = sorted(set(free) - set(names))
+    none = f"; {_ranges(without)} {'holds' if len(without) == 1 else 'hold'} none" if without else ""
+    return f"{said}: {who}{none}" if who else said + none
+
+
+def still_running(limit: Row[Any]) -> str:
+    """How many frames run on the machines that hold a limit: these start more of its frames, others none."""
+    run = "frame runs" if limit.frames == 1 else "frames run"
+    return f"{limit.frames} {run} on the machines that hold {limit.name}; only those start more of its frames"
+
+
+def old_report(limit: Row[Any]) -> str:
+    """What it means that a limit's report is older than its time to live."""
+    age, life = duration_text(limit.report_age), duration_text(limit.ttl)
+    return (
+        f"the last report of limit {limit.name} is {age} old, more than its {life}: it is not enforced until the next"
+    )
+
+
+def _ranges(names: Iterable[str]) -> str:
+    ranges = name_ranges(names)
+    if len(ranges) > MOST_NAMED:
+        rest = len(ranges) - MOST_NAMED + 1
+        ranges = [*ranges[: MOST_NAMED - 1], f"{rest} more"]
+    return ranges[0] if len(ranges) == 1 else f"{', '.join(ranges[:-1])} and {ranges[-1]}"

@@ -1,0 +1,160 @@
+"""Limits by command: how much of them is in use by frames and by reports, who holds them, and what may be set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from tests.kit.command import Cli
+from tests.kit.limits import has_types, report_held, set_type
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+RUNNING = {"r01": 2, "r02": 1, "r03": 3}
+"""Frames of the limit on each host; those on r02 and r03 started before and after the report, and the settle window."""
+
+
+@pytest.fixture
+def make(build: Build, engine: Engine) -> Callable[[str, str], None]:
+    """Make a limit of a type: three machines run its frames, two are reported, r01 and an artist's, and the licence
+    server was asked ten minutes ago."""
+    with engine.connect() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+
+    def run(limit_type: str, terms: str = "") -> None:
+        def make(farm: Farm) -> None:
+            limit = farm.limit("nuke", 8)
+            set_type(farm.connection, limit, limit_type)
+            farm.connection.execute(
+                text(f"UPDATE limit_record SET ts_reported = now() - interval '10 minutes' {terms}")  # noqa: S608
+            )
+            report_held(farm.connection, limit, "r01.farm.example", "ws017")
+            farm.connection.execute(
+                text("UPDATE limit_host SET int_tokens = 2, str_user = 'alice' WHERE str_host_name = 'ws017'")
+            )
+            show = farm.show()
+            job = farm.job([LayerSpec(name="comp", frames=9, limits=[limit])], show=show, name="comp")
+            frames = iter(job.frames)
+            for name, count in RUNNING.items():
+                host = farm.host(name=name)
+                farm.run([next(frames) for _ in range(count)], host)
+            farm.connection.execute(
+                text(
+                    "UPDATE proc SET ts_dispatched = now() - CASE str_name WHEN 'r02' THEN interval '13 minutes'"
+                    " ELSE interval '11 minutes' END FROM host WHERE host.pk_host = proc.pk_host"
+                )
+            )
+
+        build(make)
+
+    return run
+
+
+def test_of_a_limit_of_machines_each_counts_once_and_those_whose_seat_is_given_back_do_not(cli: Cli, make: Any) -> None:
+    make("HOST")
+    listed = cli("limit", "list", "--json")
+    assert listed.status == 0, listed.err
+    (row,) = listed.json
+    figures = {key: row[key] for key in ("running", "settled", "pending", "left", "frames", "machines", "open")}
+    # r01 and the artist are reported, r03 started since; r02 gave its seat back, but still holds it
+    assert figures == {"running": 3, "settled": 2, "pending": 1, "left": 5, "frames": 6, "machines": 4, "open": ""}
+    assert cli("limit", "list").words[1] == ["nuke", "3", "8", "5", "machines", "2", "1", "10m"]
+
+
+def test_of_a_limit_of_frames_licences_count_and_what_started_since(cli: Cli, make: Any) -> None:
+    make("FRAME")
+    (row,) = cli("limit", "list", "--json").json
+    # one of r01 and two of the artist, and the five frames that the report need not show
+    figures = {key: row[key] for key in ("running", "settled", "pending", "left", "counts")}
+    assert figures == {"running": 8, "settled": 3, "pending": 5, "left": 0, "counts": "frames"}
+
+
+def test_who_holds_a_limit_is_told_with_why_since_when_and_whose(cli: Cli, make: Any) -> None:
+    make("HOST")
+    said = cli("limit", "info", "nuke", "--json").json
+    holders = [(it["machine"], it["why"], it["frames"], it["tokens"], it["is_host"]) for it in said["holders"]]
+    assert holders == [
+        ("r01", "both", 2, 1, True),
+        ("r02", "frames", 1, 0, True),
+        ("r03", "frames", 3, 0, True),
+        ("ws017", "report", 0, 2, False),
+    ]
+    assert said["holders"][3]["users"] == "alice"
+    assert all(holder["since"] for holder in said["holders"])
+    assert cli("host", "info", "r01", "--json").json["limits"] == ["nuke"]
+    assert any(words[:1] == ["ws017"] or "ws017" in words for words in cli("limit", "info", "nuke").words)
+
+
+@pytest.mark.parametrize("limit_type", ["HOST", "FRAME"])
+def test_a_limit_whose_report_is_too_old_is_said_to_be_open(cli: Cli, make: Any, limit_type: str) -> None:
+    make(limit_type, ", int_report_ttl = 300, int_max_value = 1")
+    (row,) = cli("limit", "list", "--json").json
+    assert (row["open"], row["left"]) == ("no report for 5m", None)
+
+
+def test_what_else_a_limit_is_may_be_set(cli: Cli, make: Any) -> None:
+    # given a limit, when all of it is set
+    make("HOST")
+    terms = ("--soft", "6", "--enforcement", "advisory", "--ttl", "20m", "--exit-status", "330", "--delay", "5")
+    said = cli("limit", "set", "nuke", "9", *terms, "--no-auto-tag", "--json")
+    # then it is so, and open, for it only advises
+    wanted = {
+        "max": 9,
+        "soft": 6,
+        "enforcement": "ADVISORY",
+        "open": "advisory",
+        "ttl": 1200,
+        "exit_status": 330,
+        "delay_minutes": 5,
+        "auto_tag": False,
+    }
+    assert {key: said.json[key] for key in wanted} == wanted
+    # and all of it may be taken back, and given to a new one
+    cli("limit", "set", "nuke", "--soft", "-1", "--exit-status", "none", "--enforcement", "ENFORCED", "--ttl", "0")
+    (row,) = cli("limit", "list", "--json").json
+    assert (row["soft"], row["exit_status"], row["open"], row["ttl"]) == (None, None, "", None)
+    made = cli("limit", "create", "mari", "3", "--type", "HOST", "--exit-status", "330", "--json").json
+    assert (made["exit_status"], made["auto_tag"], made["counts"]) == (330, True, "machines")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("--exit-status", "330"), 1, "exit status 330 is that of limit mari"),
+        (("--exit-status", "0"), 2, "0 is not in the range 2<=x"),
+        (("--exit-status", "1"), 2, "1 is not in the range 2<=x"),
+        (("--ttl", "soon"), 2, "'soon' is no duration"),
+        (("--soft", "-2"), 2, ""),
+        (("--delay", "-1"), 2, ""),
+        ((), 2, "say a MAX, or a --type or another option"),
+    ],
+)
+def test_what_a_limit_cannot_be_is_refused(cli: Cli, make: Any, words: tuple[str, ...], status: int, says: str) -> None:
+    make("HOST")
+    cli("limit", "create", "mari", "3", "--exit-status", "330")
+    refused = cli("limit", "set", "nuke", *words)
+    assert refused.status == status
+    assert says in refused.err
+
+
+def test_a_database_before_v49_knows_a_maximum_and_a_type(cli: Cli, build: Build, engine: Engine) -> None:
+    build(lambda farm: farm.limit("nuke", 8))
+    with engine.begin() as connection:
+        terms = ("str_type", "str_enforcement", "int_soft_value", "ts_reported", "int_report_ttl", "int_exit_status")
+        dropped = ", ".join(f"DROP COLUMN IF EXISTS {name} CASCADE" for name in terms)
+        connection.execute(text(f"ALTER TABLE limit_record {dropped}"))
+        connection.execute(text("DROP TABLE IF EXISTS limit_host"))
+    refused = cli("limit", "set", "nuke", "--exit-status", "330")
+    assert refused.status == 1
+    assert "comes with Cuebot's migration V49" in refused.err
+    said = cli("limit", "set", "nuke", "9", "--type", "HOST")
+    assert said.status == 0, said.err
+    assert said.words[1] == ["nuke", "0", "9", "9", "machines"]
+    assert cli("limit", "info", "nuke").status == 0
