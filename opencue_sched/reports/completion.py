@@ -127,6 +127,7 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
     ended = [(frame, shows[frame.id]) for frame in stopped.values()]
     release.record_runs(connection, deleted, ended, _peaks(stopped.values(), starved))
+    release.record_last_runs(connection, finished_jobs)
     outcomes = []
     for request, ending in zip(requests, endings, strict=True):
         frame = stopped.get(ending.stop.frame_id) if ending.stop else None

@@ -243,7 +243,7 @@ def record_runs(
 
     That is: layer_usage and job_usage (seconds), the peaks in layer_mem and job_mem, and show_stats. Layers (id to peak
     memory, KB) that allow it have their int_mem_min lowered to their peak and a quarter GB; one nothing was measured of
-    stays as it is. All in one message, to be the last of its transaction.
+    stays as it is. All in one message, to be the last of its transaction, but where a job finishes.
     """
     ended = [{**frame._mapping, "show": show_id} for frame, show_id in stopped]
     connection.execute(
@@ -258,6 +258,32 @@ def record_runs(
             "margin": MEMORY_FLOOR_KB,
         },
     )
+
+
+# A job's history is written when it finishes, which is before what its last runs took is known.
+_RECORD_LAST_RUNS = text(
+    """
+    WITH layers AS (
+        UPDATE layer_history
+           SET int_core_time_success = used.int_core_time_success, int_core_time_fail = used.int_core_time_fail,
+               int_gpu_time_success = used.int_gpu_time_success, int_gpu_time_fail = used.int_gpu_time_fail,
+               int_max_rss = peak.int_max_rss
+          FROM layer_usage used JOIN layer_mem peak ON peak.pk_layer = used.pk_layer
+         WHERE used.pk_job = ANY(CAST(:jobs AS varchar[])) AND layer_history.pk_layer = used.pk_layer)
+    UPDATE job_history
+       SET int_core_time_success = used.int_core_time_success, int_core_time_fail = used.int_core_time_fail,
+           int_gpu_time_success = used.int_gpu_time_success, int_gpu_time_fail = used.int_gpu_time_fail,
+           int_max_rss = peak.int_max_rss
+      FROM job_usage used JOIN job_mem peak ON peak.pk_job = used.pk_job
+     WHERE used.pk_job = ANY(CAST(:jobs AS varchar[])) AND job_history.pk_job = used.pk_job
+    """
+)
+
+
+def record_last_runs(connection: Connection, finished_job_ids: Sequence[str]) -> None:
+    """Have the history of jobs that finished in this transaction include what its runs took (`record_runs`)."""
+    if finished_job_ids:
+        connection.execute(_RECORD_LAST_RUNS, {"jobs": list(finished_job_ids)})
 
 
 def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:

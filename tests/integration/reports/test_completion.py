@@ -321,6 +321,25 @@ def test_the_end_of_a_run_counts_whichever_host_it_ran_on(engine: Engine, view: 
     assert told == [("warning", run.host.name, "another.studio.example")]
 
 
+def test_the_history_of_a_finished_job_includes_its_last_run(engine: Engine, view: FarmView) -> None:
+    # given a job whose two frames have run for a thousand seconds each
+    run = start(view, LayerSpec(frames=2, optimize=False), running=2)
+    view.run_sql("UPDATE frame SET ts_started = now() - interval '1000 seconds'")
+
+    # when one ends after the other
+    for place in range(2):
+        complete_frame(engine, run.report(place, max_rss_kb=1000 + place))
+
+    # then what both took is in the history of the job and of the layer
+    assert view.job_state(run.job) == "FINISHED"
+    for table, usage, memory in (("job", "job_usage", "job_mem"), ("layer", "layer_usage", "layer_mem")):
+        past = view.one(f"SELECT * FROM {table}_history WHERE pk_job = :job", job=run.job.id)  # noqa: S608
+        both = f"SELECT * FROM {usage} JOIN {memory} USING (pk_job) WHERE pk_job = :job"  # noqa: S608
+        used = view.one(both, job=run.job.id)
+        assert past.int_core_time_success == used.int_core_time_success >= 4000
+        assert past.int_max_rss == used.int_max_rss == 1001
+
+
 def test_an_exit_status_too_wide_for_the_history_is_still_recorded(engine: Engine, view: FarmView) -> None:
     # given an exit status as Windows gives them, which frame_history (smallint) cannot hold
     run = start(view)
