@@ -124,6 +124,7 @@ Texts = Annotated[dict[str, str], BeforeValidator(json_value)]
 LogRoots = Annotated[dict[str, str], BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
 LogLevel = Annotated[str, StringConstraints(pattern="^(?i:debug|info|warning|error)$", to_lower=True)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
+SecondsOrNever = Annotated[float, BeforeValidator(as_seconds), Field(ge=0)]
 PostgresUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 
@@ -354,6 +355,11 @@ class Release(_Section):
         "unnoticed.",
     )
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
+    move_finished_jobs_after: SecondsOrNever = Field(
+        259200.0,
+        description="A job that has been finished this long is moved to the history tables, on a database that "
+        "opencue-sched made; 0 turns it off.",
+    )
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
     frame_memory: bool = Field(
         True,

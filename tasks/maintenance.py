@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from opencue_sched.celery import app
-from opencue_sched.coordination.keys import reap_lease
+from opencue_sched.coordination.keys import move_lease, reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.worker import metrics
 from opencue_sched.worker.task import fence_of, process_of
 
 REAP_LEASE_SECONDS = 60.0
 """A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
+
+MOVE_LEASE_SECONDS = 60.0
+"""A run that moves finished jobs begins no portion that late."""
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
@@ -43,6 +46,24 @@ def recover_depends() -> dict[str, object]:
 
     mine = process_of(app)
     return {**recovery.recover_depends(mine.engine, mine.settings.release, scope=mine.scope)}
+
+
+@app.task(name="opencue_sched.maintenance.move_finished_jobs", acks_late=True)
+def move_finished_jobs() -> dict[str, object]:
+    """Move jobs that finished some days ago to the history tables (beat, every 10 minutes), unless a Cuebot does,
+    another process of the fleet is at it, or it is switched off."""
+    from opencue_sched.reports import finished_jobs
+
+    mine = process_of(app)
+    after = mine.settings.release.move_finished_jobs_after
+    if not after or mine.facts.origin == "cuebot":
+        return {"moves": False}
+    key = move_lease(mine.settings.coordination.namespace, mine.settings.scheduler.facility)
+    with exclusive(mine.client, key, seconds=MOVE_LEASE_SECONDS) as first:
+        if not first:
+            return {"moves": False}
+        moved = finished_jobs.move_finished_jobs(mine.engine, after, scope=mine.scope, stopping=mine.stopping)
+    return {"moves": True, **asdict(moved)}
 
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)

@@ -122,6 +122,11 @@ def reap_lease(ns: str, facility: str | None) -> str:
     return _in_scope(f"{ns}:turn:reap", facility)
 
 
+def move_lease(ns: str, facility: str | None) -> str:
+    """The lease of the process that moves finished jobs of one facility scope to the history."""
+    return _in_scope(f"{ns}:turn:move", facility)
+
+
 def everything_under(ns: str) -> str:
     """Pattern of all keys and queues of a namespace."""
     return f"{ns}:*"

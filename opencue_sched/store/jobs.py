@@ -351,10 +351,20 @@ _LIVE_NAMESAKE = text(
      LIMIT 1
     """
 )
+# A finished job that moves to the history is without its frames first (store/finished_jobs.py).
+_HAS_ALL_FRAMES = text(
+    """
+    SELECT NOT EXISTS (SELECT FROM layer_stat WHERE pk_job = :job AND int_total_count >
+                          (SELECT count(*) FROM frame WHERE frame.pk_layer = layer_stat.pk_layer))
+    """
+)
 
 
 def reopen_job(connection: Connection, job_id: str) -> None:
-    """FINISHED to PENDING, with the name the job had. Raises InvalidInput when another job of that name is live."""
+    """FINISHED to PENDING, with the name the job had; its counters are locked. Raises InvalidInput when another job of
+    that name is live, and for one that is being moved to the history."""
+    if not connection.execute(_HAS_ALL_FRAMES, {"job": job_id}).scalar():
+        raise InvalidInput(f"job {job_id} cannot be pending again: it is being moved to the history")
     namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()
     if namesake is None:
         try:

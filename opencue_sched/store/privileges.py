@@ -12,6 +12,7 @@ READ = (
     "opencue_sched_version",
     "show_alias",
     "show_service",
+    "task_lock",
 )
 """Tables that our processes and commands read alone."""
 

@@ -32,6 +32,7 @@ TASKS = {
     "opencue_sched.accounting.reseed_limits",
     "opencue_sched.maintenance.reap",
     "opencue_sched.maintenance.recover_depends",
+    "opencue_sched.maintenance.move_finished_jobs",
     "opencue_sched.maintenance.keep_promises",
 }
 
@@ -97,6 +98,7 @@ def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
         "opencue_sched.accounting.reseed_limits": settings.accounting.limit_reseed_interval_seconds,
         "opencue_sched.maintenance.reap": 30,
         "opencue_sched.maintenance.recover_depends": 60,
+        "opencue_sched.maintenance.move_finished_jobs": 600,
         "opencue_sched.maintenance.keep_promises": 15,
     }
 

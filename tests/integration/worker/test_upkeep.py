@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination.keys import reap_lease
+from opencue_sched.coordination.keys import move_lease, reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
@@ -126,3 +126,28 @@ def test_a_fleet_of_one_facility_leaves_the_others_alone(
     # and the other one the rest
     upkeep(far)
     assert there.put_right(view) == [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("origin", "after", "moves"), [("cuebot", 60, 0), ("opencue-sched", 0, 0), ("opencue-sched", 60, 1)]
+)
+def test_finished_jobs_are_moved_where_there_is_no_cuebot_unless_it_is_switched_off(
+    start: Callable[..., Process], view: FarmView, settings: Settings, origin: Origin, after: float, moves: int
+) -> None:
+    # given a job that finished long ago, and an upgrade of long ago
+    with view.farm() as farm:
+        job = farm.job()
+    view.run_sql("UPDATE job SET str_state = 'FINISHED', ts_stopped = now() - interval '9 days'")
+    view.run_sql("UPDATE task_lock SET ts_lastrun = ts_lastrun - interval '9 days'")
+    process = start(origin)
+    release = process.settings.release.model_copy(update={"move_finished_jobs_after": after})
+    process.settings = process.settings.model_copy(update={"release": release})
+
+    # when its tick comes while another process is at it, and then again
+    with exclusive(process.client, move_lease(settings.coordination.namespace, None), seconds=60.0):
+        assert not run_task(maintenance.move_finished_jobs, process)["moves"]
+    moved = run_task(maintenance.move_finished_jobs, process)
+
+    # then
+    assert (moved["moves"], moved.get("jobs", 0)) == (bool(moves), moves)
+    assert bool(view.rows("SELECT FROM job WHERE pk_job = :job", job=job.id)) == (not moves)

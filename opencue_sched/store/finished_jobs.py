@@ -1,0 +1,93 @@
+"""Finished jobs that leave for the history tables, as by OpenCue's own transfer: what ran is there already, and where
+a job is deleted, OpenCue's triggers note its last figures and take along what belongs to it.
+
+A job with many frames goes in portions. Its frames go first, and the job with the last of them, so it stays FINISHED
+and found until it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
+
+# A Cuebot notes its own transfers there, every hour; the migration that brought ours noted the upgrade.
+_MAY_BEGIN = text(
+    """
+    SELECT NOT EXISTS (SELECT FROM task_lock WHERE str_name = 'LOCK_HISTORICAL_TRANSFER'
+                          AND ts_lastrun > localtimestamp - interval '1 day')
+    """
+)
+# The counters are locked with the job, because whoever retries frames locks them before the job is opened again. Nobody
+# is waited for.
+_DUE = text(
+    f"""
+    SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 10 * job.int_layer_count AS size
+      FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+     WHERE job.str_state = 'FINISHED' AND job.ts_stopped < current_timestamp - make_interval(secs => :seconds)
+       AND job.pk_job <> ALL(CAST(:but AS varchar[])) AND {job_in_scope("job.pk_job")}
+       AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_job = job.pk_job)
+       AND NOT EXISTS (SELECT FROM depend JOIN job waiting ON waiting.pk_job = depend.pk_job_depend_er
+                        WHERE depend.pk_job_depend_on = job.pk_job AND depend.b_active
+                          AND waiting.str_state <> 'FINISHED')
+       AND NOT EXISTS (SELECT FROM job_post WHERE job_post.pk_post_job = job.pk_job)
+     ORDER BY job.ts_stopped, job.pk_job LIMIT :most
+       FOR UPDATE OF job, job_stat SKIP LOCKED
+    """  # noqa: S608 - only our own words
+)
+_DELETE_FRAMES = text(
+    """
+    WITH going AS MATERIALIZED (
+        SELECT pk_frame FROM frame WHERE pk_job = ANY(CAST(:jobs AS varchar[])) LIMIT :most),
+    waiting AS (DELETE FROM depend USING going WHERE depend.pk_frame_depend_er = going.pk_frame),
+    waited_for AS (DELETE FROM depend USING going WHERE depend.pk_frame_depend_on = going.pk_frame),
+    shown AS (DELETE FROM frame_state_display_overrides shown USING going WHERE shown.pk_frame = going.pk_frame)
+    DELETE FROM frame USING going WHERE frame.pk_frame = going.pk_frame
+    """
+)
+_DELETE_JOBS = text(
+    """
+    DELETE FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
+       AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job)
+    """
+)
+_GIVE_WAY = text("SELECT set_config('lock_timeout', :wait, true)")
+
+MOST_JOBS = 50
+"""Most jobs of one portion, each of which costs the triggers some twenty statements."""
+
+
+def may_begin(connection: Connection) -> bool:
+    """Whether a day is over since the upgrade, and since a Cuebot last moved jobs of this database."""
+    return bool(connection.execute(_MAY_BEGIN).scalar())
+
+
+def lock_due(
+    connection: Connection, seconds: float, *, scope: UpkeepScope, but: Collection[str], most: int
+) -> Sequence[Row[Any]]:
+    """Jobs in ``scope`` that finished so many ``seconds`` ago or more, the first first: ``id``, ``name``, ``size`` (its
+    frames, and ten for each layer). Locked until the transaction ends; one that somebody else has locked is left out.
+
+    Also left out are jobs ``but`` these, those with procs, which the reaper ends first, those that a job which is not
+    finished waits for, and post jobs whose job is still there.
+    """
+    wanted = {"seconds": seconds, "but": list(but), "most": most, "facility": scope.facility}
+    return connection.execute(_DUE, {**wanted, "beside_cuebot": scope.beside_cuebot}).all()
+
+
+def delete_frames(connection: Connection, job_ids: Collection[str], *, most: int) -> int:
+    """Delete up to ``most`` frames of these jobs, with the dependencies of each; how many."""
+    return connection.execute(_DELETE_FRAMES, {"jobs": list(job_ids), "most": most}).rowcount
+
+
+def delete_jobs(connection: Connection, job_ids: Collection[str]) -> int:
+    """Delete those of these jobs that have no frames any more; how many."""
+    return connection.execute(_DELETE_JOBS, {"jobs": list(job_ids)}).rowcount
+
+
+def give_way(connection: Connection, milliseconds: int) -> None:
+    """Have this transaction wait no longer than that for a lock of others."""
+    connection.execute(_GIVE_WAY, {"wait": f"{milliseconds}ms"})
