@@ -212,3 +212,32 @@ def test_each_row_about_accounting_names_its_tests(heading):
     assert len(rows) > 10
     for row in rows:
         assert re.search(r"`test_\w+\.py", row), row
+
+
+TERMS = [
+    "backlog", "blocked", "board", "census", "claim", "cluster", "completion", "cooldown", "drain", "epoch",
+    "fence", "foreign", "headroom", "imported", "lease", "ledger", "managed", "mark", "outcome", "permit", "plan",
+    "posting", "quarantine", "reservation", "resources", "resync", "shard", "sleep", "sweep", "tick", "ticket",
+    "tombstone", "verdict", "vertex", "wake", "in flight", "set aside",
+]  # fmt: skip
+"""Words that a reader of the code meets before anything explains them."""
+
+
+def glossary() -> dict[str, tuple[str, list[str]]]:
+    """What each term means, and the modules that have it."""
+    document = ROOT / "docs" / "glossary.md"
+    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \| (\[.+) \|$", document.read_text(), re.M)
+    return {term: (meaning, re.findall(r"\]\(\.\./([\w/.]+)\)", modules)) for term, meaning, modules in rows}
+
+
+def test_the_glossary_explains_the_words_of_the_code():
+    explained = glossary()
+    assert [term for term in TERMS if term not in explained] == []
+    assert list(explained) == sorted(explained)
+
+
+@pytest.mark.parametrize("term", sorted(glossary()))
+def test_a_term_of_the_glossary_stands_in_the_code_that_is_named_for_it(term):
+    _, modules = glossary()[term]
+    texts = [(ROOT / module).read_text() for module in modules]
+    assert any(re.search(rf"(\b|_){term}", text, re.I) for text in texts), modules
