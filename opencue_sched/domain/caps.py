@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from opencue_sched.errors import InvalidInput
 
 SEPARATORS = frozenset("|,:")
-"""What no id in an entry of the ledger, or in a vertex's key, may contain."""
+"""Characters that no id in an entry of the ledger, or in a vertex's key, may contain."""
 
 
 def check_ids(*ids: str) -> None:
@@ -34,11 +34,13 @@ class Vertices:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """A cap and what is booked under it, in whole cores or units. ``cap`` None is unlimited; ``name`` is for people."""
+    """A cap and what is booked under it, in whole cores or units."""
 
     cap: float | None
+    """None is unlimited."""
     booked: int
     name: str = ""
+    """For people."""
 
     @property
     def left(self) -> float:
@@ -48,12 +50,14 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """A limit that counts machines: the machines that hold it (ids of hosts, and names of what is no host here), and
-    how many more may: infinity where any number may. ``name`` is for people."""
+    """A limit that counts machines, each of which holds a seat of it while frames under the limit run there."""
 
     holding: frozenset[str]
+    """The machines that hold one: ids of hosts, and names of machines that are no host here."""
     left: float
+    """How many more machines may: infinity where any number may."""
     name: str = ""
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True)

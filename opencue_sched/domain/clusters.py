@@ -20,17 +20,16 @@ class ClusterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cluster:
-    """A show's work in one facility under one or more host tags. ``tags`` are normalised and sorted.
-
-    ``shard`` names the hosts that a pass over it may use: those of one instance; "" means all.
-    """
+    """A show's work in one facility under one or more host tags."""
 
     facility_id: str
     show_id: str
     kind: ClusterKind
     tags: tuple[str, ...]
+    """Normalised and sorted."""
     alloc_id: str | None = None
     shard: str = ""
+    """Names the hosts that a pass over the cluster may use: those of one instance; "" means all."""
 
     @property
     def key(self) -> str:

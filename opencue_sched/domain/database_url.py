@@ -27,12 +27,13 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """The parts of a URL, decoded. ``ports`` are as many as ``hosts``, each empty where it is PostgreSQL's own."""
+    """The parts of a URL, decoded. Nobody changes ``options``."""
 
     user: str = ""
     password: str = field(default="", repr=False)
     hosts: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
+    """As many as ``hosts``; an empty one is PostgreSQL's own port."""
     name: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -1,6 +1,7 @@
-"""A frame's command line, environment and memory limits. Values are put in as they are: what a layer or job is called
-never changes the command around it, whereas OpenCue's substitution gives ``$`` and backslashes in names a meaning of
-their own.
+"""A frame's command line, environment and memory limits.
+
+Values are put in as they are: what a layer or job is called never changes the command around it, whereas OpenCue's
+substitution gives ``$`` and backslashes in names a meaning of their own.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class LaunchDetails:
     """What frames that are about to be booked are launched with: all that no plan depends on."""
 
     jobs: Mapping[str, JobDetails]
-    """By job id."""
+    """Details of jobs, by job id."""
     layers: Mapping[str, LayerDetails]
-    """By layer id: of those whose frames can be launched."""
+    """Details of the layers whose frames can be launched, by layer id."""
     unfit: Mapping[str, str]
     """Why the frames of a layer cannot be launched, by layer id: rows of it make no sense, or are gone."""
 

@@ -7,25 +7,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 FRAMES_TO_RAISE_A_LAYER = 3
-"""So many frames of a layer needed more memory before the layer asks for more."""
+"""How many frames of a layer must have needed more memory before the layer itself asks for more."""
 MEMORY_FLOOR_KB = 262_144
 """The least memory a layer asks for, and the margin the optimizer leaves above the most that was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
-
-    ``memory_kb``: what it asks for by itself, where that may be more than its layer does. ``waiting_since``: when it
-    last became eligible to run, in epoch seconds of the database's clock; None where the database has no such time.
-    """
+    """A WAITING frame."""
 
     id: str
     name: str
     number: int
     version: int | None
+    """frame.int_version, which may be NULL."""
     memory_kb: int | None = None
+    """The memory it asks for by itself, where that may be more than its layer's."""
     waiting_since: float | None = None
+    """The moment it last became eligible to run, in epoch seconds of the database's clock; None where the database has
+    no such time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ class Layer:
     """A layer with waiting frames: what decides where its frames run. What a launch needs besides is read with what is
     booked (domain.frame_command.LaunchDetails).
 
-    ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
-    meaning (see domain.frame_needs). ``waiting_frames`` counts all waiting frames as of its read. ``frames`` are those
-    that were read with it: none of a layer of the backlog, which keeps them apart.
-    ``run_seconds`` is the mean run time of its frames that succeeded; None while none has. ``starts_at``: when it may
-    start, in epoch seconds of the database's clock, where that lay ahead when it was read; infinity for never.
+    Cores are raw: zero, negative and fractional values keep OpenCue's meaning (see domain.frame_needs).
     """
 
     id: str
@@ -51,20 +47,21 @@ class Layer:
     services: tuple[str, ...]
     threadable: bool
     waiting_frames: int
+    """How many of its frames waited when it was read, in ``frames`` or not."""
     frames: tuple[Frame, ...]
+    """The waiting frames that were read with it: none of a layer of the backlog, which keeps them apart."""
     limit_ids: tuple[str, ...] = ()
     run_seconds: float | None = None
+    """Mean run time of its frames that succeeded; None while none has."""
     dispatch_order: int = 0
     starts_at: float | None = None
+    """The moment before which no frame of it may start, in epoch seconds of the database's clock; infinity for never,
+    None where no such moment lay ahead when the layer was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pending job with its bookable layers in dispatch order.
-
-    ``started_at`` and ``quarantined_until`` are epoch seconds of the database's clock: 0 where it has no such time, and
-    None where no quarantine's end lay ahead when the job was read.
-    """
+    """A pending job with its bookable layers in dispatch order."""
 
     id: str
     name: str
@@ -77,7 +74,9 @@ class Job:
     facility_id: str = ""
     priority: int = 1
     started_at: float = 0.0
+    """Epoch seconds of the database's clock; 0 where it has no such time."""
     quarantined_until: float | None = None
+    """Epoch seconds of the database's clock; None where no quarantine's end lay ahead when the job was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +87,16 @@ class BadLayer:
     layer_id: str
     show_id: str
     waiting: int
-    """Frames that wait."""
+    """How many of its frames wait."""
     why: str
+    """One sentence for an operator."""
     version: str
     """Another text once the rows may have been mended."""
 
 
 def memory_slices(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:
-    """The layer as one for each amount of memory that frames of it ask for, the most first, with these frames and how
-    many of them wait. Nearly always itself."""
+    """Divide a layer by the amounts of memory that its frames ask for: a layer for each amount, the most first, with
+    these frames and how many of them wait. Nearly always the layer itself."""
     waiting = max(waiting, len(frames))
     if not any(frame.memory_kb for frame in frames):
         return ((layer, frames, waiting),)

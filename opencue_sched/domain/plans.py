@@ -14,7 +14,8 @@ from opencue_sched.domain.jobs import Frame, Job, Layer
 
 
 class Place(NamedTuple):
-    """Where a layer may run at all, amounts apart: what waiting layers are compared within."""
+    """The hosts on which a layer may run at all, whatever amounts it needs. Only layers of one place are compared by
+    their needs."""
 
     tags: frozenset[str]
     os_name: str | None
@@ -70,13 +71,14 @@ class Work(Protocol):
         """Its layers in the order in which they should be served."""
 
     def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
-        """The same, of jobs (ids) that ``may_start`` frames; it is asked when a job's first layer comes."""
+        """The layers in that order, of jobs that ``may_start`` frames: it is asked, with the job's id, when the job's
+        first layer comes."""
 
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
 
     def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Resources]]:
-        """For each set of tags that layers of the job have: none of these needs less, in anything."""
+        """The least that any layer of a job needs, in each amount, for each set of tags that its layers have."""
 
     def priorities(self) -> Mapping[str, int]:
         """The priorities of its jobs, by their ids."""
@@ -85,7 +87,7 @@ class Work(Protocol):
         """The sets of tags that its layers have."""
 
     def least_need(self, tags: Iterable[str]) -> Resources:
-        """No layer with one of these tags needs less, in anything; a core where none is left."""
+        """The least that any layer with one of these tags needs, in each amount; a core where no such layer is left."""
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         """The layer's first waiting frames, without those that are being booked; None where they were not read yet."""
@@ -99,27 +101,30 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything the planner may know about the work of one pass (hosts come from the host pool).
-
-    ``subscriptions`` maps (show id, alloc id) (an allocation that is absent may not be booked), and ``sizes`` the same
-    to the subscription's size in cores; ``caps`` (of folders and jobs) and ``limits`` map ids (absent: unlimited), and
-    ``seats`` those of limits that count machines. ``now`` is when it was read, in epoch seconds of the database.
-    """
+    """Everything the planner may know about the work of one pass (hosts come from the host pool). Nobody changes its
+    mappings after it was read."""
 
     work: tuple[Work, ...]
     subscriptions: Mapping[tuple[str, str], Caps]
+    """By show id and allocation id; an allocation that is absent may not be booked."""
     caps: Mapping[str, Caps]
+    """By the id of a folder or job; one that is absent has none."""
     limits: Mapping[str, Headroom] = field(default_factory=dict)
+    """By the id of a limit; one that is absent is unlimited."""
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """The size of a subscription in cores, by show id and allocation id."""
     now: float = 0.0
+    """The moment it was read, in epoch seconds of the database's clock."""
     seats: Mapping[str, Seats] = field(default_factory=dict)
+    """By the id of a limit that counts machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedProc:
-    """One frame on one host. ``proc_id`` is generated here, before anything is booked."""
+    """One frame on one host."""
 
     proc_id: str
+    """Made by the plan, before anything is booked."""
     job: Job
     layer: Layer
     frame: Frame

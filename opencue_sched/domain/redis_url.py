@@ -111,7 +111,7 @@ def read_redis_url(url: str) -> RedisUrl:
 
 
 def without_secrets(url: str) -> str:
-    """What of a URL may be shown: neither user nor password, and nothing of its query."""
+    """The URL as it may be shown: without user and password, and without its query."""
     return re.sub(r"//.*@", "//", url.partition("?")[0])
 
 

@@ -15,10 +15,10 @@ from functools import lru_cache
 BUCKETS = 256
 ALL_BUCKETS = frozenset(range(BUCKETS))
 HOSTS_PER_SHARD = 64
-"""A farm is divided among so many instances that each has at least so many hosts, and only among two or more. Where a
-shard has few hosts, work waits for a large host of its own while that of the next shard idles, and each shard costs
-passes of its own; one pass plans hundreds of hosts in milliseconds, so a small farm gains nothing from a second
-planner."""
+"""The fewest hosts that a shard has: a farm is divided among as many instances as this allows, if these are two or
+more. Where a shard has few hosts, work waits for a large host of its own while that of the next shard idles, and each
+shard costs passes of its own; one pass plans hundreds of hosts in milliseconds, so a small farm gains nothing from a
+second planner."""
 Division = tuple[str, ...]
 """The instances among which the hosts are divided, by name; () when they are not divided."""
 
@@ -50,14 +50,17 @@ def shards(division: Division) -> Division:
 
 
 def place_of(shard: str, division: Division) -> float:
-    """Where a shard comes among all of a division, from 0 to below 1; 0 for one that is not in it."""
+    """The position of a shard in its division, from 0 to below 1; 0 for one that is not in it."""
     return division.index(shard) / len(division) if shard in division else 0.0
 
 
 @lru_cache(maxsize=64)
 def buckets(shard: str, division: Division) -> frozenset[int]:
-    """The buckets of a shard. Of a shard that is not in the division, those it would have if it were: its instance has
-    just come or gone, and whoever works for it now must neither miss its hosts nor take all."""
+    """The buckets of a shard.
+
+    A shard that is not in the division has the buckets it would have if it were: its instance has just come or gone,
+    and a worker that works for it now must neither miss its hosts nor take all.
+    """
     if not shard:
         return ALL_BUCKETS
     owners = _owners(division if shard in division else tuple(sorted({*division, shard})))
@@ -66,9 +69,11 @@ def buckets(shard: str, division: Division) -> frozenset[int]:
 
 def rendezvous(key: str, instances: Sequence[str]) -> str | None:
     """The instance that everybody picks for ``key``; None without instances."""
-    return max(
-        instances, key=lambda it: hashlib.blake2b(f"{it}\x1f{key}".encode(), digest_size=8).digest(), default=None
-    )
+
+    def weight(instance: str) -> bytes:
+        return hashlib.blake2b(f"{instance}\x1f{key}".encode(), digest_size=8).digest()
+
+    return max(instances, key=weight, default=None)
 
 
 @lru_cache(maxsize=64)

@@ -14,8 +14,9 @@ mistake: no cap holds as much."""
 CENTICORES_PER_CORE = 100
 KB_PER_GIB = 1024**2
 UNLIMITED = -1
+"""How OpenCue's cap columns say that there is no cap."""
 MOST_KB = 2**50
-"""2^60 bytes: no machine has as much memory."""
+"""The most memory that is believed of a machine or a layer: 2^60 bytes, which no machine has."""
 
 
 def centicores_of(cores: float) -> int:

@@ -40,22 +40,29 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerVerdict:
-    """``detail`` is one sentence for an operator; ``frames`` is how many were placed, ``waiting`` how many were not."""
+    """What a pass says of one layer."""
 
     job_id: str
     layer_id: str
     verdict: Verdict
     frames: int
+    """How many of its frames were placed."""
     waiting: int
+    """How many were not."""
     detail: str = ""
+    """One sentence for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What all layers of a show wait for whose hosts have one of ``tags`` and whose frames need at least ``need``: no
-    such host has that idle. Kept once, for a pass looks at none of these layers by itself."""
+    """What keeps many layers of a show waiting at once: no host with one of their tags has idle what they need.
+
+    A pass looks at none of these layers by itself, so the reason is kept once for all of them.
+    """
 
     tags: tuple[str, ...]
+    """The layers it is about have one of these."""
     need: Resources
+    """The frames of the layers it is about need at least this."""
     verdict: Verdict
     detail: str
