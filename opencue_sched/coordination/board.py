@@ -40,14 +40,16 @@ class JobPriority(StrEnum):
 NEVER = math.inf
 """A claim that does not end by itself."""
 ERROR_CHARACTERS = 4000
+"""How much of an error's text a job keeps, its end."""
 PAGE = 100
+"""Jobs read in one call of a listing."""
 RESEND_SECONDS = 0.8
-"""So long after it was sent, a message that no claim answered counts as lost."""
+"""A message that no claim has answered so long after it was sent counts as lost."""
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]
 Held = tuple[str, str, int, str]
-"""A claim, as every write under it names it: the job's uuid, owner, fence and token."""
+"""A claim as every write under it names it: the job's uuid, owner, fence and token."""
 
 
 def life_ms(seconds: float) -> int:
@@ -62,21 +64,23 @@ def resend_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One job as it was at one moment. ``left_ms`` of its claim: -1 never ends, -2 no claim, None not asked for."""
+    """One job as it was at one moment. Nobody changes ``fields`` after it was read."""
 
     uuid: str
     fields: dict[str, str]
     left_ms: float | None = None
+    """Milliseconds until its claim ends: -1 for one that never ends, -2 without a claim, None when not asked for."""
 
 
 class Counts(NamedTuple):
-    """How many jobs are where; ``next_ms`` until one becomes ready by itself, -1 when none will."""
+    """How many jobs of a board are in each state."""
 
     ready: int
     delayed: int
     claimed: int
     trash: int
     next_ms: int
+    """Milliseconds until a job becomes ready by itself; -1 when none will."""
 
 
 class BoardScripts:
@@ -138,7 +142,7 @@ class BoardScripts:
             after = str(rows[-1][1])
 
     def counts(self) -> Counts:
-        """Where the jobs are now."""
+        """Count the jobs in each state, at this moment."""
         return Counts(*self.call("board_look", "")[:5])
 
 

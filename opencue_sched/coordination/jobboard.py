@@ -142,13 +142,13 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
+        """The job's state at this moment. Raises JobFailure when the store does not answer or the board is closed."""
         places = {"": JobState.COMPLETE, "claimed": JobState.CLAIMED, "trash": JobState.TRASHED}
         return places.get(self._field("state"), JobState.UNCLAIMED)
 
     @property
     def last_modified(self) -> datetime | None:
-        """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
+        """The moment it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
         text = self._field("modified")
         return _moment(text) if text else None
 
@@ -346,7 +346,7 @@ class JobBoard(BoardScripts):
             raise JobFailure(f"board {self.name!r}: Redis {what}: {describe(error)}") from error
 
     def call(self, script: str, *args: str | int | float) -> Any:
-        """As of any board; raises as answering()."""
+        """Call one of the board's scripts. Raises as answering()."""
         with self.answering():
             return super().call(script, *args)
 
@@ -431,7 +431,7 @@ class JobBoard(BoardScripts):
             return FormerJob(self, uuid, name)
 
     def find_owner(self, job: Job) -> str | None:
-        """Who has claimed the job; None when nobody has."""
+        """The owner of the job's claim; None when nobody has claimed it."""
         listing = self.job(job.uuid)
         return listing.fields["owner"] if listing is not None and listing.fields["state"] == "claimed" else None
 

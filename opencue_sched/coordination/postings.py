@@ -39,65 +39,70 @@ FAILURE_KINDS = ("postgresql", "redis", "program")
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A cluster's posting. ``ticket`` of the message to send for it now, 0 for none; ``again`` when one was sent
-    before and nobody took it; ``resting`` until its cooldown or sleep ends.
-    """
+    """A cluster's posting, and whether a message is to be sent for it."""
 
     cluster: Cluster
     uuid: str
     ticket: int = 0
+    """The ticket of the message to send now; 0 when none is to be sent."""
     again: bool = False
+    """Whether a message was sent before that nobody took."""
     resting: bool = False
+    """Whether the posting sleeps, or cools down, until a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to work on a posting until it expires; ``wake`` is the wake-up count it began with.
-
-    ``token`` tells it from a claim of the same owner and fence, which a Redis that lost something may give out.
-    """
+    """The right to work on a posting until it expires."""
 
     uuid: str
     owner: str
     fence: int
     wake: int
+    """How many wake-ups the posting had had when the claim began: a later one makes it ready again at the end."""
     cluster: Cluster
     token: str
+    """Tells this claim from one of the same owner and fence, which a Redis that lost something may give out."""
 
     @property
     def held(self) -> Held:
-        """What the board knows of it."""
+        """The claim as the board's scripts know it."""
         return self.uuid, self.owner, self.fence, self.token
 
 
 class ClaimEnd(NamedTuple):
-    """How a claim ends: see lua/board_end.lua. ``reason`` of a failure: its kind (FAILURE_KINDS), a colon and one line;
-    ``error`` is all of it."""
+    """How a claim ends: see lua/board_end.lua."""
 
     claim: Claim
     how: End
     delay_seconds: float = 0.0
     reason: str = ""
+    """Of a failure: its kind (FAILURE_KINDS), a colon and one line."""
     error: str = ""
+    """Of a failure: its whole text, with the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedCluster:
-    """A cluster that no pass looks at, and why: ``reason`` is one line. ``cluster`` is None for a posting that cannot
-    be read. All times are epoch seconds of Redis.
+    """A cluster that no pass looks at: it is in the trash, or cools down because its passes fail.
 
-    In the trash since ``since``; ``until`` is None. Or cooled down: its passes have failed ``failures`` times in a row
-    since ``since``, and it is not dispatched before ``until``, whatever wakes it. ``until`` is over while the cluster
-    is tried again. ``kind`` is one of FAILURE_KINDS.
+    All times are epoch seconds of Redis.
     """
 
     key: str
     cluster: Cluster | None
+    """None for a posting that cannot be read."""
     since: float
+    """When it came into the trash, or when the first of ``failures`` happened."""
     reason: str
+    """One line for people."""
     until: float | None = None
+    """When the cooldown ends, before which nothing wakes the cluster: over while a pass tries it again. None for a
+    cluster in the trash."""
     failures: int = 0
+    """How many of its passes have failed in a row; 0 for a cluster in the trash."""
     kind: str = ""
+    """The kind of the last failure, one of FAILURE_KINDS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +115,16 @@ class ClaimRefused:
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
-    """Those of postings with a ticket, in the order they got it, for which to send a message: of each shard the last,
-    whose claim takes the others along (claim_with), and one for every CLAIMED_TOGETHER before it.
+    """The postings to send a message for, out of those that are due, in the order in which they got their tickets.
 
-    The last, because a claim that was made in between has all before it. A posting that is not taken along all the same
-    is due again after RESEND_SECONDS.
+    One message a shard is enough, for the claim that answers it takes the shard's other postings along (claim_with):
+    it is sent for the last posting, and for one of every CLAIMED_TOGETHER before that. The last, because a claim that
+    was made in between has all before it. A posting that was not taken along is due again after RESEND_SECONDS.
     """
     by_shard: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
-    for it in due:
-        by_shard[it.cluster.shard, it.again].append(it)
-    return [it for same in by_shard.values() for it in same[::-1][::CLAIMED_TOGETHER]]
+    for posting in due:
+        by_shard[posting.cluster.shard, posting.again].append(posting)
+    return [posting for same_shard in by_shard.values() for posting in same_shard[::-1][::CLAIMED_TOGETHER]]
 
 
 def encode_cluster(cluster: Cluster) -> str:
@@ -160,20 +165,20 @@ class ClusterPostings(BoardScripts):
     def enqueue(
         self, clusters: Iterable[Cluster], *, wake: bool | Collection[Cluster] = False, fence: Fence | None = None
     ) -> list[Enqueued]:
-        """Post each cluster unless it is posted; wake those of ``wake``, or all, if they rest. One round trip.
+        """Post each cluster unless it is posted, and wake those of ``wake``, or all, if they sleep. One round trip.
 
         Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
         """
         listed = list(clusters)
         calls = []
-        for part in chunks(listed, ENQUEUED_PER_CALL):
+        for chunk in chunks(listed, ENQUEUED_PER_CALL):
             args: list[str | int | float] = [resend_ms()]
-            for cluster in part:
+            for cluster in chunk:
                 woken = wake if isinstance(wake, bool) else cluster in wake
                 # All alike: strict priority is among jobs, within a pass, and no rule puts one show before another.
                 args += [cluster.key, encode_cluster(cluster), JobPriority.NORMAL.rank, int(woken)]
             calls.append(args)
-        answers = [it for answer in self.call_each("board_enqueue", calls, fence=fence) for it in answer]
+        answers = [posting for page in self.call_each("board_enqueue", calls, fence=fence) for posting in page]
         return [
             Enqueued(cluster, str(uuid), int(ticket), bool(again), bool(resting))
             for cluster, (uuid, ticket, again, resting) in zip(listed, answers, strict=True)
@@ -205,7 +210,7 @@ class ClusterPostings(BoardScripts):
         return sorted(uuids, key=lambda uuid: not found[uuid][0].startswith(cluster_key))
 
     def _present_keys(self) -> dict[str, tuple[str, str]]:
-        """Of each posting, by its uuid, the key it has and the one that its cluster has in this release."""
+        """Posting uuid -> the key it was posted under, and the key that its cluster has in this release."""
         posted = self.posted()
         with self.client.pipeline(transaction=False) as pipe:
             for uuid in posted.values():
@@ -234,8 +239,8 @@ class ClusterPostings(BoardScripts):
         self.call_each("board_update", calls, fence=fence)
 
     def skipped(self) -> list[SkippedCluster]:
-        """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
-        the oldest first. Two round trips."""
+        """The clusters that cool down after failed passes, the longest cooldown first; then those in the trash, the
+        oldest first. Two round trips."""
         names = ("state", "name", "details", "failures", "failing", "rest", "reason", "modified", "error")
         with self.client.pipeline(transaction=False) as pipe:
             for uuid in self.posted().values():
@@ -243,15 +248,15 @@ class ClusterPostings(BoardScripts):
             answers: Any = pipe.execute()
         rows = ({name: value or "" for name, value in zip(names, values, strict=True)} for values in answers)
         found = [_skipped(fields) for fields in rows if fields["state"] == "trash" or int(fields["failures"] or 0) > 0]
-        return sorted(found, key=lambda it: (it.until is None, -(it.until or 0.0), it.since))
+        return sorted(found, key=lambda cluster: (cluster.until is None, -(cluster.until or 0.0), cluster.since))
 
     def failures(self, claim: Claim) -> int:
         """How many passes over the claimed cluster have failed in a row before this one."""
         return int(self.client.hget(self.keys.job(claim.uuid), "failures") or 0)
 
     def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | ClaimRefused:
-        """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
-        in its cluster posts it anew."""
+        """Claim a posting; the answer says why not when it was refused. A posting whose payload cannot be read is taken
+        down: the next sweep that finds work in its cluster posts it anew."""
         token = uuid4().hex
         answer = self.claim_job(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
@@ -305,32 +310,36 @@ class ClusterPostings(BoardScripts):
         return self.end_many([ClaimEnd(claim, how, delay_seconds, reason, error)])[0]
 
     def end_many(self, endings: Sequence[ClaimEnd]) -> list[int]:
-        """End claims; of each, in this order, the ticket of the message to send for its posting at once, or 0, as of a
-        claim lost meanwhile, which is another worker's. One round trip. with_messages() says which of them to send."""
-        there = None if self._division is None else shards(self._division())
+        """End claims. Returns for each, in this order, the ticket of the message to send for its posting at once.
+
+        The ticket is 0 where no message is due, and for a claim that was lost meanwhile: the posting is another
+        worker's. with_messages() says which messages to send. One round trip.
+        """
+        present_shards = None if self._division is None else shards(self._division())
         calls = [
             self.end_call(
-                it.claim.held,
-                it.how if there is None or it.claim.cluster.shard in there else "consume",
-                delay_seconds=it.delay_seconds,
-                wake=it.claim.wake,
-                reason=it.reason,
-                error=it.error,
+                ending.claim.held,
+                ending.how if present_shards is None or ending.claim.cluster.shard in present_shards else "consume",
+                delay_seconds=ending.delay_seconds,
+                wake=ending.claim.wake,
+                reason=ending.reason,
+                error=ending.error,
             )
-            for it in endings
+            for ending in endings
         ]
         tickets = []
-        for it, (ended, ticket, *_) in zip(endings, self.call_each("board_end", calls), strict=True):
+        for ending, (ended, ticket, *_) in zip(endings, self.call_each("board_end", calls), strict=True):
             tickets.append(int(ticket) if ended else 0)
             if not ended:
-                cluster, fence = it.claim.cluster.key, it.claim.fence
-                log.warning("claim_lost", posting=it.claim.uuid, cluster=cluster, fence=fence, how=it.how)
+                claim = ending.claim
+                where = {"posting": claim.uuid, "cluster": claim.cluster.key}
+                log.warning("claim_lost", **where, fence=claim.fence, how=ending.how)
         return tickets
 
 
 def _present_key(posted: str, details: str | None) -> str:
-    """The key in this release of a cluster that was posted under another one, perhaps; its own where none can be read
-    from the payload."""
+    """The key that a posting's cluster has in this release. Another release may have posted it under another key; a
+    payload that cannot be read leaves it the key it was ``posted`` under."""
     cluster = decode_cluster(details or "")
     return posted if cluster is None else as_in_this_release(cluster).key
 
@@ -354,10 +363,12 @@ def _skipped(fields: dict[str, str]) -> SkippedCluster:
 
 @dataclass(slots=True)
 class _Renewed:
-    """When a claim was renewed last, and when the work under it did a step."""
+    """Two times of a claim that is renewed, by the boot clock."""
 
     renewed_at: float
+    """When Redis last prolonged it."""
     stepped_at: float
+    """When the work under it last did a step."""
 
 
 class ClaimRenewer(PeriodicThread):
@@ -377,7 +388,9 @@ class ClaimRenewer(PeriodicThread):
         self._patience = patience_seconds
         self._lock = threading.Lock()
         self._held: dict[Claim, _Renewed] = {}
+        """The claims to renew. Passes and the renewing thread write it, under ``_lock``; alive() only looks up."""
         self._given_up: set[Claim] = set()
+        """Claims whose work hangs. Written under ``_lock``; ``hangs`` reads whether it is empty, without."""
 
     def keep(self, *claims: Claim, claimed_at: float) -> None:
         """Start to renew claims; ``claimed_at`` is the clock before they were asked for."""
@@ -443,20 +456,22 @@ CLAIM_SECONDS = 3.0
 """Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
 two renewals may fail."""
 LOOK_SECONDS = CLAIM_SECONDS / 3
-"""A claim that is made after a look must not end before the next one."""
+"""Between two looks for due postings. A claim that is made after a look must not end before the next one."""
 SHORT_SECONDS = 2.0
-"""The end of a longer rest is left to the periodic looks."""
+"""The longest sleep of a posting whose end gets a look of its own; the end of a longer one is left to the periodic
+looks."""
 AFTER_THE_END_SECONDS = 0.002
-"""The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
+"""How long after the end of a claim or a sleep a look comes. The board counts in milliseconds: by then the end is past
+by its clock as well."""
 
 
 class DueThread(PeriodicThread):
-    """Sends a message for every posting that is due: nobody took its last message, its claim ran out, or its rest is
+    """Sends a message for every posting that is due: nobody took its last message, its claim ran out, or its sleep is
     over.
 
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
     strands a cluster, also while no beat leads. It looks every LOOK_SECONDS, when the first claim ends that nobody
-    prolongs, and when a short rest ends that this process began. ``send`` puts a message for a posting on a dispatch
+    prolongs, and when a short sleep ends that this process began. ``send`` puts a message for a posting on a dispatch
     queue.
     """
 
@@ -466,7 +481,7 @@ class DueThread(PeriodicThread):
         self._send = send
 
     def look_in(self, seconds: float) -> None:
-        """Look when a rest of so many seconds from now ends, if it is short."""
+        """Look again after so many seconds, at the end of a posting's sleep, if that is short."""
         if seconds <= SHORT_SECONDS:
             self.start()
             timer = threading.Timer(seconds + AFTER_THE_END_SECONDS, self.wake)
@@ -479,9 +494,6 @@ class DueThread(PeriodicThread):
         for enqueued in with_messages(due):
             self._send(enqueued)
         return min(LOOK_SECONDS, claim_ends + AFTER_THE_END_SECONDS)
-
-
-# Clusters that no pass looks at.
 
 
 def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:

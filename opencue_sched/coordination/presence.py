@@ -31,8 +31,11 @@ from opencue_sched.errors import SchedulerError
 log = structlog.get_logger(__name__)
 
 TTL_SECONDS = 15.0
+"""Life of a record after its last refresh: an instance that died counts as gone after so long."""
 REFRESH_SECONDS = 4.0
+"""Between two refreshes of a record; three may fail before it expires."""
 _POLL_SECONDS = 0.25
+"""Between two looks whether a name that was taken is free."""
 BEAT_TYPE = "beat"
 
 
@@ -48,38 +51,41 @@ class InstanceTaken(SchedulerError):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """One instance in its role of one queue type (or ``beat``). Times are seconds since the epoch.
-
-    ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
-    ``capabilities`` of a worker are the names of the queues that it consumes; ``work`` names what it has in hand;
-    ``unreached`` are hosts whose RQDs do not answer it, each with words, and ``more_unreached`` how many others there
-    are; ``backlog_age_seconds`` is how long ago it compared what it keeps of waiting work with the database, and
-    ``deaf``, whether it hears no notification of PostgreSQL; ``fence`` is that of a leading beat, else 0; ``facility``
-    is the scope of a fleet of one facility, in lower case, and empty for all others.
-    """
+    """One instance in its role of one queue type (or ``beat``). Times are seconds since the epoch."""
 
     type: str
     group: str
     instance: str
     node: str = ""
+    """Celery's name of the worker."""
     pid: int = 0
     hostname: str = ""
     machine: str = ""
+    """Tells processes of one process table from all others."""
     started_at: FiniteFloat = 0.0
     last_heartbeat: FiniteFloat = 0.0
     version: str = ""
     capabilities: tuple[str, ...] = ()
+    """The names of the queues that a worker consumes."""
     in_flight: int = 0
     capacity: int = 0
     state: str = "working"
     work: tuple[str, ...] = ()
+    """Names of what it has in hand."""
     unreached: tuple[tuple[str, str], ...] = ()
+    """Hosts whose RQDs do not answer it, each with words."""
     more_unreached: int = 0
+    """How many such hosts there are beside ``unreached``."""
     backlog_age_seconds: FiniteFloat = 0.0
+    """How long ago it compared what it keeps of waiting work with the database."""
     deaf: bool = False
+    """Whether it hears no notification of PostgreSQL."""
     fence: int = 0
+    """The fence of a leading beat; 0 for any other."""
     facility: str = ""
+    """The scope of a fleet of one facility, in lower case; empty for all others."""
     token: str = field(default="", repr=False)
+    """Tells this incarnation of the name from others."""
 
     @classmethod
     def parse(cls, text: str) -> Actor | None:
@@ -176,10 +182,11 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who was found at one moment: the living, and the presence keys of those seen lately that are gone."""
+    """The instances of a fleet at one moment."""
 
     alive: tuple[Actor, ...]
     gone: tuple[str, ...]
+    """The presence keys of instances that were seen lately and are gone."""
 
     def of(self, type_: str) -> list[Actor]:
         """The living of one type."""
@@ -187,7 +194,7 @@ class Members:
 
 
 def list_members(client: redis.Redis, namespace: str) -> Members:
-    """Everybody alive, by type, group and instance. Two commands, whatever else is in Redis."""
+    """The instances of a fleet, by type, group and instance. Two commands, whatever else is in Redis."""
     keys = cast("list[str]", client.zrange(presence_index(namespace), 0, -1))
     records = cast("list[str | None]", client.mget(keys)) if keys else []
     actors = [actor for record in records if record is not None and (actor := Actor.parse(record))]

@@ -26,31 +26,35 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Members
 log = structlog.get_logger(__name__)
 
 MOVED_PER_CALL = 5000
-# Longer than the broker's visibility time-out: what a killed worker had reserved comes back to its queue by then.
+"""Messages that one call of the script moves from a dead instance's queues, at most."""
 FORGET_SECONDS = 600.0
+"""How long the queues of a dead instance are still looked at. Longer than the broker's visibility time-out: what a
+killed worker had reserved comes back to its queue by then."""
 STATS_LIFE_SECONDS = 60
+"""Life of the statistics keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
-    """What waits for one queue type, over all its queues and priorities. ``oldest_seconds`` 0 when nothing waits."""
+    """What waits for one queue type, over all its queues and priorities."""
 
     depth: int
     oldest_seconds: float
+    """Age of the oldest message; 0 when none waits."""
     queues: dict[str, int]
+    """The depth of each queue, by its name. Nobody changes it after the census."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCensus:
-    """The queues of one fleet at one moment. ``workers`` are its live dispatch instances.
-
-    ``backlog_per_worker`` is, of each group, its dispatch messages waiting or in hand per live worker of the group (all
-    of them, while none is alive), and a worker's share of what waits in the queue shared by all groups.
-    """
+    """The queues of one fleet at one moment. Nobody changes its mappings after the census."""
 
     by_type: dict[str, QueueFigures]
     workers: int
+    """Its live dispatch instances."""
     backlog_per_worker: dict[str, float]
+    """By group: dispatch messages waiting or in hand per live worker of the group (all of them, while none is alive),
+    and a worker's share of what waits in the queue shared by all groups."""
 
 
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:
@@ -98,7 +102,9 @@ def queue_census(
         if queue.type == QueueType.DISPATCH:
             load[queue.group] += depth
         oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in found if at is not None)])
-    by_type = {it.value: QueueFigures(sum(depths[it].values()), oldest[it], depths[it]) for it in QueueType}
+    by_type = {
+        type_.value: QueueFigures(sum(depths[type_].values()), oldest[type_], depths[type_]) for type_ in QueueType
+    }
     scope = (facility or "").lower()
     dispatchers = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.facility == scope]
     with client.pipeline(transaction=False) as pipe:
@@ -117,7 +123,7 @@ def queue_census(
 
 
 def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
-    """The work queues of a fleet. Whose fleet those were that are gone, only their group says."""
+    """The work queues of a fleet. An instance that is gone belonged to the fleet that has its group."""
     scope = (facility or "").lower()
     others = {actor.group for actor in members.alive if actor.facility != scope}
     places = [(actor.type, actor.group, actor.instance) for actor in members.alive]
@@ -133,7 +139,7 @@ def _queues(namespace: str, members: Members, group: str, facility: str | None) 
 
 
 def sent_at(message: str | None) -> float | None:
-    """When a waiting message was sent, seconds since the epoch; None for none, or one that does not say."""
+    """The epoch seconds at which a message was sent; None without a message, or for one that does not say."""
     if message is None:
         return None
     try:

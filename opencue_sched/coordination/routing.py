@@ -20,12 +20,14 @@ from opencue_sched.coordination.presence import WorkerState, list_members
 from opencue_sched.domain.clusters import Cluster
 
 REMEMBERED_SECONDS = 1.0
+"""How long presence is believed before it is read again."""
 
 
 class Router:
-    """Routes of one group. ``fixed`` groups (a fleet of one facility) never use the queue shared by all groups.
+    """Says to which queue a message of one group goes.
 
-    Presence is read at most once a second.
+    ``fixed`` groups (a fleet of one facility) never use the queue shared by all groups. Presence is read at most once
+    in REMEMBERED_SECONDS.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, group: str, *, fixed: bool = False) -> None:
@@ -34,21 +36,23 @@ class Router:
         self._group_queue = QueueName(namespace, QueueType.DISPATCH.value, group)
         self._group = group
         self._fixed = fixed
+        # What was read of presence: every thread that sends asks, so all of it is read and written under the lock.
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._consumed: set[str] = set()
+        """Names of the queues that a working instance consumes."""
         self._fleet: frozenset[str] = frozenset()
         self._queues: dict[str, QueueName] = {}
+        """Instances of the fleet that consume a queue of their own, with that queue."""
 
     def queue_of_all(self) -> QueueName:
-        """Where to send what any worker may do: to the group; without anybody there that consumes its queue, to all
-        groups."""
+        """The queue for work that any worker may do: the group's where a worker consumes that, else all groups'."""
         with self._lock:
             self._look()
             return self._shared()
 
     def queue_for(self, cluster: Cluster, *, again: bool = False) -> QueueName:
-        """Where to send a message for ``cluster``; ``again`` when one was sent before and nobody took it."""
+        """The queue for a message about ``cluster``; ``again`` when one was sent before and nobody took it."""
         with self._lock:
             self._look()
             shared = self._shared()

@@ -108,7 +108,7 @@ class _Unacknowledged(kombu_redis.QoS):
     """The messages a channel has in hand."""
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Put them back on their queues; once the connection is given up, the visibility time-out does that."""
+        """Put the messages back on their queues. Once the connection is given up, the visibility time-out does that."""
         if client is None and self._given_up:
             delivered: Any = self._delivered
             delivered.clear()
@@ -116,12 +116,13 @@ class _Unacknowledged(kombu_redis.QoS):
         super().restore_unacked(client)
 
     def ack(self, delivery_tag: Any) -> None:
-        """Done with. On a closed channel there is nothing to say any more: the message comes again, for nothing."""
+        """Say that a message is done with. A closed channel says nothing any more: the message comes again, and its
+        work finds itself done."""
         if not self._given_up:
             super().ack(delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        """Not wanted; as above."""
+        """Say that a message is not wanted. A closed channel says nothing, as in ack()."""
         if not self._given_up:
             super().reject(delivery_tag, requeue=requeue)
 
