@@ -27,7 +27,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def lua_directory() -> Path:
-    """Where the scripts are: inside an installed wheel, or beside the package in a checkout."""
+    """The directory of the scripts: inside an installed wheel, or beside the package in a checkout."""
     in_wheel = _PACKAGE / "_lua"
     return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "lua"
 
@@ -53,7 +53,7 @@ def _expand(path: Path) -> str:
 
 
 def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
-    """``items`` in pieces of ``size``: Redis serves nobody else while a call runs, so a long one is cut."""
+    """Cut ``items`` into pieces of ``size``: Redis serves nobody else while a call runs, so a long one is cut."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 

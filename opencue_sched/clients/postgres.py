@@ -29,7 +29,8 @@ OURS = "opencue-sched"
 CONNECT_SECONDS = 5
 """Time to make a connection, or to get one of the pool: shorter than a leader's lease lives after a missed renewal."""
 STATEMENT_SECONDS = 30
-"""After this the server cancels a statement: the longest of ours take a second, so the farm's data are out of hand."""
+"""How long a statement may take before the server cancels it. The longest of ours take a second: one that is cancelled
+says that the farm's data are out of hand."""
 
 SESSION_SETTINGS = {"TimeZone": "UTC", "jit": "off"}
 """What every session of ours has set, besides a statement time-out. No just-in-time compiler: our statements are short,
@@ -42,8 +43,9 @@ DEAD_CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 6000,
 }
-"""When a connection counts as dead whose server vanished: what is sent and not acknowledged, and what is waited for,
-both end after 6 s. A server, or a proxy, that acknowledges and answers nothing is not found out by TCP."""
+"""Parameters of libpq that find out that a server vanished: a connection ends 6 s after what it sent was last
+acknowledged, or what it waits for last came. A server, or a proxy, that acknowledges and answers nothing is not found
+out by TCP."""
 
 
 def make_engine(

@@ -117,7 +117,7 @@ def set_up_sessions(engine: Engine, sessions: Sessions) -> None:
 
 
 def sessions_of(engine: Engine) -> Sessions:
-    """Who sets up the connections of an engine that make_engine() made."""
+    """The Sessions that set up the connections of an engine that make_engine() made."""
     found: Sessions = engine.get_execution_options()["sessions"]
     return found
 

@@ -38,7 +38,7 @@ _RAISED = "P0001"
 _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 """SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
 _HOST_TEXT = "unable to allocate additional"
-"""In every refusal of OpenCue's host trigger."""
+"""Words that every refusal of OpenCue's host trigger has."""
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 """SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""
 _COMPLETION_UNKNOWN = "40003"
@@ -75,18 +75,22 @@ _REFUSED_BY_REDIS = (
     "DB index is out of range",
     "without any password configured",
 )
-"""As much of Redis, or of Sentinels as redis-py quotes them."""
+"""What Redis, or a Sentinel as redis-py quotes it, says of a connection that will be refused the next time, too."""
 
 
 class Failure(StrEnum):
-    """REPEAT: the transaction collided with another one and may work at once. ROWS: some job's rows are to blame. BUSY:
-    some job's rows stay locked. HOST: a host has less idle than its row said. DATABASE: no fault of the plan."""
+    """What a plan's transaction failed of."""
 
     REPEAT = auto()
+    """It collided with another transaction, and may work at once."""
     ROWS = auto()
+    """Some job's rows are to blame."""
     BUSY = auto()
+    """Some job's rows stay locked."""
     HOST = auto()
+    """A host has less idle than its row said."""
     DATABASE = auto()
+    """Nothing of the plan is to blame."""
 
 
 def classify(error: Exception) -> Failure:
@@ -168,7 +172,7 @@ def describe(error: Exception) -> str:
 
 
 def _sentinels_said(text: str) -> str:
-    """In short what redis-py says, with 500 characters for each Sentinel, when none of them names the master."""
+    """A short form of redis-py's error for a master that no Sentinel names, which has 500 characters a Sentinel."""
     service, _, details = text.removeprefix("No master found for ").partition(" : ")
     failures = re.findall(r"host=([^,]+),port=(\d+).*?\)> - (?:\w+:)?(\w+)", details)
     words = {

@@ -167,8 +167,8 @@ class DependRows:
         self.waits_for: Counter[str] = Counter()
 
     def add(self, layer: WaitingLayer | None, depend: Depend, on: Target, over: Collection[str]) -> bool:
-        """Have frames of the layer, or (None) of the whole job, wait. Whether that is met already, by what is
-        ``over``."""
+        """Have frames of the layer, or (None) of the whole job, wait. Returns whether the dependency is met already, by
+        what is ``over``."""
         kind, pairs = depend.kind(layer), None
         waiting = self.layers.values() if layer is None else [self.layers[layer.name]]
         er = None if layer is None else self.layers[layer.name].layer
@@ -182,7 +182,7 @@ class DependRows:
             any_frame = depend.type == "any_frame"
             self.rows.append(DependRow(new_id(), kind, er, None, on.job, on.layer, frame, not met, any_frame))
             if not met:
-                self.waits_for.update(it for one in waiting for it in one.frames.values())
+                self.waits_for.update(frame_id for rows in waiting for frame_id in rows.frames.values())
             return met
         (own,) = waiting
         found = [(own.frames[number], on.frames[needed]) for number, needed in pairs if needed in on.frames]

@@ -82,7 +82,9 @@ def _listed(value: Any) -> Any:
 
 def _depends_by(key: str) -> BeforeValidator:
     """A text alone stands for this key."""
-    return BeforeValidator(lambda value: [{key: it} if isinstance(it, str) else it for it in _listed(value)])
+    return BeforeValidator(
+        lambda value: [{key: entry} if isinstance(entry, str) else entry for entry in _listed(value)]
+    )
 
 
 def _words(value: Any) -> Any:
@@ -133,7 +135,7 @@ def _printable(value: str) -> str:
 
 def _command(command: str) -> str:
     if unknown := unknown_tokens(command):
-        raise ValueError(", ".join(f"uses the unknown token {it}{near(it.upper(), TOKENS)}" for it in unknown))
+        raise ValueError(", ".join(f"uses the unknown token {token}{near(token.upper(), TOKENS)}" for token in unknown))
     return _printable(command)
 
 
@@ -253,7 +255,7 @@ class LayerSpec(_Keys):
     command: Annotated[str, Field(max_length=_LONGEST_TEXT), _AS_TEXT, AfterValidator(_command)]
     range: Annotated[FrameRange, PlainValidator(_range), PlainSerializer(lambda frames: frames.text)]
     type: Annotated[
-        Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda it: it.upper() if isinstance(it, str) else it)
+        Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda name: name.upper() if isinstance(name, str) else name)
     ] = "RENDER"
     chunk: Annotated[int, Field(ge=1, le=INT_MAX)] = 1
     cores: _Centicores = CENTICORES_PER_CORE
@@ -391,8 +393,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
         yield f"name: the job's full name has {len(spec.full_name)} characters; {_JOB_NAME_WIDTH} is the most"
     else:
         yield from _log_names_too_long(spec)
-    for position, one in enumerate(spec.layers):
-        if 0 < one.max_cores < one.cores:
+    for position, capped in enumerate(spec.layers):
+        if 0 < capped.max_cores < capped.cores:
             yield f"layers[{position}].max_cores: is less than cores"
     # Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end.
     by_name = {layer.name: layer for layer in spec.layers}
@@ -430,7 +432,8 @@ def _log_names_too_long(spec: JobSpec) -> Iterator[str]:
 
 
 def shell_drops(variables: Iterable[str]) -> list[str]:
-    """Those names of variables that no shell has for its own: some do not hand them on to the commands they run."""
+    """The names of variables that no shell takes for its own: some shells do not hand these on to the commands they
+    run."""
     return sorted(name for name in variables if not _SHELL_NAME.match(name))
 
 

@@ -120,7 +120,10 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
         log_dir=job["log_dir"],
         layers=tuple(
             SubmittedLayer(
-                new.layer, name, len(new.frames), sum(not depends.waits_for[it] for it in new.frames.values())
+                new.layer,
+                name,
+                len(new.frames),
+                sum(not depends.waits_for[frame_id] for frame_id in new.frames.values()),
             )
             for name, new in depends.layers.items()
         ),
@@ -248,13 +251,13 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
 
 
 def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:
-    """The one of this name; without a name the default one, or the only one."""
+    """The row of this name; without a name the default row, or the only one."""
     if wanted is not None:
-        found = [one for one in named if one.name == wanted]
-        problem = f"there is no {key} {wanted!r}{near(wanted, [one.name for one in named])}"
+        found = [row for row in named if row.name == wanted]
+        problem = f"there is no {key} {wanted!r}{near(wanted, [row.name for row in named])}"
     else:
-        found = [one for one in named if one.is_default] or (list(named) if len(named) == 1 else [])
-        names = ", ".join(sorted(one.name for one in named)) or "none"
+        found = [row for row in named if row.is_default] or (list(named) if len(named) == 1 else [])
+        names = ", ".join(sorted(row.name for row in named)) or "none"
         problem = f"is missing, and no {key} is marked as the default one; there are: {names}"
     if not found:
         problems.append(f"{key}: {problem}")

@@ -27,22 +27,27 @@ logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
+"""The longest that making a connection may take."""
 _IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
 _RESOLVE_SECONDS = 5.0
 """gRPC would go on for 30 s with the address that a name had when it was last resolved."""
 _KEEPALIVE_SECONDS = 300.0
+"""Between two pings of a connection on which nothing else is said."""
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
+"""How long the answer to a ping may take before the connection counts as dead."""
 _READY = grpc.ChannelConnectivity.READY.value[0]
 _NOT_ANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 CALLS_TO_UNREACHED = 2
-"""So many calls in a row without an answer make a host unreached; it may be dialled anew, too (`RqdChannels`)."""
+"""How many calls in a row without an answer make a host unreached; it may be dialled anew, too (`RqdChannels`)."""
 UNREACHED_SECONDS = 120.0
-"""A host that nobody has called for so long is not named as unreached any more: it may be down, or deleted."""
+"""How long after the last call a host is named as unreached: one that nobody calls may be down, or deleted."""
 NAME_BELIEVED_SECONDS = 60.0
 """How long after a host's RQD told its name frames are launched over that connection without asking for it again."""
 _WARN_SECONDS = 60.0
+"""Between two warnings of one host."""
 _SHORTEST_TELLING_SECONDS = 1.0
+"""The shortest deadline whose end says something of a host: a call with less may end for want of time alone."""
 _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
 
@@ -58,8 +63,11 @@ class _Replaced(grpc.RpcError):
 
 
 class _Connection(grpc.UnaryUnaryClientInterceptor):
-    """One connection to the RQD of ``host``. ``heard`` is called with each call's end, ``named`` with the name in each
-    report: see `RqdChannels._hear` and `_name`."""
+    """One connection to the RQD of ``host``.
+
+    ``heard`` is called at each call's begin and end, ``named`` with the name in each report: see `RqdChannels._hear`
+    and `_name`.
+    """
 
     def __init__(
         self,
@@ -73,8 +81,9 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
         self.stub = rqd_pb2_grpc.RqdInterfaceStub(grpc.intercept_channel(self.channel, self))
         self.heard = heard
         self.named = named
-        # All under the lock of RqdChannels.
+        # Read and written under the lock of RqdChannels.
         self.calls = 0
+        """Calls under way."""
         self.retired = self.closed = False
 
     def believed_since(self, since: float) -> bool:
@@ -107,25 +116,25 @@ class _Connection(grpc.UnaryUnaryClientInterceptor):
 
 @dataclass
 class _Host:
-    """What the calls to one host's RQD told. Everything is read and written under the lock of RqdChannels.
-
-    ``named_at`` (monotonic): when it last answered by the host's own name, and no call has failed since.
-    ``answers_as``: the name of another host, if it answered by that last.
-
-    ``unanswered`` calls in a row got no answer, the first at the epoch ``since``, the last with the error ``words``.
-    ``failed_at`` (monotonic): when a call got no answer, or another host's, last; ``warned_at``: when that was logged.
-    """
+    """What the calls to one host's RQD told. Everything is read and written under the lock of RqdChannels."""
 
     name: str
     address: str
     connection: _Connection | None = None
     named_at: float = -math.inf
+    """When it last answered by the host's own name (monotonic); no call has failed since."""
     answers_as: str = ""
+    """The name of another host, if the last answer came under that name."""
     unanswered: int = 0
+    """How many calls in a row got no answer."""
     since: float = 0.0
+    """Epoch seconds of the first of these."""
     failed_at: float = -math.inf
+    """When a call last got no answer, or another host's (monotonic)."""
     words: str = ""
+    """The error of the last call without an answer."""
     warned_at: float = -math.inf
+    """When that was last logged (monotonic)."""
 
     def trouble(self) -> str:
         """What is wrong with it, for people; a sentence about its RQD, without that."""
@@ -224,8 +233,8 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             raise RqdFailure(f"its RQD {words}")
 
     def unreached(self) -> tuple[tuple[str, str], ...]:
-        """The hosts that did not answer calls of the last two minutes, or another did, those for longest first: names,
-        and words that follow "its RQD"."""
+        """The hosts that did not answer calls of the last two minutes, or in whose place another host answered: the
+        longest silence first, each with its name and words that follow "its RQD"."""
         with self._lock:
             now = self._clock()
             unreached = [
@@ -240,7 +249,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     def each(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items. The
         first exception is raised once all calls have ended."""
-        futures = [self._threads.submit(function, item) for item in items]
+        futures = [self._threads.submit(function, argument) for argument in items]
         wait(futures)
         return [future.result() for future in futures]
 

@@ -43,30 +43,33 @@ class Whereabouts(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameSeen:
-    """What RQD said about one frame; ``detail`` is that for an operator."""
+    """What RQD said about one frame."""
 
     place: Whereabouts
     detail: str
+    """The same in words, for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningFrameRef:
-    """A frame that may run on a host. ``cores_centicores`` as launched; 0 when not known (all calls of RqdKiller)."""
+    """A frame that may run on a host."""
 
     host_name: str
     frame_id: str
     proc_id: str
     cores_centicores: int = 0
+    """The cores it was launched with; 0 when they are not known, as in all calls of RqdKiller."""
 
 
 class Fate(StrEnum):
     """What is known of a frame's process after an attempt to end it, or a question about it. After any but NOT_RUNNING
-    it may run, unless its host is known to be gone (reaper). UNREACHABLE: its RQD did not answer, and took no kill."""
+    it may run, unless its host is known to be gone (reaper)."""
 
     RUNNING = "running"
     NOT_RUNNING = "not_running"
     UNCONFIRMED = "unconfirmed"
     UNREACHABLE = "unreachable"
+    """Its RQD did not answer, and took no kill."""
 
 
 def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:
@@ -156,8 +159,11 @@ def kill_and_confirm(
 
 
 class RqdKiller:
-    """Kills through the connections of this process. ``notify`` is called, on any thread, for each frame that was not
-    confirmed dead: with its id, its host and address, and the reason for a person."""
+    """Kills frames through the connections of this process.
+
+    ``notify`` is called, on any thread, for each frame that was not confirmed dead: with its id, its host and address,
+    and the reason for a person.
+    """
 
     def __init__(self, channels: RqdChannels, *, notify: Callable[[str, str, str], object] = lambda *_: None) -> None:
         self._channels = channels
@@ -193,7 +199,8 @@ class RqdKiller:
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
 
     def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
-        """As `stop`, but a frame that runs for this proc is left alone (RUNNING); one of another proc is killed."""
+        """Kill a frame that runs for another proc, and wait as `stop` does. One that runs for this proc is left alone
+        (RUNNING)."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), "another proc has its frame", adopt=True)
 
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
@@ -204,7 +211,7 @@ class RqdKiller:
         return fate
 
     def _address(self, host_name: str) -> str:
-        """Where a host is dialled, for people."""
+        """The address at which a host is dialled, or why it has none: for people."""
         try:
             return self._channels.address(host_name)
         except RqdFailure as error:

@@ -69,18 +69,18 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """Without an ``error`` RQD has it. With one nothing runs and nothing will, or, if its outcome is unknown, it may
-    run now or later.
-
-    ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD said something.
-    ``unfit_host``: it was not sent because another host's RQD answers for this one, or none that tells its name.
-    """
+    """What became of one launch."""
 
     request: LaunchRequest
     sends: int = 0
+    """LaunchFrame calls that were made; 0 means that the frame was not sent at all."""
     error: RqdFailure | None = None
+    """None when RQD has the frame. With an error nothing runs and nothing will, unless its outcome is unknown: then the
+    frame may run now or later."""
     answered: bool = False
+    """Whether RQD said something."""
     unfit_host: bool = False
+    """Whether it was not sent because another host's RQD answers for this one, or an RQD that tells no name."""
 
     @property
     def proc_id(self) -> str:
