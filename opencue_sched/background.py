@@ -13,6 +13,7 @@ from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)
 STOP_SECONDS = 10.0
+"""How long the end of a round is waited for when a thread is stopped."""
 
 
 class PeriodicThread:
@@ -54,7 +55,7 @@ class PeriodicThread:
         self._wanted.set()
 
     def pause(self, seconds: float) -> bool:
-        """What a round calls to wait. True as soon as the thread is to end."""
+        """Wait within a round. Returns True as soon as the thread is to end."""
         return self._stopped.wait(seconds)
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:

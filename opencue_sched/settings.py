@@ -115,9 +115,9 @@ _NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 Name = Annotated[str, Field(pattern=_NAME)]
 """Part of a queue's name; the grammar is that of coordination/keys.py."""
 FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
-"""As its row has it; in lower case it is a group's name."""
+"""A facility's name as its row has it; in lower case it is a group's name."""
 HostlikeName = Annotated[FacilityName, StringConstraints(to_lower=True)]
-"""As Name, but of what may be a host's name, in which upper case means nothing."""
+"""A Name that may be a host's name, in which upper case means nothing: it is kept in lower case."""
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 ExitStatuses = Annotated[tuple[Annotated[int, Field(ge=-(2**31), lt=2**31)], ...], BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], BeforeValidator(json_value)]
@@ -425,7 +425,7 @@ class Settings(BaseSettings):
 
     @property
     def database_shown(self) -> str:
-        """Where the database is and who asks it, without a secret."""
+        """The database and its user for people, without a secret."""
         return self._database.shown
 
     @property

@@ -90,7 +90,7 @@ def reload_clusters(state: Any) -> dict[str, object]:
 
 @inspect_command()
 def leader_status(state: Any) -> dict[str, object]:
-    """Who leads the beats, with which fence, and how long ago a tick was fired."""
+    """The leader of the beats: its name, its fence, and how long ago a tick was fired."""
     from opencue_sched.insight.fleet import fleet_view
 
     mine = process_of(state.app)

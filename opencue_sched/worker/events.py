@@ -177,28 +177,30 @@ class Waker(PeriodicThread):
     def __init__(self, sweep: Callable[[frozenset[str], frozenset[str]], float]) -> None:
         super().__init__(
             "waker",
-            self._wake,
+            self.sweep_if_due,
             failed="wake_up_left_to_the_sweep",
             retry_seconds=0.25,
             longest_retry_seconds=2.0,
         )
         self._sweep = sweep
+        # When the next sweep for shows, and for hosts alone, may be made (monotonic). Used by the waker's thread alone.
         self._debounce_until = self._collect_until = -math.inf
+        # What was noted since the last sweep, and passes under way: any thread notes, so all is under the lock.
         self._lock = threading.Lock()
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
-        self._holds = 0
+        self._passes_under_way = 0
 
     def hold(self) -> Callable[[], None]:
         """Make no sweep until what this returns is called, once or again: a pass is under way, and has its clusters
         claimed. What is noted meanwhile is swept for at once then, unless it was taken in."""
         with self._lock:
-            self._holds += 1
+            self._passes_under_way += 1
         let_go = iter([True])
 
         def release() -> None:
             with self._lock:
-                self._holds -= next(let_go, False)
+                self._passes_under_way -= next(let_go, False)
             self.wake()
 
         return release
@@ -209,16 +211,18 @@ class Waker(PeriodicThread):
             self._hosts.clear()
 
     def note(self, hosts: Collection[str] = (), *, shows: Collection[str] = ()) -> None:
-        """Something was given back on these hosts; these shows have new work, or more headroom."""
+        """Note hosts on which something was given back, and shows that have new work or more headroom."""
         with self._lock:
             self._hosts.update(hosts)
             self._shows.update(shows)
         self.wake()
 
-    def _wake(self) -> float | None:
+    def sweep_if_due(self) -> float | None:
+        """Sweep for what was noted, unless a pass is under way or the last sweep was a moment ago. Returns after how
+        many seconds to look again; None where only news, or the end of a pass, changes anything."""
         now = time.monotonic()
         with self._lock:
-            if self._holds or not (self._shows or self._hosts):
+            if self._passes_under_way or not (self._shows or self._hosts):
                 return None
             until = self._debounce_until if self._shows else self._collect_until
             if now < until:

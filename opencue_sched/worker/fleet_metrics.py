@@ -40,13 +40,15 @@ from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
 
 CENSUS_SECONDS = 15.0
+"""Between two looks of the leading beat at the fleet."""
 _SHOWN_SECONDS = 4 * CENSUS_SECONDS
-"""A census that fails is repeated before its figures go; figures of long ago are worse than none."""
+"""How long the figures of a census are shown. A census that fails is repeated before they go; figures of long ago are
+worse than none."""
 MOST_SERIES = 50
-"""Of the names that a label may have. A farm may have thousands of shows, folders and limits; a Prometheus is to keep
-the series of a few hundred."""
+"""How many names, or pairs of names, a gauge has series of. A farm may have thousands of shows, folders and limits; a
+Prometheus is to keep the series of a few hundred."""
 OTHER = "other"
-"""Stands for the names beyond these; its values are their sums."""
+"""The name that stands for those beyond MOST_SERIES; its values are their sums."""
 _NAMES = frozenset({"allocation", "show_name", "folder", "limit"})
 """Labels that people make values for, without a bound. Facilities are few."""
 
@@ -60,11 +62,13 @@ class RecentFigures(Collector):
     def __init__(self, *gauges: tuple[str, str, str]) -> None:
         self.gauges = gauges
         self.shown: Callable[[], bool] = lambda: True
+        # Written by the census' thread and read by those that answer /metrics. No lock: a reader between the two writes
+        # shows the new families, or nothing where the old time is over.
         self._families: Sequence[Metric] = ()
         self._until = -math.inf
 
     def update(self, samples: Iterable[Sample]) -> None:
-        """Show these from now on, and no others. Values of the same labels are added up.
+        """Show these samples from now on, and no others. Values of the same labels are added up.
 
         Of each gauge the first 50 names (or pairs of names) have series of their own, and "other" the sum of the rest.
         """
@@ -109,7 +113,7 @@ OF_USE = RecentFigures(
     ("limit_frames", "limit", "Frames that run under a limit (a licence), or machines that hold one of type HOST."),
     ("limit_max_frames", "limit", "Frames, or machines, that may run under a limit."),
 )
-"""Of hosts, shows and caps."""
+"""Figures of hosts, shows and caps."""
 OF_WAITING = RecentFigures(
     ("waiting_frames", "verdict", "Frames of the whole fleet that wait and may be booked, by their layer's verdict."),
     ("waiting_frames_distinct", "", "The sum of scheduler_waiting_frames."),
@@ -155,43 +159,49 @@ def _samples(
     groups: Sequence[Row[Any]], draining: Sequence[Row[Any]], shows: Sequence[ShowUse], caps: Iterable[Sample]
 ) -> Iterator[Sample]:
     """The samples of OF_USE, the busiest and fullest first."""
-    for group in (it for it in groups if it.state is not None):
+    for group in (group for group in groups if group.state is not None):
         yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
-    for it in sorted((it for it in groups if it.name is not None), key=lambda it: -it.cores):
+    for allocation in sorted((group for group in groups if group.name is not None), key=lambda group: -group.cores):
         for use in ("booked", "idle", "locked", "down"):
-            yield "farm_cores", (it.facility, it.name, use), getattr(it, use)
+            yield "farm_cores", (allocation.facility, allocation.name, use), getattr(allocation, use)
     for show in shows:
         yield "show_cores", (show["name"],), show["cores"]
         for state in ("running", "waiting", "dead"):
             yield "show_frames", (show["name"], state), show[state]
-    for hold in draining:
-        yield "draining_hosts", (hold.facility, hold.show), 1
+    for host in draining:
+        yield "draining_hosts", (host.facility, host.show), 1
     yield "draining_hosts", (OTHER, OTHER), 0  # a series also while none drains
     subscriptions = [
-        (it, (it["facility"], it["allocation"], show["name"])) for show in shows for it in show["subscriptions"]
+        (sub, (sub["facility"], sub["allocation"], show["name"])) for show in shows for sub in show["subscriptions"]
     ]
-    subscriptions.sort(key=lambda it: (-it[0]["used"], -it[0]["size"]))
+    subscriptions.sort(key=lambda labelled: (-labelled[0]["used"], -labelled[0]["size"]))
     for number, (sub, labels) in enumerate(subscriptions):
         yield "subscription_cores", labels, sub["used"]
         yield "subscription_size_cores", labels, sub["size"]
         yield "subscription_burst_cores", labels, sub["burst"]
-        for part in ("share", "due"):
-            if sub[part] is not None and number < MOST_SERIES:  # parts of different wholes have no sum
-                yield f"subscription_{part}", labels, sub[part]
+        for fraction in ("share", "due"):
+            if sub[fraction] is not None and number < MOST_SERIES:  # fractions of different wholes have no sum
+                yield f"subscription_{fraction}", labels, sub[fraction]
     yield from caps
 
 
 def _caps(connection: Connection) -> Iterator[Sample]:
     """What is used under caps, and the caps, the fullest first."""
-    folders = [it for it in list_folders(connection) if it.show_active or it.running]
-    one = CENTICORES_PER_CORE
-    caps: list[tuple[str, tuple[str, ...], float, float]] = [
-        *(("folder_cores", (it.show, it.name), it.used_cores, it.max_centicores / one) for it in folders),
-        *(("folder_gpus", (it.show, it.name), it.used_gpus, it.max_gpus) for it in folders),
-    ]
-    caps = [it for it in caps if it[3] > 0]  # others are none
-    caps += [("limit_frames", (it.name,), it.running, it.max_value) for it in fetch_limits(connection).values()]
-    for name, labels, used, most in sorted(caps, key=lambda it: -it[2] / max(1, it[3])):
+    caps: list[tuple[str, tuple[str, ...], float, float]] = []
+    for folder in list_folders(connection):
+        if folder.show_active or folder.running:
+            path = folder.show, folder.name
+            caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))
+            caps.append(("folder_gpus", path, folder.used_gpus, folder.max_gpus))
+    caps = [cap for cap in caps if cap[-1] > 0]  # a folder's cap of 0 or less is none
+    for limit in fetch_limits(connection).values():
+        caps.append(("limit_frames", (limit.name,), limit.running, limit.max_value))
+
+    def fullness(cap: tuple[str, tuple[str, ...], float, float]) -> float:
+        _, _, used, most = cap
+        return used / max(1, most)
+
+    for name, labels, used, most in sorted(caps, key=fullness, reverse=True):
         yield name, labels, used
         yield name.replace("_", "_max_"), labels, most
 
@@ -224,31 +234,31 @@ class FleetCensus:
         return CENSUS_SECONDS
 
     def look_at_queues(self) -> None:
-        """Show what Redis knows. Raises RedisError."""
+        """Show workers, queues and clusters that no pass looks at, as Redis has them. Raises RedisError."""
         members = list_members(self._client, self._namespace)
         facility = self._settings.scheduler.facility
         census = queue_census(self._client, self._namespace, members, group=self._group, facility=facility)
         skipped = self._postings.skipped()
-        failed = [it.kind for it in skipped if it.until is not None]
+        failed = [cluster.kind for cluster in skipped if cluster.until is not None]
         samples: list[Sample] = [
             ("workers_alive", (), census.workers),
             ("postings_trashed", (), len(skipped) - len(failed)),
         ]
         samples += [("clusters_cooled_down", (kind,), failed.count(kind)) for kind in FAILURE_KINDS]
-        samples += [("backlog_per_worker", (group,), it) for group, it in census.backlog_per_worker.items()]
+        samples += [("backlog_per_worker", (group,), backlog) for group, backlog in census.backlog_per_worker.items()]
         for type_, figures in census.by_type.items():
             samples.append(("queue_depth", (type_,), figures.depth))
             samples.append(("queue_oldest_seconds", (type_,), figures.oldest_seconds))
         OF_QUEUES.update(samples)
 
     def look_at_farm(self) -> None:
-        """Show waiting frames, hosts, holds, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
+        """Show waiting frames, hosts, shows and caps. Raises SchedulerError, SQLAlchemyError and RedisError."""
         settings, verdicts = self._settings, self._verdicts
         if self._facts is None or time.monotonic() >= self._facts_until:  # Cuebot may have been upgraded since
             self._facts = ask(self._engine, check_schema)
             self._facts_until = time.monotonic() + settings.queue.cluster_reload_interval
         facts = self._facts
-        cooled = {it.key for it in self._postings.skipped() if it.until is not None}
+        cooled = {cluster.key for cluster in self._postings.skipped() if cluster.until is not None}
         facility, staleness = settings.scheduler.facility, settings.host_cache.host_staleness_threshold
         with reading(self._engine) as connection:
             waiting = count_waiting_frames(
@@ -257,13 +267,13 @@ class FleetCensus:
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
             shows, caps = show_uses(connection, facility), list(_caps(connection))
-        report_age = min((it.report_age for it in groups if it.report_age is not None), default=math.nan)
+        report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),
             ("waiting_frames_distinct", (), waiting.total()),
             ("oldest_hold_seconds", (), draining[0].oldest_age if draining else 0.0),
         ]
-        samples += [("waiting_frames", (it.value,), waiting[it.value]) for it in Verdict]
+        samples += [("waiting_frames", (verdict.value,), waiting[verdict.value]) for verdict in Verdict]
         OF_WAITING.update(samples)
         OF_USE.update(_samples(groups, draining, shows, caps))
 

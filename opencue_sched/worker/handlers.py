@@ -95,14 +95,15 @@ class Handlers:
         self._shows_with_work = frozenset()
 
     def deaf(self, is_deaf: bool) -> None:
-        """While nothing is heard, what waits is compared with the database more often, and at once to begin with."""
+        """Called when notifications cease, or begin again. While this process is deaf, its backlog compares itself with
+        the database more often, and at once to begin with."""
         backlog = self._backlog()
         was_deaf, backlog.deaf = backlog.deaf, is_deaf
         if is_deaf and not was_deaf:
             backlog.missed()
 
     def handed_back(self, shows: Sequence[str]) -> None:
-        """By whomever; our own command leaves little to do."""
+        """Called when shows were handed back to a Cuebot. Our own command for that leaves little to do."""
         self._backlog().note(shows=shows)
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 

@@ -1,4 +1,4 @@
-"""Where log lines go, and what becomes of those that cannot be written."""
+"""Handlers that write log lines to standard error or a file, and count the lines they could not write."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TextIO
 import structlog
 
 LOSSES_TOLD_EVERY_SECONDS = 60.0
+"""Between two log lines that say how many lines were lost."""
 
 
 class TellsLosses(logging.Handler):
@@ -21,10 +22,14 @@ class TellsLosses(logging.Handler):
     its lock."""
 
     what: str
+    """What it writes to, for people."""
     _clock: Callable[[], float]
     _lost = 0
+    """Lines that were lost since that was told last."""
     _why: str | None = None
+    """The error of the last of them."""
     _tell_at = -math.inf
+    """When losses may be told again, by the clock."""
 
     def handle(self, record: logging.LogRecord) -> bool:
         # Told without this handler's lock: the line goes through the other handler, which may have lost lines as well
@@ -60,7 +65,7 @@ class TellsLosses(logging.Handler):
 
 
 class Terminal(TellsLosses, logging.StreamHandler[TextIO]):
-    """Standard error."""
+    """Writes log lines to standard error."""
 
     what = "standard error"
 
@@ -70,7 +75,7 @@ class Terminal(TellsLosses, logging.StreamHandler[TextIO]):
 
 
 class LogFile(TellsLosses, WatchedFileHandler):
-    """A log file that is opened anew once logrotate has renamed or removed it."""
+    """Writes log lines to a file that is opened anew once logrotate has renamed or removed it."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         super().__init__(path)

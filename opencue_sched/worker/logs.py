@@ -155,7 +155,7 @@ def configure_logging(settings: Logging, *, clock: Callable[[], float] = time.mo
 
 
 def _only_repeats(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Without a count of lines that were not told where there are none."""
+    """Drop the count of lines that a log line stands for where it stands for itself alone."""
     if not event.get("repeated", True):
         del event["repeated"]
     return event

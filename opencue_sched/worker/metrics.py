@@ -157,7 +157,7 @@ def record_pass(report: PassReport) -> None:
     for seconds in report.seconds_to_book:
         time_to_book.observe(seconds)
     without_host = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
-    no_candidate_iterations.inc(sum(it.verdict in without_host for it in report.verdicts))
+    no_candidate_iterations.inc(sum(judged.verdict in without_host for judged in report.verdicts))
     for histogram, step in (
         (job_query_duration, "gather"),
         (plan_duration, "plan"),
@@ -173,7 +173,8 @@ def record_pass(report: PassReport) -> None:
 
 
 SET_ASIDE_REASONS = (*SET_ASIDE, "lost")
-"""Of scheduler_backlog_set_aside; lost: all frames of the layer were lost in commits, again and again."""
+"""The reasons that scheduler_backlog_set_aside has. "lost": all frames of the layer were lost in commits, again and
+again."""
 
 
 def watch_backlog(feed: BacklogFeed, lost: Cooldowns[str]) -> None:

@@ -125,12 +125,13 @@ class Process:
             retry_seconds=0.25,
             longest_retry_seconds=REFRESH_SECONDS,
         )
-        # How often the listener came back, written by its thread, and up to which time what it missed was read again,
-        # by the thread of the counters.
-        self._reconnects = self._reconnects_made_up_for = 0
-        # When a recompute of this process found releases that nobody had published. Written by the thread of that task
-        # and read by that of the counters.
+        self._reconnects = 0
+        """How often the listener came back. Written by the listener's thread alone."""
+        self._reconnects_made_up_for = 0
+        """Up to which of these what was missed was read again. The counters' thread alone reads and writes it."""
         self._unpublished_at: float | None = None
+        """When a recompute of this process found releases that nobody had published (boot clock). Written by the thread
+        of that task and by the counters' thread; either may be the last, for each writes what it has just seen."""
         self.waker = Waker(self.wake)
         self.handlers = Handlers(
             self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts, backlog=lambda: self.backlog
@@ -258,7 +259,7 @@ class Process:
         return UpkeepScope(self.settings.scheduler.facility, beside_cuebot=self.facts.origin == "cuebot")
 
     def _waiting_tags(self) -> frozenset[WaitingTag]:
-        """Where work waits, with what was named until now."""
+        """The facilities, shows and tags that have waiting work, with what was named until now."""
         self.backlog.follow()
         return self.backlog.backlog.waiting_tags()
 
@@ -291,7 +292,8 @@ class Process:
         self.membership.backlog = lambda: (backlog.age_seconds(), backlog.deaf)
 
     def _reconnected(self) -> None:
-        """The thread of the counters does it, so that this one goes on hearing, and that it is tried until it works."""
+        """Called by the listener when it hears again. What it missed is read by the counters' thread: the listener goes
+        on hearing, and that thread tries again until it works."""
         self._reconnects += 1
         self._counters.wake()
 
@@ -366,7 +368,7 @@ class Process:
         metrics.store_ready.set(1)
 
     def refill_counters(self) -> None:
-        """Have them filled beside the work: a pass found them closed."""
+        """Have the counters filled beside the work: a pass found them closed."""
         metrics.store_ready.set(0)
         self._counters.start()
         self._counters.wake()
@@ -409,8 +411,8 @@ class Process:
         (log.warning if misconfigured else log.info)("release_feed", message=message)
 
     def stop(self) -> bool:
-        """Let what is in hand end, within the grace, and give everything back; whether all of it has ended. If it has
-        not, nothing more is waited for."""
+        """Let what is in hand end, within the grace, and give everything back. Returns whether all of it has ended; if
+        not, nothing more is waited for, and nothing given back."""
         idle = self.membership.leave()
         if idle:
             self.close()
@@ -423,5 +425,6 @@ class Process:
 
 @cache
 def process(app: Celery) -> Process:
-    """This process's, made when a worker starts, before it runs tasks; in a child of a prefork pool with its first."""
+    """The Process of this process. A worker makes it when it starts, before it runs tasks; a child of a prefork pool
+    with its first task."""
     return Process(get_settings(), app)

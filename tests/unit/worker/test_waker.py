@@ -71,20 +71,20 @@ def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a
     sweeps = Sweeps([])
     waker = Waker(sweeps)
     waker.note(["h1"])
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     for host in ("h2", "h3"):
         waker.note([host])
-        assert waker._wake() == pytest.approx(COLLECT_SECONDS)
+        assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS)
     assert [hosts for _, hosts in sweeps.asked] == [{"h1"}]
     # new work does not wait for them, and takes them along
     waker.note(shows=["show"])
     now += DEBOUNCE_SECONDS
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked[1:] == [({"show"}, {"h2", "h3"})]
     waker.note(["h4"])
-    assert waker._wake() == pytest.approx(COLLECT_SECONDS)
+    assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS)
     now += COLLECT_SECONDS
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
 
 
@@ -93,9 +93,9 @@ def test_a_host_freed_right_after_new_work_was_swept_for_does_not_wait(monkeypat
     sweeps = Sweeps([])
     waker = Waker(sweeps)
     waker.note(shows=["show"])
-    waker._wake()
+    waker.sweep_if_due()
     waker.note(["host"])
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked == [({"show"}, frozenset()), (frozenset(), {"host"})]
 
 
@@ -105,12 +105,12 @@ def test_new_work_is_swept_for_at_once_and_a_burst_of_it_shares_the_next_sweep(m
     sweeps = Sweeps([])
     waker = Waker(sweeps)
     waker.note(shows=["first"])
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     for show in range(1000):
         waker.note(shows=[str(show)])
-        assert waker._wake() == pytest.approx(DEBOUNCE_SECONDS)
+        assert waker.sweep_if_due() == pytest.approx(DEBOUNCE_SECONDS)
     now += DEBOUNCE_SECONDS
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert [len(shows) for shows, _ in sweeps.asked] == [1, 1000]
 
 
@@ -121,14 +121,14 @@ def test_what_is_noted_during_a_pass_is_swept_for_when_it_ends(monkeypatch):
     # given two passes under way
     first, second = waker.hold(), waker.hold()
     waker.note(["host"], shows=["show"])
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     # when one ends, and says so twice, nothing is swept for; when both have, all of it is
     first()
     first()
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked == []
     second()
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked == [({"show"}, {"host"})]
 
 
@@ -141,5 +141,5 @@ def test_hosts_that_a_pass_took_in_are_not_swept_for(monkeypatch):
     waker.took_in_hosts()
     waker.note(["after"])
     release()
-    assert waker._wake() is None
+    assert waker.sweep_if_due() is None
     assert sweeps.asked == [({"show"}, {"after"})]
