@@ -66,6 +66,7 @@ class Passes:
     settings: Settings
     runner: PassRunner
     sweeper: Sweeper
+    postings: ClusterPostings
     clusters: list[Cluster] = field(default_factory=list)
 
     def drain(self, *, rounds: int = 50) -> list[PassReport]:
@@ -137,7 +138,8 @@ def passes(
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)
-    sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
+    postings = ClusterPostings(client, BoardKeys("cue", "clusters"))
+    sweeper = Sweeper(engine, settings, postings)
     backlog = (BacklogFeed if named else ReadingAnew)(
         engine, settings, lambda: facts, BacklogChanges(client, "cue"), own=lambda: own, clock=clock
     )
@@ -160,7 +162,7 @@ def passes(
         at_caps=sweeper.at_caps,
     )
     try:
-        yield Passes(engine, client, settings, runner, sweeper)
+        yield Passes(engine, client, settings, runner, sweeper, postings)
     finally:
         beside.dispose()
         channels.close()

@@ -93,4 +93,4 @@ def test_the_wait_for_ticks_of_the_future_is_logged_and_shown(beat: Beat) -> Non
     assert len(logs) == 2, "once a minute"
     assert all(line["log_level"] == "error" for line in logs)
     assert reported["often@0.001"]["seconds_to_wait"] == pytest.approx(HOUR, abs=6)
-    assert fleet_metrics.ticks_ahead._value.get() == pytest.approx(HOUR, abs=35)
+    assert fleet_metrics.BEAT.get_sample_value("scheduler_ticks_ahead_seconds") == pytest.approx(HOUR, abs=35)

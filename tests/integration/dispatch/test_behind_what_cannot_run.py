@@ -296,7 +296,7 @@ def test_one_pass_looks_at_all_that_waits_and_then_the_cluster_sleeps(here: Pass
             )
         )
     sent: list[Enqueued] = []
-    postings = here.sweeper._postings
+    postings = here.postings
     renewer = ClaimRenewer(postings, ttl_seconds=3)
     rests: list[float] = []
     dispatcher = Dispatcher(here.settings, postings, renewer, here.runner, "one", sent.append, rests.append)

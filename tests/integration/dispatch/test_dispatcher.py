@@ -50,10 +50,10 @@ def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
 
 @pytest.fixture
 def dispatcher(here: Passes) -> Iterator[Dispatcher]:
-    renewer = ClaimRenewer(here.sweeper._postings, ttl_seconds=3)
+    renewer = ClaimRenewer(here.postings, ttl_seconds=3)
     yield Dispatcher(
         here.settings,
-        here.sweeper._postings,
+        here.postings,
         renewer,
         here.runner,
         "one",
@@ -125,7 +125,7 @@ def test_a_cluster_sleeps_no_longer_than_until_its_next_layer_may_start(
     # given a cluster that would sleep for a minute where nothing has a place, and for 30 s where nothing waits
     with_start_times(engine)
     queue = here.settings.queue.model_copy(update={"cluster_saturated_sleep": 60})
-    postings = here.sweeper._postings
+    postings = here.postings
     renewer = ClaimRenewer(postings, ttl_seconds=3)
     settings = here.settings.model_copy(update={"queue": queue})
     dispatcher = Dispatcher(settings, postings, renewer, here.runner, "one", SENT.append, RESTS.append)
@@ -272,7 +272,7 @@ def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
     # then the other one's frames run, and the one is cooled down
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM proc")).scalar() == 2
-    (failed,) = here.sweeper._postings.skipped()
+    (failed,) = here.postings.skipped()
     assert failed.cluster is not None
     assert (failed.cluster.tags, failed.failures) == (("a",), 1)
     assert not isinstance(reports, ClaimRefused)
@@ -416,7 +416,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 
 @contextmanager
 def dispatching(here: Passes, *, patience: float) -> Iterator[Dispatcher]:
-    postings = here.sweeper._postings
+    postings = here.postings
     renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience)
     yield Dispatcher(here.settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
     renewer.stop()
@@ -459,7 +459,7 @@ POISON = ProgrammingError("SELECT", {}, Exception("a row that no query can read"
 
 def one_pass(here: Passes, dispatcher: Dispatcher, posting: str) -> dict[str, str]:
     """End the cluster's cooldown, rouse it and pass over it; its posting afterwards."""
-    for posted in here.sweeper._postings.posted().values():
+    for posted in here.postings.posted().values():
         here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
     here.sweeper._active = frozenset()
     here.sweeper.sweep()
@@ -487,7 +487,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
 
     # then it is left alone for longer each time, to a bound, and sent for at the end
     assert cooled == pytest.approx([2, 4, 8, 16, 32, 64, 128, 256, 300, 300], abs=0.1)
-    (cooldown,) = here.sweeper._postings.skipped()
+    (cooldown,) = here.postings.skipped()
     assert (cooldown.failures, cooldown.kind) == (10, "postgresql")
     assert cooldown.reason == "ProgrammingError: a row that no query can read"
     error = here.client.hget(f"cue:board:clusters:job:{posting}", "error") or ""
@@ -498,7 +498,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
     report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1
-    assert here.sweeper._postings.skipped() == []
+    assert here.postings.skipped() == []
 
 
 def end_cooldown(here: Passes, posting: str) -> None:
@@ -534,7 +534,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
         connection.execute(text("ALTER TABLE opencue_sched_quarantine RENAME TO away"))
     for _ in range(6):
         one_pass(here, dispatcher, posting)
-    assert here.sweeper._postings.skipped() == []
+    assert here.postings.skipped() == []
     assert sent_for_at_its_end(here, posting), "the worker tries again by itself"
     assert 0 < rests(here, posting) <= 1, "soon: nothing tells when they are back"
 
@@ -564,7 +564,7 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
         broken.setattr("opencue_sched.dispatch.sweep.waiting_tags", fail)
         with pytest.raises(OperationalError):
             here.sweeper.sweep()
-    assert here.sweeper._postings.posted() != {}
+    assert here.postings.posted() != {}
     report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1

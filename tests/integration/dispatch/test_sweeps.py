@@ -43,7 +43,7 @@ def contents(here: Passes) -> dict[str, int]:
 
 
 def put_to_rest(here: Passes, report: SweepReport, seconds: float = 600) -> None:
-    postings = here.sweeper._postings
+    postings = here.postings
     for _, enqueued in report.send:
         claim = postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
         assert claim is not None
@@ -115,7 +115,7 @@ def test_the_clusters_are_read_at_their_interval_and_at_once_for_a_show_nobody_k
 
     monkeypatch.setattr(sweep, "load_clusters", loading)
     queue = here.settings.queue.model_copy(update={"cluster_reload_interval": 0.8, "active_scan_interval": 0.3})
-    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.sweeper._postings)
+    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.postings)
 
     def next_load(wake_shows: Collection[str] = ()) -> float:
         """Seconds from one reading of the clusters to the next."""
@@ -176,7 +176,7 @@ def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
 
     monkeypatch.setattr(sweep, "load_clusters", loading)
     queue = here.settings.queue.model_copy(update={"active_scan_interval": 0.001})
-    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.sweeper._postings)
+    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.postings)
     for _ in range(3):
         sweeper.sweep(wake_hosts=[host.id])
         sweeper.sweep()
@@ -288,7 +288,7 @@ def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
         raise failure
 
     with monkeypatch.context() as broken:
-        broken.setattr(here.sweeper._postings, "enqueue", fail)
+        broken.setattr(here.postings, "enqueue", fail)
         with pytest.raises(type(failure)):
             here.sweeper.sweep()
 
@@ -306,7 +306,7 @@ def test_the_posting_of_a_cluster_that_is_no_more_goes_though_a_worker_held_it_a
 ) -> None:
     # given a posting that is worked on while its show is handed back
     plant(engine)
-    postings = here.sweeper._postings
+    postings = here.postings
     ((_, enqueued),) = here.sweeper.sweep().send
     claim = postings.claim(enqueued.uuid, "somebody", ttl_seconds=60)
     assert claim is not None
@@ -335,9 +335,9 @@ def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: 
     here.client.set(FENCE_KEY, 6)
     with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
-    assert here.sweeper._postings.posted().get(enqueued.cluster.key) == enqueued.uuid
+    assert here.postings.posted().get(enqueued.cluster.key) == enqueued.uuid
     here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
-    assert here.sweeper._postings.posted().get(enqueued.cluster.key) is None
+    assert here.postings.posted().get(enqueued.cluster.key) is None
 
 
 def test_a_pass_is_over_all_that_has_work_or_not(here: Passes, engine: Engine) -> None:

@@ -52,10 +52,10 @@ def put_to_rest(here: Passes, sent: Iterable[Sent]) -> dict[str, list[Verdict]]:
     """A pass over every cluster, in the order of their tags, and then all sleep: what each pass said."""
     said = {}
     for cluster, enqueued in sorted(sent, key=lambda it: it[0].tags):
-        claim = here.sweeper._postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
+        claim = here.postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
         report = here.runner.run([cluster], alive=lambda: True)[0]
         assert claim is not None
-        here.sweeper._postings.end(claim, "sleep", delay_seconds=600)
+        here.postings.end(claim, "sleep", delay_seconds=600)
         said[cluster.tags[0]] = [it.verdict for it in report.verdicts]
     return said
 

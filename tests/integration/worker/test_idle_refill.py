@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 from celery import Celery
+from prometheus_client import REGISTRY
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
@@ -39,7 +40,7 @@ def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(process: Process
     redis_client.flushdb()
     process.keep_counters()
     assert store_state(redis_client) is StoreState.OPEN
-    assert metrics.store_ready._value.get() == 1
+    assert REGISTRY.get_sample_value("scheduler_store_ready") == 1
     assert redis_client.hlen(keys.LEDGER) == 1
 
 
@@ -57,19 +58,19 @@ def test_a_store_that_another_process_filled_is_shown_ready(
         patched.setattr(process, "bootstrap", fail)
         with pytest.raises(NotReady):
             process.keep_counters()
-    assert metrics.store_ready._value.get() == 0
+    assert REGISTRY.get_sample_value("scheduler_store_ready") == 0
 
     # when another one has filled it
     ensure_bootstrapped(process.engine, make_ledger(process.engine, redis_client, owner="another"), wait_age=0.1)
     process.keep_counters()
 
     # then this one shows it as it is
-    assert metrics.store_ready._value.get() == 1
+    assert REGISTRY.get_sample_value("scheduler_store_ready") == 1
 
 
 def test_a_store_that_is_being_filled_is_not_shown_ready(process: Process, redis_client: redis.Redis):
     process.keep_counters()
-    assert metrics.store_ready._value.get() == 1
+    assert REGISTRY.get_sample_value("scheduler_store_ready") == 1
     redis_client.set(keys.EPOCH, Epoch.new("another", state="filling").text)
     metrics.record_store(*look_at_store(redis_client))
-    assert metrics.store_ready._value.get() == 0
+    assert REGISTRY.get_sample_value("scheduler_store_ready") == 0
