@@ -41,8 +41,9 @@ class Stage:
     cluster: Cluster
 
     def set_up(self) -> None:
-        """As it was before the duty, with nothing running on the first host."""
+        """As it was before the duty, with nothing running on the first host, and every host heard of just now."""
         farm = self.farm
+        farm.execute("UPDATE host_stat SET ts_ping = now()")
         farm.execute("DELETE FROM opencue_sched_hold")
         farm.execute("DELETE FROM opencue_sched_blocked")
         farm.blocked(300)

@@ -28,6 +28,7 @@ from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
 from tests.kit.forced import force
+from tests.kit.frozen_clock import Clock
 from tests.kit.in_turn import InTurn
 from tests.kit.passes import passes
 from tests.kit.polling import eventually
@@ -106,7 +107,7 @@ def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, r
             farm.hosts([HostSpec(name=f"s{jobs}h{n}", cores=8, alloc=alloc, hostname_tag=False) for n in range(hosts)])
             layer = [LayerSpec(frames=frames, tags=alloc.tag, name=f"l{n}") for n in range(layers)]
             farm.jobs([JobSpec(layers=layer, show=show, name=f"s{jobs}j{n}") for n in range(jobs)])
-        with passes(engine, dry, named=True) as runner:
+        with passes(engine, dry, named=True, clock=Clock()) as runner:
             (cluster,) = [c for c, _ in runner.sweeper.sweep().send if c.show_id == show.id]
             runner.client.ping()
             # What waits and the hosts are known, as to any process that has made a pass.
@@ -142,7 +143,7 @@ def test_what_is_read_for_a_new_job_does_not_grow_with_what_waits(engine, dry, r
                 )
                 for job in range(jobs)
             )
-        with passes(engine, dry, named=True) as runner:
+        with passes(engine, dry, named=True, clock=Clock()) as runner:
             (cluster,) = [c for c, _ in runner.sweeper.sweep().send if c.show_id == show.id]
             assert runner.run([cluster])[0].frames_booked == 0
 
@@ -167,7 +168,7 @@ def test_a_pass_over_many_clusters_costs_as_many_round_trips_as_over_one(engine,
             farm.subscription(show, farm.default_alloc(), size=50)
             farm.job([LayerSpec(frames=2)], show=show)
     costs = {}
-    with passes(engine, dry, named=True) as runner:
+    with passes(engine, dry, named=True, clock=Clock()) as runner:
         clusters = {cluster.show_id: cluster for cluster, _ in runner.sweeper.sweep().send}
         alone, warm, *others = [clusters[show.id] for show in shows]
         assert runner.run([warm])[0].frames_booked == 2
