@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from opencue_sched import __version__
 from opencue_sched.embedded.servers.processes import GuardedProcess
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, migration, role
@@ -27,6 +28,7 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 AS_A_POD = ["--network", "host", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"]  # noqa: S108
 CHROOT = ["--isolation", "chroot"]
 PULL_SECONDS = 300
+BUILT_OF = {"SOURCE": "https://git.example.com/opencue-sched", "REVISION": "0123abcd"}
 
 
 def _succeeds(*command: str) -> bool:
@@ -56,7 +58,8 @@ def image(engine_program: str) -> Iterator[str]:
         pytest.skip(f"{engine_program} has no {base} and cannot pull it")
     name = f"opencue-sched-test:{secrets.token_hex(4)}"
     build = ["bud", *CHROOT] if engine_program == "buildah" else ["build"]
-    subprocess.run([engine_program, *build, "-q", "-t", name, "-f", DOCKERFILE, "."], cwd=ROOT, check=True)
+    of = [f"--build-arg={argument}={value}" for argument, value in BUILT_OF.items()]
+    subprocess.run([engine_program, *build, *of, "-q", "-t", name, "-f", DOCKERFILE, "."], cwd=ROOT, check=True)
     try:
         yield name
     finally:
@@ -124,6 +127,14 @@ def test_each_role_runs_from_the_image(
                 lambda each=each, process=process: each.answers() or not process.running, 120, each.name, told=told
             )
             assert process.running, told()
+
+
+def test_the_image_says_which_version_it_is_and_of_which_source(engine_program: str, image: str) -> None:
+    of_image = ["--type", "image"]
+    inspected = subprocess.run([engine_program, "inspect", *of_image, image], capture_output=True, check=True)
+    told = inspected.stdout.decode()
+    for name, value in {"version": __version__, "source": BUILT_OF["SOURCE"], "revision": BUILT_OF["REVISION"]}.items():
+        assert re.search(rf'"org\.opencontainers\.image\.{name}": "{re.escape(value)}"', told), told
 
 
 def test_the_image_has_no_tools(engine_program: str, image: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import urllib.request
 import venv
 import zipfile
@@ -62,6 +63,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = "import os, sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     name = _run([sys.executable, "-c", build, directory], cwd=ROOT).split()[-1]
     return directory / name
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of this checkout, unpacked."""
+    directory = tmp_path_factory.mktemp("sdist")
+    build = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    name = _run([sys.executable, "-c", build, directory], cwd=ROOT).split()[-1]
+    with tarfile.open(directory / name) as archive:
+        archive.extractall(directory, filter="data")
+    return directory / name.removesuffix(".tar.gz")
 
 
 class Installation:
@@ -131,6 +143,28 @@ def test_the_wheel_has_every_part(wheel: Path) -> None:
     assert migrations
     assert {f"opencue_sched/_alembic/{migration}" for migration in migrations} <= names
     assert not {name for name in names if name.startswith(("tests/", "benchmarks/", "alembic/", "lua/", "docs/"))}
+
+
+def test_the_source_distribution_makes_the_same_wheel_and_its_program_runs(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    # given the source distribution, which has what its readers and a packager need
+    assert {"CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "README.md", "docs", "deploy", "tests", "Makefile"} <= {
+        path.name for path in sdist.iterdir()
+    }
+
+    # when a wheel is made of that alone
+    build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    made = tmp_path / _run([sys.executable, "-c", build, tmp_path], cwd=sdist).split()[-1]
+
+    # then it is the checkout's, file by file, and works where it is installed
+    assert contents_of(made) == contents_of(wheel)
+    assert Installation(tmp_path, made).program("--version").split()[-1] == __version__
+
+
+def contents_of(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_everything_is_imported_from_the_wheel(installation: Installation) -> None:

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import make_url
 
+from opencue_sched import __version__
 from opencue_sched.cli import cli
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.domain.verdicts import Verdict
@@ -41,7 +42,7 @@ from tests.kit.promql import (
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 YAMLS = sorted(DEPLOY.rglob("*.yaml"))
-INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "CMD"}
+INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "ARG", "LABEL", "STOPSIGNAL", "CMD"}
 CELERY_COMMANDS = {"worker", "beat", "flower"}
 
 
@@ -567,6 +568,23 @@ def test_the_image_exposes_the_ports_that_its_processes_listen_on():
     (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     ports = {Settings().release.port, metrics_port(["worker"], {}), metrics_port(["beat"], {})}
     assert {int(port) for port in exposed.split()} == ports
+
+
+def test_the_image_says_which_version_it_is_and_of_which_source():
+    final_stage = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', final_stage))
+    assert labels["version"] == __version__
+    assert (labels["source"], labels["revision"]) == ("$SOURCE", "$REVISION")
+    assert set(re.findall(r"^ARG (\w+)", final_stage, re.MULTILINE)) == {"SOURCE", "REVISION"}
+
+
+def test_the_steps_for_kubernetes_build_this_version_with_its_labels():
+    steps = (DEPLOY / "README.md").read_text()
+    (build,) = re.findall(r"^docker build (.*?[^\\])$", steps, re.MULTILINE | re.DOTALL)
+    assert f"opencue-sched:{__version__} " in build
+    assert set(re.findall(r"--build-arg (\w+)=", build)) == {"SOURCE", "REVISION"}
+    overlay = yaml.safe_load((DEPLOY / "k8s" / "example" / "kustomization.yaml").read_text())
+    assert [image["newTag"] for image in overlay["images"]] == [__version__]
 
 
 def test_services_of_one_machine_keep_the_ports_that_the_guide_tells():
