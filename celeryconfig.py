@@ -127,6 +127,7 @@ beat_schedule = {
     "reap": _every("opencue_sched.maintenance.reap", 30.0),
     "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0),
     "move-finished-jobs": _every("opencue_sched.maintenance.move_finished_jobs", 600.0),
+    "send-events": _every("opencue_sched.maintenance.send_events", 5.0),
     # Debts are counted in steps of this: of a short block time it must be a part.
     "keep-promises": _every(
         "opencue_sched.maintenance.keep_promises",

@@ -33,6 +33,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from opencue_sched.domain.database_url import DatabaseUrl, read_database_url
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
+from opencue_sched.domain.receiver_url import read_receiver_url
 from opencue_sched.domain.redis_url import FILE_OPTIONS, read_redis_url, with_password
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 
@@ -103,6 +104,11 @@ def _redis_url(value: SecretStr) -> SecretStr:
     return value
 
 
+def _receiver_url(value: SecretStr) -> SecretStr:
+    read_receiver_url(value.get_secret_value())
+    return value
+
+
 def _look_for_files(setting: str, named: Mapping[str, object]) -> None:
     """Raises WrongConfiguration for a file that a URL names and that is not there, or cannot be read."""
     for option, path in named.items():
@@ -127,6 +133,7 @@ Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
 SecondsOrNever = Annotated[float, BeforeValidator(as_seconds), Field(ge=0)]
 PostgresUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+HttpUrl = Annotated[SecretStr, AfterValidator(_receiver_url)]
 
 
 class _Section(BaseModel):
@@ -373,6 +380,21 @@ class Release(_Section):
         return FRAMES_TO_RAISE_A_LAYER if self.frame_memory else 1
 
 
+class Events(_Section):
+    """Whom events of jobs are told to, where there is no Cuebot."""
+
+    url: HttpUrl | None = Field(
+        None,
+        description="An http:// or https:// URL to which a job's end and its first dead frame are posted as JSON, "
+        "where there is no Cuebot. It is a secret: only its host is ever shown.",
+    )
+    command: Words = Field(
+        (),
+        description="In place of events.url, a program and its arguments, which each worker runs without a shell, with "
+        "the event as JSON on standard input.",
+    )
+
+
 class Settings(BaseSettings):
     """The whole tree. Every field has a default, so an empty environment gives a scheduler for a local farm."""
 
@@ -410,11 +432,14 @@ class Settings(BaseSettings):
     coordination: Coordination = Field(default_factory=Coordination)
     release: Release = Field(default_factory=Release)
     page: Page = Field(default_factory=Page)
+    events: Events = Field(default_factory=Events)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if self.queue.frame_memory_hard_limit < self.queue.frame_memory_soft_limit:
             raise ValueError("queue.frame_memory_hard_limit must not be below queue.frame_memory_soft_limit")
+        if self.events.url is not None and self.events.command:
+            raise ValueError("give events.url or events.command, not both")
         _ = self.redis_dsn  # refuses a second password
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from opencue_sched.celery import app
-from opencue_sched.coordination.keys import move_lease, reap_lease
+from opencue_sched.coordination.keys import events_lease, move_lease, reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.worker import metrics
 from opencue_sched.worker.task import fence_of, process_of
@@ -15,6 +15,9 @@ REAP_LEASE_SECONDS = 60.0
 
 MOVE_LEASE_SECONDS = 60.0
 """A run that moves finished jobs begins no portion that late."""
+
+EVENTS_LEASE_SECONDS = 30.0
+"""Longer than a sending takes. When its process dies in it, the fleet's next is up to this much later."""
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
@@ -64,6 +67,30 @@ def move_finished_jobs() -> dict[str, object]:
             return {"moves": False}
         moved = finished_jobs.move_finished_jobs(mine.engine, after, scope=mine.scope, stopping=mine.stopping)
     return {"moves": True, **asdict(moved)}
+
+
+@app.task(name="opencue_sched.maintenance.send_events", acks_late=True)
+def send_events() -> dict[str, object]:
+    """Tell the farm's own receiver of jobs that ended and frames that died (beat, every 5 seconds), unless another
+    process of the fleet is at it, or a Cuebot is there, which has mails."""
+    from opencue_sched.reports import job_events
+    from opencue_sched.reports.event_receivers import receiver_of
+
+    mine = process_of(app)
+    if mine.scope.beside_cuebot:
+        return {"sending": False}
+    key = events_lease(mine.settings.coordination.namespace, mine.settings.scheduler.facility)
+    with exclusive(mine.client, key, seconds=EVENTS_LEASE_SECONDS) as first:
+        if not first:
+            return {"sending": False}
+        figures = job_events.send_events(
+            mine.engine,
+            receiver_of(mine.settings.events),
+            facility=mine.settings.scheduler.facility,
+            count=metrics.record_job_events,
+            stopping=mine.stopping,
+        )
+    return {"sending": True, **figures}
 
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)

@@ -127,6 +127,11 @@ def move_lease(ns: str, facility: str | None) -> str:
     return _in_scope(f"{ns}:turn:move", facility)
 
 
+def events_lease(ns: str, facility: str | None) -> str:
+    """The lease of the process that sends the events of jobs of one facility scope."""
+    return _in_scope(f"{ns}:turn:events", facility)
+
+
 def everything_under(ns: str) -> str:
     """Pattern of all keys and queues of a namespace."""
     return f"{ns}:*"

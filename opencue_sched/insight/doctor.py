@@ -4,6 +4,7 @@ FAIL is what must be put right before frames are booked and launched.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,10 +47,12 @@ from opencue_sched.insight.audit import (
 from opencue_sched.insight.explain import cluster_words, listed, unreached_hosts
 from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.insight.redis_access import check_access
+from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.audit import proc_ages
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
+from opencue_sched.store.job_events import undelivered
 from opencue_sched.store.jobs import list_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.privileges import missing_privileges, missing_tables
@@ -255,7 +258,33 @@ def _retries(connection: Connection, settings: Settings, _facts: SchemaFacts) ->
         yield _warn("retries", text, f"OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES={value} for every worker")
 
 
-_ON_THE_DATABASE = (_privileges, _schema, _frames_way, _shows, _hosts, _rqds, _release_feed, _retries)
+def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether the farm's own receiver is told of jobs."""
+    receiver = receiver_of(settings.events)
+    if facts.origin == "cuebot":
+        if receiver is not None:
+            text = "OPENCUE_SCHED_EVENTS__URL and __COMMAND have no effect on a database made by Cuebot"
+            yield _warn("events", text, "leave them out: a Cuebot has mails")
+        return
+    left = undelivered(connection)
+    if left.refused:
+        where = "" if receiver is None else f" to {receiver.shown}"
+        age = duration_text(left.oldest_seconds)
+        text = f"{counted(left.refused, 'event')} of jobs could not be delivered{where} since {age}: {left.last_error}"
+        yield _warn("events", text, "docs/tasks/job-events.md says what a receiver must answer; they are tried again")
+    if left.untried:
+        remedy = (
+            "the same OPENCUE_SCHED_EVENTS__URL or __COMMAND for every worker; `opencue-sched fleet`: a beat must lead"
+        )
+        yield _warn("events", f"nobody sends {counted(left.untried, 'event')} of jobs", remedy)
+    if settings.events.command and shutil.which(settings.events.command[0]) is None:
+        text = f"OPENCUE_SCHED_EVENTS__COMMAND names {settings.events.command[0]}, which is no program on this machine"
+        yield _warn("events", text, "each worker's machine needs it")
+    elif receiver is not None and not (left.refused or left.untried):
+        yield _ok("events", f"of jobs go to {receiver.shown}")
+
+
+_ON_THE_DATABASE = (_privileges, _schema, _frames_way, _shows, _hosts, _rqds, _release_feed, _retries, _events)
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from opencue_sched.reports.completion import Releaser, follow, with_counters
 from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release
-from opencue_sched.store import depends, hosts, jobs, procs, release
+from opencue_sched.store import depends, hosts, job_events, jobs, procs, release
 from opencue_sched.store.named_rows import Kind, NamedRow, find_rows
 from opencue_sched.store.release import Counters
 from opencue_sched.store.submit import add_depends
@@ -155,6 +155,8 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()
     release.lock_counters(connection, release.counters_of(before) | affected | wider)
     changed = release.set_frame_states(connection, frame_ids, FrameState.WAITING, _RETRIABLE)
+    if retried := {frame.job_id for frame in before if frame.state == FrameState.DEAD}:
+        job_events.forget_deaths(connection, retried)
     if over:
         depends.reactivate_depends(connection, frames, layers)
     for job_id in sorted({frame.job_id for frame in before}):

@@ -32,7 +32,7 @@ from opencue_sched.reports.run_ends import (
     satisfying_states,
 )
 from opencue_sched.settings import Release
-from opencue_sched.store import depends, frame_memory, procs, release
+from opencue_sched.store import depends, frame_memory, job_events, procs, release
 from opencue_sched.store.release import ChangedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
@@ -119,6 +119,8 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
             counters=held,
         )
     }
+    if dead := [frame.id for frame in stopped.values() if frame.state == FrameState.DEAD]:
+        job_events.note_deaths(connection, dead)
     deleted = procs.delete_procs(connection, [run.proc_id for run in releases])
     procs.decrement_accounts(connection, [proc for proc in deleted if not proc.local and not proc.managed])
     finished_jobs = follow(connection, list(stopped.values()), held, satisfying)

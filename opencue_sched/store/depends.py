@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.states import FrameState
-from opencue_sched.store import frame_memory
+from opencue_sched.store import frame_memory, job_events
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
@@ -263,12 +263,14 @@ def complete(
 
 
 def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """PENDING to FINISHED, and their post jobs to PENDING. Returns the jobs this call finished."""
+    """PENDING to FINISHED, with the event of each, and their post jobs to PENDING. Returns the jobs this call
+    finished."""
     if not job_ids:
         return []
     finished = [row.pk_job for row in connection.execute(_FINISH_JOBS, {"jobs": list(job_ids)})]
     if finished:
         frame_memory.forget_jobs(connection, finished)
+        job_events.note_ends(connection, finished)
         connection.execute(_START_POST_JOBS, {"jobs": finished})
     return finished
 

@@ -33,7 +33,7 @@ Origin = Literal["opencue-sched", "cuebot"]
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
 
-REVISION = "0021"
+REVISION = "0022"
 """The revision that this program's migrations lead to. Migrations only add, so it works with any later one as well."""
 
 TABLE_LOCK_SECONDS = 20.0
@@ -314,8 +314,9 @@ def explained() -> Iterator[None]:
             raise SchedulerError(
                 f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables, "
                 "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
-                "opencue_sched_quarantine, opencue_sched_hold, opencue_sched_blocked, opencue_sched_frame_memory and "
-                "opencue_sched_locked_cores, "
+                "opencue_sched_quarantine, opencue_sched_hold, opencue_sched_blocked, opencue_sched_frame_memory, "
+                "opencue_sched_locked_cores, opencue_sched_job_event, opencue_sched_dead_job and "
+                "opencue_sched_receiver, "
                 "and SELECT on opencue_sched_origin and opencue_sched_version"
             ) from error
         # A farm at work may lock in the other order, and PostgreSQL then ends either the migration or a booking.

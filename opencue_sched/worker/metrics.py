@@ -118,6 +118,9 @@ publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
 )
+job_events = Counter(
+    "scheduler_job_events_total", "Events of jobs: sent to the receiver, failed (tried again), or dropped.", ["outcome"]
+)
 release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
 
 
@@ -220,6 +223,11 @@ def record_store(is_open: bool, recompute_age_seconds: float | None) -> None:
 def record_event(event: str, amount: int = 1) -> None:
     """Count one event of the package reports, by its name there."""
     release_events.labels(event).inc(amount)
+
+
+def record_job_events(outcome: str, amount: int = 1) -> None:
+    """Count events of jobs that were ``sent``, ``failed`` or ``dropped``."""
+    job_events.labels(outcome).inc(amount)
 
 
 def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:

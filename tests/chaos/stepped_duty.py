@@ -4,7 +4,9 @@
 
 As tests/chaos/stepped_pass.py: a line of standard input is ``{"die_after": n}``, the answer says what the duty had
 ``done``, and its exit ``status``. What counts here are the statements that it sent to PostgreSQL, one by one, the
-COMMIT, and the commands by which it tells others. With n = 0 it goes to its end.
+COMMIT, the commands by which it tells others, and each event of a job that its receiver has got. With n = 0 it goes to
+its end. The duty is to keep the promises, or the maintenance ``task`` that the line names, or to ``complete`` the runs
+of which the line has the fields.
 """
 
 from __future__ import annotations
@@ -12,20 +14,28 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 from celery import Celery
 from sqlalchemy import event
 
+from opencue_sched.reports import job_events
+from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.event_receivers import UrlReceiver
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import get_settings
 from opencue_sched.worker.process import Process
 from tasks import maintenance
 from tests.chaos.stepped_pass import Steps
+from tests.kit.in_turn import InTurn
 from tests.kit.tasks import run_task
 
+DELIVERED = "delivered"
 
-def live(out: int, die_after: int) -> None:
+
+def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequence[Mapping[str, Any]] = ()) -> None:
     app = Celery("stepped", broker="memory://", set_as_current=False)
     process = Process(get_settings(), app)
     _ = process.facts
@@ -37,17 +47,29 @@ def live(out: int, die_after: int) -> None:
     event.listen(process.engine, "after_cursor_execute", sent)
     steps.watch_commits(process.engine.dialect)
     steps.watch_redis()
-    run_task(maintenance.keep_promises, process)
+    deliver = UrlReceiver.deliver
+
+    def delivered(receiver: UrlReceiver, message: bytes, seconds: float) -> str:
+        failure = deliver(receiver, message, seconds)
+        steps.done(DELIVERED)
+        return failure
+
+    UrlReceiver.deliver = delivered  # type: ignore[method-assign]
+    job_events.ThreadPoolExecutor = lambda *_, **__: InTurn(last=False)  # type: ignore[assignment,misc]
+    if complete:
+        Releaser(process.engine).end([CompletedFrame(**fields) for fields in complete])
+    else:
+        run_task(getattr(maintenance, task), process)
 
 
-def forked(die_after: int) -> dict[str, Any]:
+def forked(die_after: int, **what: Any) -> dict[str, Any]:
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(readable)
         code = 1
         try:
-            live(writable, die_after)
+            live(writable, die_after, **what)
             code = 0
         finally:
             os._exit(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,9 @@ class InTurn:
         if not self.last:
             self.result()
         return self
+
+    def map(self, work: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+        return [work(*given) for given in zip(*arguments, strict=False)]
 
     def result(self) -> None:
         while self.given:

@@ -34,6 +34,7 @@ TASKS = {
     "opencue_sched.maintenance.recover_depends",
     "opencue_sched.maintenance.move_finished_jobs",
     "opencue_sched.maintenance.keep_promises",
+    "opencue_sched.maintenance.send_events",
 }
 
 
@@ -100,6 +101,7 @@ def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
         "opencue_sched.maintenance.recover_depends": 60,
         "opencue_sched.maintenance.move_finished_jobs": 600,
         "opencue_sched.maintenance.keep_promises": 15,
+        "opencue_sched.maintenance.send_events": 5,
     }
 
 

@@ -507,6 +507,24 @@ def test_every_kind_of_postgresql_url_is_taken(url):
     assert Settings(database_url=url).sqlalchemy_url.partition("://")[2] == url.partition("://")[2]
 
 
+def test_a_receiver_of_events_is_a_url_or_a_command_and_the_url_is_never_shown(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_EVENTS__URL", "https://hooks.studio/hush?key=hush")
+    assert "hush" not in repr(Settings())
+    monkeypatch.setenv("OPENCUE_SCHED_EVENTS__COMMAND", '["/bin/tell", "a, b", "$HOME"]')
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    assert setting_problems(refusal.value) == ["give events.url or events.command, not both"]
+    monkeypatch.delenv("OPENCUE_SCHED_EVENTS__URL")
+    assert Settings().events.command == ("/bin/tell", "a, b", "$HOME")
+    monkeypatch.delenv("OPENCUE_SCHED_EVENTS__COMMAND")
+    monkeypatch.setenv("OPENCUE_SCHED_EVENTS__URL", "hush@hooks.studio")
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith("setting OPENCUE_SCHED_EVENTS__URL: ")
+    assert "hush" not in problem
+
+
 def test_every_setting_is_read_by_the_code():
     sources = [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]
     code = "\n".join(p.read_text() for p in sources if p.name not in ("settings.py", "settings_table.py"))

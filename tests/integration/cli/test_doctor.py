@@ -662,3 +662,45 @@ def test_damaged_counters_must_be_put_right(
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "counters")
     assert words in finding(ran, "FAIL")["text"]
     assert redis_client.exists("acct:epoch"), "doctor only looks"
+
+
+def test_events_of_jobs_that_cannot_be_delivered_are_told_without_the_url(
+    cli: Cli, healthy: None, change: Callable[[str], None], environment: pytest.MonkeyPatch
+) -> None:
+    # given a farm with a receiver, which is well
+    change("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
+    environment.setenv("OPENCUE_SCHED_EVENTS__URL", "https://me:secret@hooks.studio:8443/secret?key=secret")
+    ran = cli("doctor", "--json")
+    assert levels(ran)["events"] == "ok"
+    assert "https://hooks.studio:8443/***" in ran.out
+    assert "secret" not in ran.out
+
+    # when it refuses one event, and nobody sends another
+    change(
+        "INSERT INTO opencue_sched_job_event (event, facility, body, made_at, tries, last_error) VALUES"
+        " ('job_ended', 'local', '{}', now() - interval '2 hours', 3, 'it answered 503'),"
+        " ('job_ended', 'local', '{}', now() - interval '5 minutes', 0, NULL)"
+    )
+    # then both are told, with what to do
+    ran = cli("doctor", "--json")
+    told = [finding for finding in ran.json["findings"] if finding["what"] == "events"]
+    assert [finding["level"] for finding in told] == ["warn", "warn"]
+    assert "1 event of jobs could not be delivered to https://hooks.studio:8443/*** since 2h" in told[0]["text"]
+    assert "it answered 503" in told[0]["text"]
+    assert "nobody sends 1 event" in told[1]["text"]
+
+
+def test_a_receiver_on_a_cuebots_database_is_said_to_have_no_effect(
+    cli: Cli, healthy: None, change: Callable[[str], None], environment: pytest.MonkeyPatch
+) -> None:
+    change("UPDATE opencue_sched_origin SET origin = 'cuebot'")
+    environment.setenv("OPENCUE_SCHED_EVENTS__COMMAND", "/usr/local/bin/notify")
+    assert levels(cli("doctor", "--json"))["events"] == "warn"
+
+
+def test_a_command_that_is_no_program_here_is_told(
+    cli: Cli, healthy: None, change: Callable[[str], None], environment: pytest.MonkeyPatch
+) -> None:
+    change("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
+    environment.setenv("OPENCUE_SCHED_EVENTS__COMMAND", "/nowhere/notify,--farm")
+    assert levels(cli("doctor", "--json"))["events"] == "warn"

@@ -39,7 +39,8 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.placement.plan_state import Plan
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
-from opencue_sched.settings import Accounting, Rqd, Settings
+from opencue_sched.settings import Accounting, Events, Rqd, Settings
+from opencue_sched.store.depends import finish_jobs
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
@@ -446,6 +447,7 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
         hold_a_host(connection)
     census.look_at_farm()
     run_task(maintenance.keep_promises, process)
+    _job_event_is_sent(process, engine)
     walk.look()
     _hosts_go_down(process, engine)
     cluster = next(iter(process.sweeper.clusters))
@@ -548,6 +550,18 @@ def _completion(engine: Engine, process: Process) -> None:
         proc, frame, host = connection.execute(text(query)).one()
     with increments("scheduler_release_events_total", event="completion_applied") as grown:
         Releaser(engine, ledger=process.ledger, count=metrics.record_event).end([CompletedFrame(proc, frame, host, 0)])
+    assert grown == [1]
+
+
+def _job_event_is_sent(process: Process, engine: Engine) -> None:
+    process.settings = process.settings.model_copy(update={"events": Events(command=("true",))})
+    run_task(maintenance.send_events, process)
+    with engine.begin() as connection:
+        job = Farm(connection).job([LayerSpec(frames=1)], name="told")
+        connection.execute(text("UPDATE frame SET str_state = 'EATEN' WHERE pk_job = :job"), {"job": job.id})
+        finish_jobs(connection, [job.id])
+    with increments("scheduler_job_events_total", outcome="sent") as grown:
+        assert run_task(maintenance.send_events, process)["sent"] == 1
     assert grown == [1]
 
 

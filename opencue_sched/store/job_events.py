@@ -1,0 +1,162 @@
+"""Events of jobs that the farm's own receiver is told of, where there is no Cuebot: a job has ended, or its first frame
+has died.
+
+An event is a row of ``opencue_sched_job_event``, written by the transaction that ends the job or the frame, so there is
+one exactly if that was committed. None is written unless some worker has said lately that it has a receiver. Whoever
+sends one first sets the time at which it is tried again: a sender that dies leaves it to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+KNOWN_DAYS = 7
+"""How long a receiver is believed to be there when no worker has said so again."""
+
+# Of a job and its facility: whether somebody is to be told.
+_RECEIVED = f"""EXISTS (
+        SELECT FROM opencue_sched_receiver receiver
+         WHERE receiver.facility IN ('', facility.str_name)
+           AND receiver.seen_at > current_timestamp - interval '{KNOWN_DAYS} days')"""
+# What every event says of its job.
+_JOB = """json_build_object('id', job.pk_job, 'name', job.str_name, 'show', show.str_name, 'shot', job.str_shot,
+                               'user', job.str_user, 'facility', facility.str_name)"""
+_OF_JOB = "JOIN show ON show.pk_show = job.pk_show JOIN facility ON facility.pk_facility = job.pk_facility"
+# A job that was killed has frames that are not over.
+_NOTE_ENDS = text(
+    f"""
+    WITH forgotten AS (DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[])))
+    INSERT INTO opencue_sched_job_event (event, facility, body)
+    SELECT 'job_ended', facility.str_name, json_build_object('job', {_JOB}, 'frames', json_build_object(
+               'succeeded', int_succeeded_count, 'eaten', int_eaten_count, 'dead', int_dead_count,
+               'unfinished', int_waiting_count + int_running_count + int_depend_count + int_checkpoint_count))
+      FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job {_OF_JOB}
+     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND {_RECEIVED}
+    """  # noqa: S608 - only our own constants
+)
+# The counters of these jobs are locked, so no other transaction writes their rows of opencue_sched_dead_job.
+_NOTE_DEATHS = text(
+    f"""
+    WITH died AS (
+        SELECT DISTINCT ON (frame.pk_job) frame.* FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer
+         WHERE frame.pk_frame = ANY(CAST(:frames AS varchar[]))
+         ORDER BY frame.pk_job, layer.int_dispatch_order, frame.int_dispatch_order),
+    first AS (
+        INSERT INTO opencue_sched_dead_job (pk_job)
+        SELECT job.pk_job FROM died JOIN job ON job.pk_job = died.pk_job
+          JOIN facility ON facility.pk_facility = job.pk_facility
+         WHERE {_RECEIVED}
+         ORDER BY job.pk_job
+        ON CONFLICT DO NOTHING RETURNING pk_job)
+    INSERT INTO opencue_sched_job_event (event, facility, body)
+    SELECT 'frame_died', facility.str_name, json_build_object('job', {_JOB}, 'frame', json_build_object(
+               'id', died.pk_frame, 'name', died.str_name, 'layer', layer.str_name, 'host', died.str_host,
+               'exit_status', died.int_exit_status, 'retries', died.int_retries))
+      FROM first JOIN died ON died.pk_job = first.pk_job JOIN layer ON layer.pk_layer = died.pk_layer
+      JOIN job ON job.pk_job = first.pk_job {_OF_JOB}
+    """  # noqa: S608 - only our own constants
+)
+_FORGET_DEATHS = text("DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
+# Once an hour is enough, and a row that does not change costs nothing.
+_NOTE_RECEIVER = text(
+    """
+    INSERT INTO opencue_sched_receiver AS known (facility, seen_at) VALUES (:facility, clock_timestamp())
+    ON CONFLICT (facility) DO UPDATE SET seen_at = excluded.seen_at
+     WHERE known.seen_at < clock_timestamp() - interval '1 hour'
+    """
+)
+_IN_FACILITY = "(CAST(:facility AS varchar) IS NULL OR facility = :facility)"
+# With that its next try is set as well: later each time, up to the longest wait.
+_TAKE = text(
+    f"""
+    UPDATE opencue_sched_job_event
+       SET tries = tries + 1,
+           due_at = clock_timestamp() + least(CAST(:longest AS float8), :first * power(2, tries)) * interval '1 second'
+     WHERE id = (SELECT id FROM opencue_sched_job_event
+                  WHERE (tries > 0) = :again AND due_at <= clock_timestamp() AND tries < :most AND {_IN_FACILITY}
+                  ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING id, event, made_at, tries, body
+    """  # noqa: S608 - only our own constant
+)
+_SENT = text("DELETE FROM opencue_sched_job_event WHERE id = :id")
+_REFUSED = text("UPDATE opencue_sched_job_event SET last_error = :error WHERE id = :id")
+_DROP = text(
+    f"""
+    DELETE FROM opencue_sched_job_event WHERE id = ANY(ARRAY(
+        SELECT id FROM opencue_sched_job_event
+         WHERE (made_at < clock_timestamp() - CAST(:age AS float8) * interval '1 second'
+                OR (tries >= :most AND due_at <= clock_timestamp())) AND {_IN_FACILITY}
+         LIMIT :limit FOR UPDATE SKIP LOCKED))
+    RETURNING id, event, last_error
+    """  # noqa: S608 - only our own constant
+)
+# An event that nobody has tried for a minute is one that nobody sends.
+_UNDELIVERED = text(
+    """
+    SELECT count(*) FILTER (WHERE tries = 0) AS untried, count(*) FILTER (WHERE last_error IS NOT NULL) AS refused,
+           CAST(extract(epoch FROM clock_timestamp() - min(made_at)) AS float8) AS oldest_seconds,
+           (SELECT last_error FROM opencue_sched_job_event WHERE last_error IS NOT NULL
+             ORDER BY due_at DESC LIMIT 1) AS last_error
+      FROM opencue_sched_job_event
+     WHERE last_error IS NOT NULL OR made_at < clock_timestamp() - CAST(:after AS float8) * interval '1 second'
+    """
+)
+
+
+def note_ends(connection: Connection, job_ids: Collection[str]) -> None:
+    """Write the events of jobs that this transaction ends."""
+    connection.execute(_NOTE_ENDS, {"jobs": list(job_ids)})
+
+
+def note_deaths(connection: Connection, frame_ids: Collection[str]) -> None:
+    """Write the events of frames that this transaction makes DEAD: of each job one, and none where one was written
+    since a dead frame of the job was retried last. The counters of the jobs must be locked."""
+    connection.execute(_NOTE_DEATHS, {"frames": list(frame_ids)})
+
+
+def forget_deaths(connection: Connection, job_ids: Collection[str]) -> None:
+    """The next frame of these jobs that dies is told of again: a dead frame is retried."""
+    connection.execute(_FORGET_DEATHS, {"jobs": list(job_ids)})
+
+
+def note_receiver(connection: Connection, facility: str | None) -> None:
+    """Have events written from now on: a worker of this facility (None: of all) has a receiver."""
+    connection.execute(_NOTE_RECEIVER, {"facility": facility or ""})
+
+
+def take(
+    connection: Connection, *, again: bool, facility: str | None, most_tries: int, first: float, longest: float
+) -> Row[Any] | None:
+    """The event that is due longest, of those never tried, or (``again``) of the others: ``id``, ``event``,
+    ``made_at``, ``tries`` with this one, and ``body``; None where none is due.
+
+    It is due again after ``first`` seconds, twice as many after each try, up to ``longest``.
+    """
+    parameters = {"again": again, "facility": facility, "most": most_tries, "first": first, "longest": longest}
+    return connection.execute(_TAKE, parameters).one_or_none()
+
+
+def delete_sent(connection: Connection, event_id: str) -> None:
+    connection.execute(_SENT, {"id": event_id})
+
+
+def note_refusal(connection: Connection, event_id: str, error: str) -> None:
+    connection.execute(_REFUSED, {"id": event_id, "error": error[:500]})
+
+
+def drop_old(
+    connection: Connection, *, facility: str | None, age: float, most_tries: int, limit: int
+) -> Sequence[Row[Any]]:
+    """Give up events that are older than ``age`` seconds, or were tried so often; at most ``limit``, which it returns:
+    ``id``, ``event`` and ``last_error``."""
+    parameters = {"facility": facility, "age": age, "most": most_tries, "limit": limit}
+    return connection.execute(_DROP, parameters).all()
+
+
+def undelivered(connection: Connection, after: float = 60.0) -> Row[Any]:
+    """How many events were refused, and how many are ``untried`` for so many seconds; how old the oldest of these is,
+    and the last error of any."""
+    return connection.execute(_UNDELIVERED, {"after": after}).one()
