@@ -94,7 +94,7 @@ class Sweeper:
     freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
     ``on_reading`` is called before the clusters are read, for what else must be read anew now and then. ``waiting``
     says where work waits as far as this process knows (Backlog.waiting_tags): sweeps for notices ask it, and only the
-    periodic ones scan PostgreSQL.
+    periodic ones scan PostgreSQL. ``clock`` counts the seconds of its pauses and naps, and never goes back.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Sweeper:
         division: Callable[[], Division] = tuple,
         on_reading: Callable[[], None] = lambda: None,
         waiting: Callable[[], frozenset[WaitingTag]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -113,6 +114,7 @@ class Sweeper:
         self._division = division
         self._on_reading = on_reading
         self._waiting = waiting
+        self._clock = clock
         self._divided: Division = ()
         self.at_caps: set[str] = set()
         """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
@@ -161,7 +163,7 @@ class Sweeper:
         self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
     ) -> SweepReport:
         # 0. The shards to sweep. What is woken counts as woken now: a sweep just a pause later must find it due.
-        now = time.monotonic()
+        now = self._clock()
         division = self._division()
         divided_anew = division != self._divided
         if divided_anew:
@@ -188,13 +190,13 @@ class Sweeper:
             self._new_show, self._withdraw_due = False, True
         # 2. Which have work, and which of these could use a host or headroom that came free.
         scanned, freed_tags = None, frozenset[str]()
-        napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
+        napping = may_nap and not self._withdraw_due and self._clock() < self._nap_until
         if not napping:
             self._nap_until = float("-inf")
             with reading(self._engine) as connection:
                 if wake_hosts:
                     freed_tags = tags_of_hosts(connection, wake_hosts)
-                began = time.monotonic()
+                began = self._clock()
                 believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
                 awake = with_work(self._awake, self.clusters) if believed else ()
                 if notified and self._waiting is not None:
@@ -202,7 +204,7 @@ class Sweeper:
                 elif all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
                     self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
                     self._scanned_at = began
-                    scanned = time.monotonic() - began
+                    scanned = self._clock() - began
                 self._make_missing_clusters(connection, freed_tags, now)
         with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
         ready = [replace(cluster, shard=shard) for cluster in with_some for shard in swept]
@@ -225,7 +227,7 @@ class Sweeper:
         if not all(it.resting for it in enqueued):
             self._nap_until = float("-inf")
         elif not napping and len(swept) == len(shards(division)):
-            self._nap_until = time.monotonic() + NAP_SECONDS
+            self._nap_until = self._clock() + NAP_SECONDS
         # 5. Take down what no longer exists.
         if self._withdraw_due:
             self._withdraw_gone(shards(division), fence)

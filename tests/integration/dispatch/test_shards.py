@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,9 +43,9 @@ class Fleet:
         self.postings = ClusterPostings(self.here.client, keys, division=lambda: self.division)
         self.sweepers = {name: self.worker(name) for name in THREE}
 
-    def worker(self, name: str) -> Sweeper:
+    def worker(self, name: str, clock: Callable[[], float] = time.monotonic) -> Sweeper:
         settings = self.here.settings.model_copy(update={"instance": name})
-        return Sweeper(self.here.engine, settings, self.postings, division=lambda: self.division)
+        return Sweeper(self.here.engine, settings, self.postings, division=lambda: self.division, clock=clock)
 
     def posted(self) -> set[str]:
         return {key.partition("@")[2] for key in self.postings.posted()}
@@ -80,6 +81,8 @@ def test_a_cluster_with_work_has_a_posting_for_each_shard(fleet: Fleet) -> None:
 
 
 def test_a_freed_host_wakes_the_shard_it_belongs_to_and_its_worker_alone_does(fleet: Fleet) -> None:
+    # The clock stands still: however slow the machine is, the second wake comes within the pause after the first.
+    fleet.sweepers["two"] = fleet.worker("two", clock=Clock())
     for name in TWO:
         fleet.put_to_rest(fleet.sweepers[name].sweep())
     host = fleet.host_of("two")
