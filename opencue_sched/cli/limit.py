@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import click
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, new_name
 from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, time_text
 from opencue_sched.domain.moments import past_moment_of
 from opencue_sched.domain.units import INT_MAX, duration_text
 from opencue_sched.errors import InvalidInput
+from opencue_sched.insight.limit_words import why_open
 from opencue_sched.settings import as_seconds
 from opencue_sched.store import named_rows, shows
 from opencue_sched.store.limit_types import type_column
@@ -33,7 +34,7 @@ _LIMIT_COLUMNS = Columns(
     Column("settled", "Settled", lambda limit: limit.settled if limit.reported_at else None),
     Column("pending", "Pending", lambda limit: limit.pending if limit.reported_at else None),
     Column("report_age", "Report", show=duration_text),
-    Column("open", "Open", lambda limit: _why_open(limit)),
+    Column("open", "Open", why_open),
     *map(Column, ("frames", "machines", "enforcement", "reported_at", "report_source")),
     Column("ttl", show=duration_text),
     *map(Column, ("exit_status", "delay_minutes", "auto_tag")),
@@ -49,13 +50,6 @@ HELD_COLUMNS = Columns(
     Column("is_host"),
 )
 """A machine that holds a limit."""
-
-
-def _why_open(limit: Row[Any]) -> str:
-    """Why a limit keeps nothing from starting; empty for one that does."""
-    if limit.enforcement != "ENFORCED":
-        return str(limit.enforcement).lower()
-    return f"no report for {duration_text(limit.ttl)}" if limit.report_is_too_old else ""
 
 
 _LIMIT = click.argument("limit", type=LIMIT)

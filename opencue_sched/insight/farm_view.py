@@ -29,10 +29,12 @@ from opencue_sched.insight.explain import (
     verdict_text,
 )
 from opencue_sched.insight.fleet import fleet_view, named
+from opencue_sched.insight.limit_words import why_open
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import list_jobs
+from opencue_sched.store.limits import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 log = structlog.get_logger(__name__)
@@ -40,6 +42,7 @@ _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST
 LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 MOST_JOBS = 200
 MOST_SHOWS = 200
+MOST_LIMITS = 50
 BOOKINGS_SECONDS = 30.0
 """Bookings per second are the mean of so long."""
 
@@ -64,6 +67,10 @@ JobUse = Mapping[str, Any]
 """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited; None
 when none waits. ``why`` is a reason of `explain` or a verdict; ``trouble``: it does not pass by itself. The texts are
 for people."""
+LimitUse = Mapping[str, Any]
+"""A limit (a licence), the fullest first: how much of ``most`` is ``used``, in frames or machines (``counts``);
+``settled`` and ``report_age`` are None where no licence server reports of it. ``open``: why it keeps nothing from
+starting, in words."""
 _OF_HOSTS = ("facility", "name", "hosts", "hosts_locked", "hosts_down")
 _OF_CORES = ("cores", "booked", "idle", "locked", "down")
 _OF_JOB = ("id", "name", "show", "user", "priority", "paused", "frames", "waiting", "running", "dead", "done")
@@ -80,6 +87,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         jobs = list_jobs(connection, **wanted, by_wait=True, most=MOST_JOBS)
         unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
+        limits = fetch_limits(connection).values()
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
     counted = log.waiting(believed_seconds=believed_seconds(settings))
@@ -94,6 +102,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         "waiting_paused": sum(it["paused_waiting"] for it in shows),
         "allocations": [named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
         "shows": shows[:MOST_SHOWS],
+        "limits": sorted(map(_limit, limits), key=_fullest)[:MOST_LIMITS],
         "jobs": [_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs],
         "jobs_total": jobs[0].jobs if jobs else 0,
         "fleet": fleet_view(client, settings, PersistentFences(engine)),
@@ -146,6 +155,23 @@ def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]
         if it.active or it.pending_jobs or it.centicores
     ]
     return sorted(found, key=lambda it: (-it["cores"], -it["waiting"], it["name"]))
+
+
+def _limit(limit: Row[Any]) -> LimitUse:
+    return {
+        "name": limit.name,
+        "counts": "machines" if limit.counts_machines else "frames",
+        "used": limit.running,
+        "most": limit.threshold,
+        "frames": limit.frames,
+        "settled": None if limit.reported_at is None else limit.settled,
+        "report_age": limit.report_age,
+        "open": why_open(limit),
+    }
+
+
+def _fullest(limit: LimitUse) -> tuple[float, str]:
+    return -limit["used"] / max(1, limit["most"]), limit["name"]
 
 
 def _off(show: Row[Any], subscriptions: Sequence[object]) -> str:

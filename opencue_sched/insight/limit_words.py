@@ -47,11 +47,19 @@ def still_running(limit: Row[Any]) -> str:
     return f"{limit.frames} {run} on the machines that hold {limit.name}; only those start more of its frames"
 
 
-def old_report(limit: Row[Any]) -> str:
-    """What it means that a limit's report is older than its time to live."""
-    age, life = duration_text(limit.report_age), duration_text(limit.ttl)
+def why_open(limit: Row[Any]) -> str:
+    """Why a limit keeps nothing from starting; empty for one that does."""
+    if limit.enforcement != "ENFORCED":
+        return str(limit.enforcement).lower()
+    return f"no report for {duration_text(limit.ttl)}" if limit.report_is_too_old else ""
+
+
+def flagged_words(names: Sequence[str]) -> str:
+    """What limits do that count machines by ``b_host_limit``."""
+    one = len(names) == 1
+    told = f"{', '.join(names)} {'counts' if one else 'count'} machines, since {'its' if one else 'their'} b_host_limit"
     return (
-        f"the last report of limit {limit.name} is {age} old, more than its {life}: it is not enforced until the next"
+        f"limit{'' if one else 's'} {told} is true; `opencue-sched limit set NAME --type FRAME` where frames are meant"
     )
 
 

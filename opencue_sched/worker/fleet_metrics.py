@@ -110,8 +110,13 @@ OF_USE = RecentFigures(
     ("folder_max_cores", _FOLDER, "A folder's cap of cores."),
     ("folder_gpus", _FOLDER, "GPUs used in a folder with a cap of GPUs."),
     ("folder_max_gpus", _FOLDER, "A folder's cap of GPUs."),
-    ("limit_frames", "limit", "Frames that run under a limit (a licence), or machines that hold one of type HOST."),
+    ("limit_frames", "limit", "Use of a limit (a licence): frames, or machines of one of type HOST."),
     ("limit_max_frames", "limit", "Frames, or machines, that may run under a limit."),
+    ("limit_machines", "limit", "Machines on which a limit's frames run, or that its licence server reported."),
+    ("limit_settled", "limit", "Licences, or machines of a limit of type HOST, that its licence server reported."),
+    ("limit_pending", "limit", "Use of a limit that its last report need not show yet; all where it has none."),
+    ("limit_report_age_seconds", "limit", "Seconds since a limit's licence server was asked for its last report."),
+    ("limit_open", "limit", "1 while a limit keeps nothing from starting, its last report being too old; else 0."),
 )
 """Figures of hosts, shows and caps."""
 OF_WAITING = RecentFigures(
@@ -194,7 +199,8 @@ def _caps(connection: Connection) -> Iterator[Sample]:
             caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))
             caps.append(("folder_gpus", path, folder.used_gpus, folder.max_gpus))
     caps = [cap for cap in caps if cap[-1] > 0]  # a folder's cap of 0 or less is none
-    for limit in fetch_limits(connection).values():
+    limits = fetch_limits(connection).values()
+    for limit in limits:
         caps.append(("limit_frames", (limit.name,), limit.running, limit.max_value))
 
     def fullness(cap: tuple[str, tuple[str, ...], float, float]) -> float:
@@ -204,6 +210,13 @@ def _caps(connection: Connection) -> Iterator[Sample]:
     for name, labels, used, most in sorted(caps, key=fullness, reverse=True):
         yield name, labels, used
         yield name.replace("_", "_max_"), labels, most
+    fullest_first = sorted(limits, key=lambda limit: limit.running / max(1, limit.max_value), reverse=True)
+    for number, limit in enumerate(fullest_first):
+        for figure in ("machines", "settled", "pending"):
+            yield f"limit_{figure}", (limit.name,), getattr(limit, figure)
+        yield "limit_open", (limit.name,), limit.report_is_too_old
+        if limit.report_age is not None and number < MOST_SERIES:  # ages have no sum
+            yield "limit_report_age_seconds", (limit.name,), limit.report_age
 
 
 class FleetCensus:

@@ -151,6 +151,17 @@ function showShows() {
   });
 }
 
+function limit(it) {
+  const reported = it.settled === null ? "" : `${number(it.settled)} reported ${count(Math.round(it.report_age), "second")} ago`;
+  const text = list(`${number(it.used)} of ${count(it.most, it.counts.slice(0, -1))}`, reported, it.open && `open: ${it.open}`);
+  return [it.name, text, Math.max(it.most, it.used, 1), Math.min(it.used, it.most), Math.max(0, it.used - it.most)];
+}
+
+function showLimits() {
+  $("#licences").hidden = !farm.limits.length;
+  bars($("#limits"), farm.limits.map(limit));
+}
+
 function showFleet() {
   const found = Object.entries(farm.waiting_by_verdict).filter((it) => it[1]);
   if (farm.waiting_paused) found.push(["paused", farm.waiting_paused]);
@@ -212,7 +223,7 @@ async function watch() {
   let problem = "";
   try {
     farm = await ask("farm/data");
-    for (const part of [showTotals, showJobs, showHosts, showShows, showFleet]) part();
+    for (const part of [showTotals, showJobs, showHosts, showShows, showLimits, showFleet]) part();
     if (job !== null) await explain();
   } catch (error) {
     problem = `${error.message} ${farm ? `What you see is of ${clock()}. ` : ""}The page tries again by itself.`;

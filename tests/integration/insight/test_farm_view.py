@@ -17,6 +17,7 @@ from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from tests.kit.gathering import counted_statements
+from tests.kit.limits import has_types, report_held, set_type
 
 
 def build(connection: Connection, *, hosts: int, jobs: int) -> tuple[Farm, list[JobIds]]:
@@ -170,3 +171,32 @@ def test_a_larger_farm_costs_no_more_statements_and_round_trips(
         costs.append((len(statements), len(sent)))
     assert costs[0] == costs[1]
     assert costs[0][0] <= 10
+
+
+def test_limits_are_told_the_fullest_first_with_what_is_reported(
+    engine: Engine, redis_client: redis.Redis, settings: Settings
+) -> None:
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        farm = Farm(connection)
+        farm.limit("arnold", 20)
+        houdini = farm.limit("houdini", 6)
+        set_type(connection, houdini, "HOST")
+        report_held(connection, houdini, "ws016", "ws017")
+        connection.execute(
+            text("UPDATE limit_record SET ts_reported = now() - interval '1 hour' WHERE str_name = 'houdini'")
+        )
+    first, second = farm_view(engine, redis_client, settings)["limits"]
+    assert (first["name"], first["used"], first["most"], first["counts"]) == ("houdini", 2, 6, "machines")
+    assert (first["settled"], first["open"], first["report_age"] >= 3600) == (2, "no report for 15m", True)
+    assert second == {
+        "name": "arnold",
+        "counts": "frames",
+        "used": 0,
+        "most": 20,
+        "frames": 0,
+        "settled": None,
+        "report_age": None,
+        "open": "",
+    }

@@ -48,6 +48,7 @@ from opencue_sched.worker.process import Process
 from tasks import accounting, dispatch, maintenance
 from tests.kit.forced import force
 from tests.kit.gathering import counted_statements
+from tests.kit.limits import has_types, report_held, set_type
 from tests.kit.polling import eventually
 from tests.kit.tasks import run_task
 
@@ -410,6 +411,7 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
         bad = farm.job()
         folder = farm.folder(show.id, "capped", max_cores=100, max_gpus=2)
         farm.job([LayerSpec(frames=1, limits=[farm.limit("licence", 5)])], folder_id=folder, paused=True)
+        reports = has_types(connection)
         connection.execute(text("UPDATE layer SET int_mem_min = :m WHERE pk_job = :job"), {"m": 2**55, "job": bad.id})
 
     _fleet(process, redis_client)
@@ -438,6 +440,8 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
 
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))
+        if reports:
+            connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
     run_passes(process)
     walk.look()
 
@@ -734,6 +738,14 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
     assert series("scheduler_folder_max_cores") == {("main", "shots"): 16}
     assert series("scheduler_folder_max_gpus") == {}
     assert (series("scheduler_limit_frames"), series("scheduler_limit_max_frames")) == ({("nuke",): 2}, {("nuke",): 3})
+    of_limit = {name: series(f"scheduler_limit_{name}") for name in ("machines", "settled", "pending", "open")}
+    assert of_limit == {
+        "machines": {("nuke",): 1},
+        "settled": {},
+        "pending": {("nuke",): 2},
+        "open": {},
+    }
+    assert series("scheduler_limit_report_age_seconds") == {}
     # and what is gone has no series any more
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM layer_limit"))
@@ -749,6 +761,33 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
     # and nothing of it is shown by a beat that leads no more
     monkeypatch.setattr(fleet_metrics.OF_USE, "shown", lambda: False)
     assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
+
+
+def test_the_census_tells_of_reported_licences_and_of_a_report_that_is_too_old(
+    census: FleetCensus, engine: Engine
+) -> None:
+    # given a limit of machines that two hold by a report of half an hour ago, one of them an artist's
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        limit = Farm(connection).limit("houdini", 6)
+        set_type(connection, limit, "HOST")
+        report_held(connection, limit, "r01", "ws017")
+        connection.execute(text("UPDATE limit_record SET ts_reported = now() - interval '30 minutes'"))
+    census.look_at_farm()
+    label = ("houdini",)
+    assert [series(f"scheduler_limit_{name}")[label] for name in ("frames", "settled", "machines", "open")] == [
+        2,
+        2,
+        2,
+        1,
+    ]
+    assert series("scheduler_limit_report_age_seconds")[label] >= 1800
+    # when the limit's time to live is longer than that, then it is enforced
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_report_ttl = 3600"))
+    census.look_at_farm()
+    assert series("scheduler_limit_open") == {}
 
 
 def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, engine: Engine):
