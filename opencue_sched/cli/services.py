@@ -13,8 +13,10 @@ from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_service_redis
+from opencue_sched.insight.limit_words import flagged_words
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
+from opencue_sched.store.limits import flagged_limits
 from opencue_sched.store.privileges import missing_tables
 from opencue_sched.store.schema import (
     check_writable,
@@ -52,6 +54,7 @@ def migrate_command(down: bool, yes: bool, set_based_frames: bool) -> Done:
         if down and set_based_frames:
             return _row_by_row(engine, url)
         before, possible = ask(engine, revision_of), ask(engine, newly_possible)
+        flagged = ask(engine, flagged_limits)
         if down:
             if not yes:
                 what = "what migrate made there: of a database that it found empty everything, with no way back"
@@ -74,7 +77,8 @@ def migrate_command(down: bool, yes: bool, set_based_frames: bool) -> Done:
     told = f"the schema {done} up to date (revision {after})"
     if set_based_frames:
         told += "; bookings write counters and history once a plan"
-    return Done(told, {"before": before, "revision": after})
+    notes = [f"note: {flagged_words(flagged)}"] if flagged else []
+    return Done(told, {"before": before, "revision": after}, notes)
 
 
 def _row_by_row(engine: Engine, url: str) -> Done:

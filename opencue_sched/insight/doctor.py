@@ -46,6 +46,7 @@ from opencue_sched.insight.audit import (
 )
 from opencue_sched.insight.explain import cluster_words, listed, unreached_hosts
 from opencue_sched.insight.health import check_redis, describe_failure
+from opencue_sched.insight.limit_words import flagged_words
 from opencue_sched.insight.redis_access import check_access
 from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.settings import Settings
@@ -54,6 +55,7 @@ from opencue_sched.store.audit import proc_ages
 from opencue_sched.store.hosts import full_names, list_hosts, names_in_two_cases
 from opencue_sched.store.job_events import undelivered
 from opencue_sched.store.jobs import list_jobs
+from opencue_sched.store.limits import fetch_limits, flagged_limits
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work
 from opencue_sched.store.privileges import missing_privileges, missing_tables
 from opencue_sched.store.schema import (
@@ -284,7 +286,30 @@ def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
         yield _ok("events", f"of jobs go to {receiver.shown}")
 
 
-_ON_THE_DATABASE = (_privileges, _schema, _frames_way, _shows, _hosts, _rqds, _release_feed, _retries, _events)
+def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    if facts.origin == "cuebot" and (flagged := flagged_limits(connection)):
+        text = f"{flagged_words(flagged)}. This Cuebot counts frames of them, so its own shows see them full earlier"
+        yield _warn("limits", text, "Cuebot's migration V49 lets it count machines, too")
+    for limit in fetch_limits(connection).values():
+        if limit.report_is_too_old:
+            age, life = duration_text(limit.report_age), duration_text(limit.ttl)
+            text = f"limit {limit.name} keeps nothing from starting: its last report is {age} old, more than its {life}"
+            remedy = "does the licence server answer, and does its reporter run? docs/tasks/licence-overrun.md"
+            yield _warn("limits", text, remedy)
+
+
+_ON_THE_DATABASE = (
+    _privileges,
+    _schema,
+    _frames_way,
+    _shows,
+    _hosts,
+    _rqds,
+    _release_feed,
+    _retries,
+    _limits,
+    _events,
+)
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:

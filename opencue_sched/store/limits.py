@@ -166,6 +166,8 @@ def list_holders(
     return connection.execute(statement, {**wanted, "settle_window": SETTLE_WINDOW_SECONDS}).all()
 
 
+_HAS_LIMITS = text("SELECT to_regclass('limit_record') IS NOT NULL")
+_FLAGGED = text("SELECT str_name FROM limit_record WHERE b_host_limit ORDER BY str_name")
 _HAS_TERMS = text(
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record')"
     " AND attname = 'int_exit_status' AND NOT attisdropped)"
@@ -176,6 +178,14 @@ _OF_STATUS = text("SELECT str_name FROM limit_record WHERE int_exit_status = :st
 def has_terms(connection: Connection) -> bool:
     """Whether limits have more than a maximum: Cuebot's V49, or our own schema."""
     return bool(connection.scalar(_HAS_TERMS))
+
+
+def flagged_limits(connection: Connection) -> list[str]:
+    """The names of limits that count machines since ``b_host_limit`` says so, which only a schema before V49 asks;
+    empty where limits have a type."""
+    if not connection.scalar(_HAS_LIMITS) or has_terms(connection):
+        return []
+    return list(connection.execute(_FLAGGED).scalars())
 
 
 def limit_of_exit_status(connection: Connection, status: int, *, but: str = "") -> str | None:

@@ -44,3 +44,11 @@ def report_held(connection: Connection, limit_id: str, *names: str) -> None:
         ),
         {"limit": limit_id, "names": list(names)},
     )
+
+
+def before_v49(connection: Connection) -> None:
+    """Let limits be what they are in a Cuebot before V49."""
+    terms = ("str_type", "str_enforcement", "int_soft_value", "ts_reported", "int_report_ttl", "int_exit_status")
+    dropped = ", ".join(f"DROP COLUMN IF EXISTS {name} CASCADE" for name in terms)
+    connection.execute(text(f"ALTER TABLE limit_record {dropped}"))
+    connection.execute(text("DROP TABLE IF EXISTS limit_host"))

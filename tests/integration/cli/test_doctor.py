@@ -32,6 +32,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.kit.command import Cli, Ran
+from tests.kit.limits import before_v49, has_types
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -273,6 +274,36 @@ def test_a_feed_that_only_a_cuebot_could_feed_is_said(
     ran = cli("doctor", "--json")
     assert levels(ran)["release feed"] == ("FAIL" if ours else "ok")
     assert ("no Cuebot publishes anything" in cli("doctor").out) == ours
+
+
+def test_a_limit_whose_report_is_too_old_is_said(cli: Cli, healthy: None, engine: Engine) -> None:
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        Farm(connection).limit("nuke", 5)
+    assert "limits" not in levels(cli("doctor", "--json"))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET ts_reported = now() - interval '1 hour'"))
+    ran = cli("doctor", "--json")
+    assert (ran.status, levels(ran)["limits"]) == (0, "warn")
+    told = "limit nuke keeps nothing from starting: its last report is 1h 0m old, more than its 15m"
+    assert [told in found["text"] for found in ran.json["findings"] if found["what"] == "limits"] == [True]
+
+
+def test_a_cuebot_that_counts_frames_of_a_limit_that_counts_machines_is_said(
+    cli: Cli, healthy: None, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        Farm(connection).limit("nuke", 5)
+        before_v49(connection)
+        connection.execute(text("UPDATE limit_record SET b_host_limit = true"))
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+    said = [found["text"] for found in cli("doctor", "--json").json["findings"] if found["what"] == "limits"]
+    assert len(said) == 1
+    assert "limit nuke counts machines, since its b_host_limit is true" in said[0]
+    assert "This Cuebot counts frames of them" in said[0]
+    # and whoever migrates is told, too
+    assert "note: limit nuke counts machines, since its b_host_limit is true" in cli("migrate").err
 
 
 def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Callable[[str], None]) -> None:

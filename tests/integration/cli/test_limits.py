@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
-from tests.kit.limits import has_types, report_held, set_type
+from tests.kit.limits import before_v49, has_types, report_held, set_type
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -147,10 +147,7 @@ def test_what_a_limit_cannot_be_is_refused(cli: Cli, make: Any, words: tuple[str
 def test_a_database_before_v49_knows_a_maximum_and_a_type(cli: Cli, build: Build, engine: Engine) -> None:
     build(lambda farm: farm.limit("nuke", 8))
     with engine.begin() as connection:
-        terms = ("str_type", "str_enforcement", "int_soft_value", "ts_reported", "int_report_ttl", "int_exit_status")
-        dropped = ", ".join(f"DROP COLUMN IF EXISTS {name} CASCADE" for name in terms)
-        connection.execute(text(f"ALTER TABLE limit_record {dropped}"))
-        connection.execute(text("DROP TABLE IF EXISTS limit_host"))
+        before_v49(connection)
     refused = cli("limit", "set", "nuke", "--exit-status", "330")
     assert refused.status == 1
     assert "comes with Cuebot's migration V49" in refused.err
