@@ -25,7 +25,7 @@ from tests.kit.setting_fields import setting_fields
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 TASKS += [ROOT / "docs" / name for name in ("logs.md", "who-may-do-what.md")]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md"]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 
 
