@@ -128,7 +128,7 @@ beat_schedule = {
     "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0),
     "move-finished-jobs": _every("opencue_sched.maintenance.move_finished_jobs", 600.0),
     "send-events": _every("opencue_sched.maintenance.send_events", 5.0),
-    # Debts are counted in steps of this: of a short block time it must be a part.
+    # Blocked seconds are counted in steps of this: of a short block time it must be a part.
     "keep-promises": _every(
         "opencue_sched.maintenance.keep_promises",
         min(15.0, max(1.0, _settings.queue.reservation_block_time / 3)),

@@ -95,13 +95,13 @@ def send_events() -> dict[str, object]:
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)
 def keep_promises() -> dict[str, object]:
-    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 15 s at most).
+    """Reserve hosts for wide frames that never start, and end what nothing needs any more (beat, every 15 s at most).
     Raises FencedOff when a leader after that of the message was elected."""
     from opencue_sched.dispatch import reservations
 
     mine = process_of(app)
     in_use, role, fence = mine.ledger.cores_in_use, mine.leader_keys.name, fence_of(keep_promises)
-    report = reservations.keep_promises(mine.engine, mine.settings, mine.facts, in_use, role=role, fence=fence)
+    report = reservations.keep_reservations(mine.engine, mine.settings, mine.facts, in_use, role=role, fence=fence)
     # After the COMMIT: caches read the hosts again, and whoever may use them looks.
     if report.changed:
         mine.hosts.changed(report.changed)

@@ -10,8 +10,8 @@ import random
 
 from sqlalchemy import Connection, text
 
-from opencue_sched.domain.hosts import Hold
-from opencue_sched.store.reservations import grant_holds
+from opencue_sched.domain.hosts import Reservation
+from opencue_sched.store.reservations import grant_reservations
 
 # Longer than any frame of these runs; the duty ends most of them sooner, because their layers are not wide.
 HOLD_SECONDS = 600.0
@@ -76,6 +76,6 @@ def hold_hosts(connection: Connection, chance: random.Random) -> list[str]:
     for row in chance.sample(rows, min(len(rows), MOST_AT_ONCE)):
         cores = chance.randint(max(1, row.int_cores_min // 100), row.int_cores // 100)
         free_at = row.now + FREE_IN_SECONDS if chance.random() < 0.5 else None
-        holds[row.pk_host] = Hold(row.pk_layer, row.pk_job, cores, 0, 0, row.now + HOLD_SECONDS, free_at)
+        holds[row.pk_host] = Reservation(row.pk_layer, row.pk_job, cores, 0, 0, row.now + HOLD_SECONDS, free_at)
     names = {row.pk_host: row.str_name for row in rows}
-    return sorted(names[host_id] for host_id in grant_holds(connection, holds))
+    return sorted(names[host_id] for host_id in grant_reservations(connection, holds))

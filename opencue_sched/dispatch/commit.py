@@ -41,12 +41,12 @@ from opencue_sched.errors import (
     HostLocked,
     LayerChanged,
 )
-from opencue_sched.placement.policies.reservations import against_hold
+from opencue_sched.placement.policies.reservations import against_reservation
 from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.quarantine import quarantine_jobs
-from opencue_sched.store.reservations import hold_of
+from opencue_sched.store.reservations import reservation_of
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -470,7 +470,7 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
     lost: list[Lost] = []
     used: set[str] = set()
     left = {host.id: (host.centicores, host.memory_kb, host.gpus, host.gpu_memory_kb) for host in hosts.values()}
-    holds = {host.id: hold_of(host) for host in hosts.values()}
+    reserved = {host.id: reservation_of(host) for host in hosts.values()}
     for proc in procs:
         name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.resources
         wanted = (takes.cores * CENTICORES_PER_CORE, takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
@@ -483,7 +483,7 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
         elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
             text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
             lost.append((proc, HostExhausted(text)))
-        elif host.id not in used and against_hold(holds[host.id], proc.layer, left[host.id][0], host.now):
+        elif host.id not in used and against_reservation(reserved[host.id], proc.layer, left[host.id][0], host.now):
             lost.append((proc, HostHeld(f"host {name} is kept for a wide frame of another layer")))
         else:
             if host.hold_layer == proc.layer.id:

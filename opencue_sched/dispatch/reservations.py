@@ -1,4 +1,4 @@
-"""The task that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
+"""The reservation task: counts how long wide layers have been blocked, reserves hosts for them, and ends reservations.
 
 One process does it every few seconds, in one transaction of PostgreSQL (store/reservations.py); the rules are those of
 placement/policies/reservations.py. It is set-based and can be repeated at any time. docs/architecture.md says where the
@@ -21,11 +21,11 @@ from opencue_sched.dispatch.headroom import CoresInUse, search_of, subscriptions
 from opencue_sched.domain.caps import cores_left
 from opencue_sched.domain.clusters import normalise_tag
 from opencue_sched.domain.frame_needs import Demand
-from opencue_sched.domain.hosts import Hold, Host
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, RunningFrame
+from opencue_sched.placement.policies.reservations import RunningFrame, WideLayer
 from opencue_sched.settings import Settings
 from opencue_sched.store import reservations as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
@@ -35,29 +35,33 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 _CANDIDATES = 50
-"""Hosts looked at for a layer that asks."""
+"""How many hosts are looked at for a layer that is due one."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseReport:
-    """``kept`` is False where another process was at it. ``granted``: host id -> hold. ``ended`` and ``renewed`` are
-    ids of hosts."""
+class ReservationReport:
+    """What one run of the reservation task did."""
 
     kept: bool = True
-    granted: Mapping[str, Hold] = field(default_factory=dict)
+    """False where another process was at it, so that this run did nothing."""
+    granted: Mapping[str, Reservation] = field(default_factory=dict)
+    """The new reservations, by host id. Nobody changes it afterwards."""
     ended: frozenset[str] = frozenset()
+    """The ids of the hosts that are reserved no more."""
     renewed: frozenset[str] = frozenset()
+    """The ids of the hosts that stay reserved."""
 
     @property
     def changed(self) -> frozenset[str]:
-        """Hosts that others should read again."""
+        """The ids of the hosts that others should read again."""
         return self.ended | self.granted.keys()
 
     def summary(self) -> dict[str, object]:
+        """The answer of the task: its figures by name."""
         return {"kept": self.kept, **{name: len(getattr(self, name)) for name in ("granted", "renewed", "ended")}}
 
 
-def keep_promises(
+def keep_reservations(
     engine: Engine,
     settings: Settings,
     facts: SchemaFacts,
@@ -65,34 +69,34 @@ def keep_promises(
     *,
     role: str = "",
     fence: int | None = None,
-) -> PromiseReport:
-    """Bring debts and holds up to date. With ``queue.reservations`` off, every hold ends.
+) -> ReservationReport:
+    """Bring blocked seconds and reservations up to date. With ``queue.reservations`` off, every reservation ends.
 
     ``fence`` is that of the leader of ``role`` that asked for it: raises FencedOff, with nothing changed, when a newer
     one was elected. The caller publishes the hosts that changed.
     """
     with engine.begin() as connection:
-        begun = store.begin_duty(connection, role)
+        begun = store.begin_task(connection, role)
         if begun is None:
-            return PromiseReport(kept=False)
+            return ReservationReport(kept=False)
         if fence is not None and (begun.fence or 0) > fence:
             raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.fence}")
         if not begun.needed:
-            return PromiseReport()
+            return ReservationReport()
         facilities = scoped_facilities(connection, settings)
-        held = store.held_hosts(connection, facilities)
-        report = _Duty(connection, settings, facts, in_use, facilities, begun.now).run(held)
-    for host_id, hold in report.granted.items():
-        expected = None if hold.free_at is None else round(hold.free_at - begun.now)
-        log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
+        reserved = store.reserved_hosts(connection, facilities)
+        report = _Run(connection, settings, facts, in_use, facilities, begun.now).run(reserved)
+    for host_id, granted in report.granted.items():
+        expected = None if granted.free_at is None else round(granted.free_at - begun.now)
+        log.info("host_held", host=host_id, layer=granted.layer_id, job=granted.job_id, free_in_seconds=expected)
     for host_id in report.ended:
         log.info("hold_ended", host=host_id)
     return report
 
 
 @dataclass(slots=True)
-class _Duty:
-    """One turn of the task: everything is read, then decided, then written, so that rows are locked briefly."""
+class _Run:
+    """One run of the task: everything is read, then decided, then written, so that rows are locked briefly."""
 
     connection: Connection
     settings: Settings
@@ -101,39 +105,43 @@ class _Duty:
     facilities: Sequence[str] | None
     now: float
 
-    def run(self, held: frozenset[str]) -> PromiseReport:
+    def run(self, reserved: frozenset[str]) -> ReservationReport:
         wide = self._wide_layers() if self.settings.queue.reservations else {}
         if not wide:
-            store.write_debts(self.connection, {}, self.facilities)
-            return PromiseReport(ended=store.end_holds(self.connection, held) if held else frozenset())
+            store.write_blocked(self.connection, {}, self.facilities)
+            ended = store.end_reservations(self.connection, reserved) if reserved else frozenset[str]()
+            return ReservationReport(ended=ended)
         block_seconds = self.settings.queue.reservation_block_time
-        demands = {layer_id: it.demand for layer_id, it in wide.items()}
-        # A host that is not here is down, locked or gone. One that has no hold here has one that counts no more.
-        holders = self._hosts(held)
-        ended = policy.ended(holders.values(), demands) | (held - holders.keys())
-        kept = [host for host_id, host in holders.items() if host_id not in ended]
-        asked = [it for it in wide.values() if it.demand.alloc_ids]
-        holds = [host.hold for host in kept if host.hold is not None]
-        asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
-        candidates, runs = self._candidates(asking, kept)
-        granted = policy.grants(asking, kept, candidates, runs, now=self.now)
+        demands = {layer_id: layer.demand for layer_id, layer in wide.items()}
+        # A reserved host that is not here is down, locked or gone. One without a reservation here has one that counts
+        # no more.
+        hosts = self._hosts(reserved)
+        over = policy.ended(hosts.values(), demands) | (reserved - hosts.keys())
+        kept = [host for host_id, host in hosts.items() if host_id not in over]
+        may_run = [layer for layer in wide.values() if layer.demand.alloc_ids]
+        present = [host.reservation for host in kept if host.reservation is not None]
+        due = policy.due_a_host(may_run, present, block_seconds=block_seconds, now=self.now)
+        candidates, runs = self._candidates(due, kept)
+        granted = policy.grants(due, kept, candidates, runs, now=self.now)
         renewed = self._renewed(kept, demands, runs)
 
-        debts = {layer_id: (it.debt_seconds, it.demand.frames) for layer_id, it in wide.items()}
-        store.write_debts(self.connection, debts, self.facilities)
-        gone = store.end_holds(self.connection, ended)
-        store.renew_holds(self.connection, renewed)
-        there = store.grant_holds(self.connection, granted)
-        granted = {host_id: hold for host_id, hold in granted.items() if host_id in there}
-        return PromiseReport(granted=granted, ended=gone, renewed=frozenset(renewed))
+        blocked = {layer_id: (layer.blocked_seconds, layer.demand.frames) for layer_id, layer in wide.items()}
+        store.write_blocked(self.connection, blocked, self.facilities)
+        ended = store.end_reservations(self.connection, over)
+        store.renew_reservations(self.connection, renewed)
+        there = store.grant_reservations(self.connection, granted)
+        granted = {host_id: reservation for host_id, reservation in granted.items() if host_id in there}
+        return ReservationReport(granted=granted, ended=ended, renewed=frozenset(renewed))
 
-    def _wide_layers(self) -> dict[str, Asked]:
-        """The wide layers that wait, with what they owe now, by id. One that a cap keeps waiting reaches no host."""
+    def _wide_layers(self) -> dict[str, WideLayer]:
+        """The wide layers that wait, with their blocked seconds now, by id. A layer that a cap keeps waiting reaches no
+        host."""
         work = fetch_waiting_work(self.connection, self.facilities, self.facts)
-        if not (kinds := [kind for kind in work if kind.why != Verdict.QUARANTINED]):
+        # A row of waiting work is one set of requirements that layers of a show have.
+        if not (requirements := [row for row in work if row.why != Verdict.QUARANTINED]):
             return {}
         ignored = frozenset(map(normalise_tag, self.settings.scheduler.ignore_tags))
-        tags_of = [frozenset(kind.tags.split("|")) - ignored - {""} for kind in kinds]
+        tags_of = [frozenset(row.tags.split("|")) - ignored - {""} for row in requirements]
         staleness = self.settings.host_cache.host_staleness_threshold
         tags = frozenset[str]().union(*tags_of)
         counts = store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
@@ -143,29 +151,31 @@ class _Duty:
         def reached(tags: frozenset[str]) -> Sequence[tuple[Host, int]]:
             return [(host, counts[host.id]) for host in hosts if not host.tags.isdisjoint(tags)]
 
-        shares = fetch_shares(self.connection, {kind.pk_show for kind in kinds})
-        left = cores_left(subscriptions([it for it in shares if it.burst_centicores > 0], self.in_use))
+        shares = fetch_shares(self.connection, {row.pk_show for row in requirements})
+        left = cores_left(subscriptions([share for share in shares if share.burst_centicores > 0], self.in_use))
         found: dict[str, tuple[Demand, int]] = {}
-        for kind, its_tags in zip(kinds, tags_of, strict=True):
-            allocs = left[kind.pk_show]
-            demand = Demand(kind.pk_facility, search_of(kind, its_tags), frozenset(allocs), 0)
+        for row, its_tags in zip(requirements, tags_of, strict=True):
+            allocs = left[row.pk_show]
+            demand = Demand(row.pk_facility, search_of(row, its_tags), frozenset(allocs), 0)
             if count := policy.hosts_of_a_wide_layer(demand, reached(its_tags)):
-                may_run = kind.why == Verdict.BEHIND
-                open_allocs = frozenset(it for it, cores in allocs.items() if may_run and cores >= kind.least_cores)
-                found.update(dict.fromkeys(kind.layers, (replace(demand, alloc_ids=open_allocs), count)))
-        rows = store.fetch_layers(self.connection, found.keys())
-        return {row.pk_layer: self._with_debt(row, *found[row.pk_layer]) for row in rows}
+                may_run = row.why == Verdict.BEHIND
+                open_allocs = frozenset(
+                    alloc_id for alloc_id, cores in allocs.items() if may_run and cores >= row.least_cores
+                )
+                found.update(dict.fromkeys(row.layers, (replace(demand, alloc_ids=open_allocs), count)))
+        layers = store.fetch_layers(self.connection, found.keys())
+        return {layer.pk_layer: self._with_blocked_seconds(layer, *found[layer.pk_layer]) for layer in layers}
 
-    def _with_debt(self, row: Row[Any], demand: Demand, hosts: int) -> Asked:
-        debt_seconds = policy.debt_after(
-            row.debt,
+    def _with_blocked_seconds(self, row: Row[Any], demand: Demand, hosts: int) -> WideLayer:
+        blocked_seconds = policy.blocked_after(
+            row.blocked_seconds,
             row.elapsed,
             placed=bool(row.placed),
             may_run=bool(demand.alloc_ids),
             block_seconds=self.settings.queue.reservation_block_time,
         )
         demand = replace(demand, frames=row.waiting)
-        return Asked(row.pk_layer, row.pk_job, row.priority, demand, debt_seconds, hosts)
+        return WideLayer(row.pk_layer, row.pk_job, row.priority, demand, blocked_seconds, hosts)
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
         staleness = self.settings.host_cache.host_staleness_threshold
@@ -173,33 +183,39 @@ class _Duty:
         return {host.id: host for host in hosts}
 
     def _candidates(
-        self, asking: Sequence[Asked], kept: Sequence[Host]
+        self, due: Sequence[WideLayer], reserved: Sequence[Host]
     ) -> tuple[dict[str, list[Host]], Mapping[str, Sequence[RunningFrame]]]:
-        """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
+        """Hosts that may be reserved for the layers that are ``due`` one, by layer id; and what runs on these and on
+        the ``reserved`` hosts, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
         wanted = [
             {
-                "layer_id": it.layer_id,
-                "facility_id": it.demand.facility_id,
-                "tags": it.demand.search.tags,
-                "alloc_ids": sorted(it.demand.alloc_ids),
-                **asdict(it.demand.search.need),
+                "layer_id": layer.layer_id,
+                "facility_id": layer.demand.facility_id,
+                "tags": layer.demand.search.tags,
+                "alloc_ids": sorted(layer.demand.alloc_ids),
+                **asdict(layer.demand.search.need),
             }
-            for it in asking
+            for layer in due
         ]
         found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
         hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
         runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
-        for row in store.fetch_runs(self.connection, hosts.keys() | {host.id for host in kept}):
+        for row in store.fetch_runs(self.connection, hosts.keys() | {host.id for host in reserved}):
             runs[row.pk_host].append(RunningFrame(row.ends_at, row.centicores, row.memory_kb, row.gpus))
-        return {layer_id: [hosts[it] for it in ids if it in hosts] for layer_id, ids in found.items()}, runs
+        candidates = {
+            layer_id: [hosts[host_id] for host_id in ids if host_id in hosts] for layer_id, ids in found.items()
+        }
+        return candidates, runs
 
     def _renewed(
         self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, Sequence[RunningFrame]]
-    ) -> dict[str, Hold]:
+    ) -> dict[str, Reservation]:
         renewed = {}
         for host in kept:
-            if host.hold is not None and (need := demands[host.hold.layer_id].need_on(host)) is not None:
+            reservation = host.reservation
+            if reservation is not None and (need := demands[reservation.layer_id].need_on(host)) is not None:
                 free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
-                renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
+                until = self.now + policy.RESERVATION_SECONDS
+                renewed[host.id] = replace(reservation, until=until, free_at=free_at)
         return renewed

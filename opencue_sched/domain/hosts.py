@@ -1,4 +1,4 @@
-"""Hosts as a dispatch pass sees them, the amounts a frame takes of one, and the hold on one for a wide frame."""
+"""Hosts as a dispatch pass sees them, the amounts a frame takes of one, and the reservation of one for a wide frame."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A host that drains for a frame of ``layer_id``, which needs this much of it. Cores, KB.
-
-    ``until`` and ``free_at`` (when so much is expected idle; None: nobody knows) are epoch seconds of the database.
-    ``owner`` names the layer for people.
-    """
+class Reservation:
+    """A host is reserved for a frame of a layer, and drains until it has idle what that needs. Cores, KB."""
 
     layer_id: str
     job_id: str
@@ -42,8 +38,11 @@ class Hold:
     memory_kb: int
     gpus: int
     until: float
+    """When it ends unless it is renewed, in epoch seconds of the database's clock."""
     free_at: float | None = None
+    """When so much is expected to be idle, by the same clock; None where that cannot be known."""
     owner: str = ""
+    """The layer's name for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Host:
     idle_gpu_memory_kb: int = 0
     running: Mapping[str, int] = field(default_factory=dict, hash=False)
     recent: tuple[str, ...] = ()
-    hold: Hold | None = None
+    reservation: Reservation | None = None
 
     @property
     def idle_cores(self) -> int:
@@ -122,5 +121,5 @@ class Host:
             self.idle_gpu_memory_kb - taken.gpu_memory_kb,
             running,
             self.recent,
-            self.hold,
+            self.reservation,
         )

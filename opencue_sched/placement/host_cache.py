@@ -508,9 +508,11 @@ class HostCache:
             return any(hold.covered_from > now for hold in self._entries[host_id].holds.values())
 
     def draining_for(self, layer_id: str) -> Sequence[Host]:
-        """The hosts that are held for the layer, in whatever shard."""
+        """The hosts that are reserved for the layer, in whatever shard."""
         with self._lock:
-            return [host for host in self._draining.values() if host.hold and host.hold.layer_id == layer_id]
+            return [
+                host for host in self._draining.values() if host.reservation and host.reservation.layer_id == layer_id
+            ]
 
     def census(self, facility_id: str, tags: Sequence[str], shard: str = "") -> Census:
         """What there is in the shard for a need that found no host. Costs as much as there are kinds of hosts: ask once
@@ -605,7 +607,7 @@ class HostCache:
             self._gpu_hosts.add(host.id)
         self._note_layers(host.id, before, host)
         self._draining.pop(host.id, None)
-        if host.hold is not None:
+        if host.reservation is not None:
             self._draining[host.id] = host
         for group in self._groups_of(host):
             group.add(host)

@@ -303,7 +303,7 @@ def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_second
     """Lock hosts, by id, in key order, as who ends frames does, in one message.
 
     Of each: whether it is ``up`` (UP and OPEN) and in which ``alloc_id``; what is idle (``centicores``, ``memory_kb``,
-    ``gpus``, ``gpu_memory_kb``); for whom it drains (``reservations.hold_of``), until this transaction ends;
+    ``gpus``, ``gpu_memory_kb``); for whom it drains (``reservations.reservation_of``), until this transaction ends;
     and the database's clock (``now``, epoch seconds).
 
     A host that is locked is waited for. When one takes longer than ``wait_seconds`` the database's error is raised:

@@ -25,7 +25,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
 from opencue_sched.store.lookups import row_of
 from opencue_sched.store.procs import lock_hosts
-from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, hold_of
+from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, reservation_of
 from opencue_sched.store.shows import delete_rows, set_rows
 from opencue_sched.store.tags import compared_tag
 
@@ -166,7 +166,7 @@ def _host(row: Row[Any]) -> Host:
         idle_gpus=row.int_gpus_idle,
         total_gpu_memory_kb=row.int_gpu_mem,
         idle_gpu_memory_kb=max(0, row.gpu_mem_idle),
-        hold=hold_of(row),
+        reservation=reservation_of(row),
         running=dict(Counter(map(intern, row.running))) if row.running else _NOTHING,
     )
 

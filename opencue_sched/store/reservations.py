@@ -1,9 +1,9 @@
-"""Promises over time: hosts held for wide frames (``opencue_sched_hold``) and how long layers have been blocked
+"""Hosts reserved for wide frames (``opencue_sched_hold``), and for how long layers have been blocked
 (``opencue_sched_blocked``).
 
-One transaction of the task (dispatch/reservations.py) reads and writes all of it, under an advisory lock of its own. It
-waits for nobody: rows that others have locked are left to the next time. A hold is granted under the lock on its host's
-row, which a booking has, too, so a booking either is there before the hold or knows it.
+One transaction of the reservation task (dispatch/reservations.py) reads and writes all of it, under an advisory lock of
+its own. It waits for nobody: rows that others have locked are left to the next time. A host is reserved under the lock
+on its row, which a booking has, too, so a booking either is there before the reservation or knows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.hosts import Hold
+from opencue_sched.domain.hosts import Reservation
 from opencue_sched.store.pending import SOME_WORK
 from opencue_sched.store.tags import compared_tag
 
@@ -24,10 +24,10 @@ _LOCK_KEY = 0x6F63732D686F6C64
 
 MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
       AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
-"""Of a host ``h`` and its statistics ``s``: it is open, up, and was heard of lately."""
+"""The condition that a host ``h`` with its statistics ``s`` is open, up, and was heard of lately."""
 LOCKED_CENTICORES = """coalesce((
         SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
-"""How many centicores of a host ``h`` are locked on its RQD: for frames it has so many fewer."""
+"""The centicores of a host ``h`` that are locked on its RQD: frames have so many fewer."""
 HELD = """
     SELECT hold.pk_host, hold.pk_layer,
            json_build_array(hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
@@ -37,18 +37,18 @@ HELD = """
     FROM opencue_sched_hold hold JOIN layer USING (pk_layer) JOIN job ON job.pk_job = hold.pk_job
     WHERE hold.until > clock_timestamp()
 """
-"""The holds that count, to be joined with hosts: ``hold`` are the fields of Hold."""
+"""The reservations that count, to be joined with hosts: ``hold`` has the fields of Reservation."""
 HOLD_COLUMNS = "held.pk_layer AS hold_layer, held.hold"
-"""Of HELD as ``held``: what hold_of reads."""
+"""The columns that reservation_of reads, where HELD is joined as ``held``."""
 
 
-def hold_of(row: Row[Any]) -> Hold | None:
-    """The hold of a row with HOLD_COLUMNS."""
-    return None if row.hold is None else Hold(*row.hold)
+def reservation_of(row: Row[Any]) -> Reservation | None:
+    """The reservation in a row with HOLD_COLUMNS."""
+    return None if row.hold is None else Reservation(*row.hold)
 
 
 # Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
-# lock, but nobody else could keep the promises.
+# lock, but nobody else could do the task.
 _BEGIN = text(
     f"""
     SELECT set_config('statement_timeout', '20s', true), set_config('lock_timeout', '1s', true),
@@ -62,17 +62,18 @@ _BEGIN = text(
 )
 
 
-def begin_duty(connection: Connection, role: str) -> Row[Any] | None:
+def begin_task(connection: Connection, role: str) -> Row[Any] | None:
     """Begin the task's transaction; None when another process is in one.
 
-    The database's clock in epoch seconds (``now``), the ``fence`` of the leader elected last of this ``role``, as
-    fences.py names it, if any, and whether there is anything to do (``needed``): in any facility a host is held, a
-    layer owes time, or a frame waits that may be booked.
+    The row has the database's clock in epoch seconds (``now``), the ``fence`` of the leader elected last of this
+    ``role``, as fences.py names it, if any, and whether there is anything to do (``needed``): in any facility a host is
+    reserved, a layer has blocked seconds, or a frame waits that may be booked.
     """
     row = connection.execute(_BEGIN, {"key": _LOCK_KEY, "role": role}).one()
     return row if row.mine else None
 
 
+# Hosts that take frames now and have one of these tags, by what they are when idle: one of each kind, and their number.
 _HOST_KINDS = text(
     f"""
     SELECT min(h.pk_host) AS pk_host, count(*) AS hosts
@@ -89,10 +90,12 @@ _HOST_KINDS = text(
     """  # noqa: S608 - only our own constant
 )
 
+# Which of these layers wait, for how long each has been blocked, and whether a frame of it was placed since that was
+# written.
 _LAYERS = text(
     """
     SELECT l.pk_layer, l.pk_job, l.str_name, ls.int_waiting_count AS waiting,
-           coalesce(r.int_priority, 0) AS priority, coalesce(blocked.seconds, 0) AS debt,
+           coalesce(r.int_priority, 0) AS priority, coalesce(blocked.seconds, 0) AS blocked_seconds,
            CAST(extract(epoch FROM clock_timestamp() - coalesce(blocked.seen, clock_timestamp())) AS double precision)
                AS elapsed,
            blocked.waiting > ls.int_waiting_count
@@ -103,7 +106,8 @@ _LAYERS = text(
     """
 )
 
-# Of a layer that many hosts could take, some that its id draws among them: the best of these is about as good.
+# Hosts that are not reserved and could take a layer's frames when idle. Where these are many, some that the layer's id
+# draws among them: the best of these is about as good.
 _CANDIDATES = text(
     f"""
     SELECT asked.layer_id, host.pk_host
@@ -126,6 +130,7 @@ _CANDIDATES = text(
     """  # noqa: S608 - only our own constant
 )
 
+# What runs on these hosts, and when it is expected to end.
 _RUNS = text(
     """
     SELECT p.pk_host, p.int_cores_reserved AS centicores, p.int_mem_reserved AS memory_kb, p.int_gpus_reserved AS gpus,
@@ -137,6 +142,7 @@ _RUNS = text(
     """
 )
 
+# The hosts that are reserved, whatever the reservation is worth by now, and hosts that are gone.
 _HOLDS = text(
     """
     SELECT hold.pk_host
@@ -148,17 +154,17 @@ _HOLDS = text(
 
 # What the task writes.
 
-_WRITE_DEBTS = text(
+_WRITE_BLOCKED = text(
     """
     INSERT INTO opencue_sched_blocked AS blocked (pk_layer, seconds, waiting, seen)
-    SELECT debt.pk_layer, debt.seconds, debt.waiting, clock_timestamp()
+    SELECT found.pk_layer, found.seconds, found.waiting, clock_timestamp()
     FROM unnest(CAST(:layers AS varchar[]), CAST(:seconds AS double precision[]), CAST(:waiting AS int[]))
-         AS debt(pk_layer, seconds, waiting)
+         AS found(pk_layer, seconds, waiting)
     ON CONFLICT (pk_layer) DO UPDATE
     SET seconds = excluded.seconds, waiting = excluded.waiting, seen = excluded.seen
     """
 )
-_FORGET_DEBTS = text(
+_FORGET_BLOCKED = text(
     """
     DELETE FROM opencue_sched_blocked blocked
     WHERE blocked.pk_layer <> ALL(CAST(:layers AS varchar[]))
@@ -168,7 +174,7 @@ _FORGET_DEBTS = text(
       ))
     """
 )
-# A hold that a booking is about to delete is locked by it: left alone.
+# A reservation that a booking is about to delete is locked by it: it is left to the booking.
 _END = text(
     """
     DELETE FROM opencue_sched_hold WHERE pk_host IN (
@@ -208,14 +214,14 @@ _GRANT = text(
 def fetch_host_kinds(
     connection: Connection, facilities: Sequence[str] | None, tags: Collection[str], staleness: float
 ) -> dict[str, int]:
-    """The hosts that take frames now and carry one of the tags, by what they are when idle and which of the ``tags``
-    they have: the id of one of each kind, and how many there are."""
+    """The kinds of hosts that take frames now and carry one of the tags: the id of one host of each kind, and how many
+    there are. Hosts of one kind are alike when idle and have the same of the ``tags``."""
     parameters = {"facilities": facilities, "tags": sorted(tags), "staleness": staleness}
     return {row.pk_host: row.hosts for row in connection.execute(_HOST_KINDS, parameters)}
 
 
 def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """Layers that wait, with their ``debt`` in seconds, the seconds ``elapsed`` since it was written, and whether any
+    """Layers that wait, with their ``blocked_seconds``, the seconds ``elapsed`` since these were written, and whether a
     frame was ``placed`` since then (None, as ``elapsed`` 0, the first time)."""
     return connection.execute(_LAYERS, {"layers": sorted(layer_ids)}).all()
 
@@ -223,7 +229,7 @@ def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence
 def fetch_candidates(
     connection: Connection, asked: Sequence[Mapping[str, Any]], staleness: float, *, most: int
 ) -> dict[str, list[str]]:
-    """Layer id -> ids of hosts without a hold that may take its frames when idle, at most ``most`` of each.
+    """Layer id -> ids of at most ``most`` hosts that are not reserved and may take its frames when idle.
 
     ``asked`` names ``layer_id``, ``facility_id`` and the ``tags`` and ``alloc_ids`` of which hosts have one; they have
     at least so many ``cores``, ``memory_kb`` and ``gpus``.
@@ -239,41 +245,42 @@ def fetch_runs(connection: Connection, host_ids: Collection[str]) -> Sequence[Ro
     return connection.execute(_RUNS, {"hosts": sorted(host_ids)}).all()
 
 
-def held_hosts(connection: Connection, facilities: Sequence[str] | None) -> frozenset[str]:
-    """The ids of the hosts with a hold, whatever it is worth by now, also of hosts that are gone."""
+def reserved_hosts(connection: Connection, facilities: Sequence[str] | None) -> frozenset[str]:
+    """The ids of the reserved hosts, whatever the reservation is worth by now, also of hosts that are gone."""
     return frozenset(connection.execute(_HOLDS, {"facilities": facilities}).scalars())
 
 
-def write_debts(
-    connection: Connection, debts: Mapping[str, tuple[float, int]], facilities: Sequence[str] | None
+def write_blocked(
+    connection: Connection, blocked: Mapping[str, tuple[float, int]], facilities: Sequence[str] | None
 ) -> None:
-    """Write what layers owe, and how many of their frames wait, by id. Any other layer owes nothing."""
-    layers = sorted(debts)
-    connection.execute(_FORGET_DEBTS, {"layers": layers, "facilities": facilities})
+    """Write for how many seconds layers have been blocked, and how many of their frames wait, by id. What is known of
+    any other layer is forgotten."""
+    layers = sorted(blocked)
+    connection.execute(_FORGET_BLOCKED, {"layers": layers, "facilities": facilities})
     parameters = {
         "layers": layers,
-        "seconds": [debts[layer][0] for layer in layers],
-        "waiting": [debts[layer][1] for layer in layers],
+        "seconds": [blocked[layer][0] for layer in layers],
+        "waiting": [blocked[layer][1] for layer in layers],
     }
-    if debts:
-        connection.execute(_WRITE_DEBTS, parameters)
+    if blocked:
+        connection.execute(_WRITE_BLOCKED, parameters)
 
 
-def end_holds(connection: Connection, host_ids: Collection[str]) -> frozenset[str]:
-    """End the holds of these hosts; the ids of those that were there and that no booking is about to use."""
+def end_reservations(connection: Connection, host_ids: Collection[str]) -> frozenset[str]:
+    """Reserve these hosts no more. Returns those that were reserved and that no booking is about to use."""
     return frozenset(connection.execute(_END, {"hosts": sorted(host_ids)}).scalars())
 
 
-def renew_holds(connection: Connection, holds: Mapping[str, Hold]) -> None:
-    """Write ``until`` and ``free_at`` of these holds, by host id, as far as they are still there."""
-    connection.execute(_RENEW, _parameters(holds))
+def renew_reservations(connection: Connection, reservations: Mapping[str, Reservation]) -> None:
+    """Write ``until`` and ``free_at`` of these reservations, by host id, as far as they are still there."""
+    connection.execute(_RENEW, _parameters(reservations))
 
 
-def grant_holds(connection: Connection, holds: Mapping[str, Hold]) -> frozenset[str]:
-    """Hold these hosts, by id; the ids of those that nobody had locked, and nobody held. They stay locked."""
-    return frozenset(connection.execute(_GRANT, _parameters(holds)).scalars())
+def grant_reservations(connection: Connection, reservations: Mapping[str, Reservation]) -> frozenset[str]:
+    """Reserve these hosts, by id. Returns those that were neither locked nor reserved; they stay locked."""
+    return frozenset(connection.execute(_GRANT, _parameters(reservations)).scalars())
 
 
-def _parameters(holds: Mapping[str, Hold]) -> dict[str, Any]:
-    rows = [{"host": host, **asdict(hold)} for host, hold in holds.items()]
-    return {"hosts": list(holds), "holds": json.dumps(rows)}
+def _parameters(reservations: Mapping[str, Reservation]) -> dict[str, Any]:
+    rows = [{"host": host_id, **asdict(reservation)} for host_id, reservation in reservations.items()]
+    return {"hosts": list(reservations), "holds": json.dumps(rows)}

@@ -1,4 +1,4 @@
-"""A farm whose wide layer waits beside narrow ones, and what the duty has promised it."""
+"""A farm whose wide layer waits beside narrow ones, and the hosts that are reserved for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.reservations import PromiseReport, keep_promises
+from opencue_sched.dispatch.reservations import ReservationReport, keep_reservations
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.settings import Settings
@@ -22,10 +22,10 @@ def with_queue(settings: Settings, **queue: Any) -> Settings:
     return settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
 
 
-def duty(engine: Engine, settings: Settings, **leader: Any) -> PromiseReport:
+def duty(engine: Engine, settings: Settings, **leader: Any) -> ReservationReport:
     with engine.connect() as connection:
         facts = check_schema(connection)
-    return keep_promises(engine, settings, facts, lambda _: live_use(engine), **leader)
+    return keep_reservations(engine, settings, facts, lambda _: live_use(engine), **leader)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class WideFarm:
             layer=layer,
         )
 
-    def keep(self, **leader: Any) -> PromiseReport:
+    def keep(self, **leader: Any) -> ReservationReport:
         return duty(self.engine, self.settings, **leader)
 
     def blocked(self, seconds: float, layer: str | None = None) -> None:
@@ -117,17 +117,17 @@ class WideFarm:
             layer=layer or self.wide,
         )
 
-    def asks(self) -> PromiseReport:
-        """The layer has been blocked for the block time, and the duty sees it."""
+    def asks(self) -> ReservationReport:
+        """The layer has been blocked for the block time, and the reservation task sees it."""
         self.blocked(self.settings.queue.reservation_block_time)
         return self.keep()
 
-    def debt(self, layer: str | None = None) -> float | None:
+    def blocked_seconds(self, layer: str | None = None) -> float | None:
         rows = self.rows("SELECT seconds FROM opencue_sched_blocked WHERE pk_layer = :layer", layer=layer or self.wide)
         return rows[0].seconds if rows else None
 
     def holds(self) -> dict[str, Any]:
-        """The rows of holds by host, with how many seconds they live and until the host is free."""
+        """The rows of reservations by host, with how many seconds they live and until the host is free."""
         found = self.rows(
             """
             SELECT *, extract(epoch FROM until - clock_timestamp()) AS lives,

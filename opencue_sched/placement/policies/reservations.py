@@ -1,9 +1,10 @@
 """Reservations with backfill: hosts drain for frames too wide to start beside a stream of narrow ones.
 
 A layer is *wide* where one of its frames needs at least half of the largest host that could ever take it, in cores,
-memory or GPUs. Its *debt* is how long it has waited with nothing placed although every cap would let it run. One that
-owes more than the block time asks for a host. The task (dispatch/reservations.py) grants it as a ``Hold``; the plan
-here, and the commit under the host's lock, keep everybody else from the host but for the backfill rule.
+memory or GPUs. Its *blocked seconds* are how long it has waited with nothing placed although every cap would let it
+run. A layer that has been blocked for longer than the block time is due a host. The reservation task
+(dispatch/reservations.py) reserves it (``Reservation``); the plan here, and the commit under the host's lock, keep
+other layers from the reserved host but for the backfill rule.
 
 Times are epoch seconds of the database's clock.
 """
@@ -18,61 +19,67 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from opencue_sched.domain.frame_needs import Demand
-from opencue_sched.domain.hosts import Hold, Host, Resources
+from opencue_sched.domain.hosts import Host, Reservation, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Admission, Refusal
 
 MOST_LAYERS = 8
-"""Layers of the farm that hosts are held for at once. Drained cores are idle, so the bounds come first."""
+"""How many layers of the farm have reserved hosts at once, at most: drained cores are idle."""
 MOST_HOSTS_OF_A_LAYER = 4
-"""A layer gets one host for each block time that it owes, and no more than these."""
-HOLD_SECONDS = 600.0
-"""A hold lives so long after its last renewal: longer than any change of leaders."""
+"""How many hosts are reserved for one layer at most; it gets one for each block time for which it was blocked."""
+RESERVATION_SECONDS = 600.0
+"""Life of a reservation after its last renewal: longer than any change of leaders takes."""
 DRAW_SECONDS = 60.0
-"""Who is granted a host first is drawn anew each time this has passed."""
+"""Between two draws of the order in which layers are granted a host."""
 LONGEST_ELAPSED_SECONDS = 60.0
-"""What a layer owes for the time in which no task looked is bounded by this."""
+"""The most that is added to a layer's blocked seconds for a time in which no task looked."""
 
 
-# Everybody else: who may use a held host.
+# Who may use a reserved host.
 
 
-def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: float) -> bool:
-    """Whether a hold keeps a frame of ``layer`` off its host, which has so much idle.
+def against_reservation(reservation: Reservation | None, layer: Layer, idle_centicores: int, now: float) -> bool:
+    """Whether a reservation keeps a frame of ``layer`` off its host, which has so much idle.
 
-    The owner's layer always may use it. Others may where the host has drained, and only if they are expected to end
-    before the host is: an unknown end, of the frame or of the drain, is too late.
+    The layer that it is for may always use the host. Others may where the host has drained, and only if they are
+    expected to end before it is free: an unknown end, of the frame or of the drain, is too late.
     """
-    if hold is None or hold.layer_id == layer.id or hold.until <= now:
+    if reservation is None or reservation.layer_id == layer.id or reservation.until <= now:
         return False
-    if idle_centicores < hold.cores * CENTICORES_PER_CORE or hold.free_at is None or layer.run_seconds is None:
+    if idle_centicores < reservation.cores * CENTICORES_PER_CORE:
         return True
-    return now + layer.run_seconds >= hold.free_at
+    if reservation.free_at is None or layer.run_seconds is None:
+        return True
+    return now + layer.run_seconds >= reservation.free_at
 
 
 def reservations(now: float) -> Admission:
-    """The firm admission that keeps held hosts for their owners, for a pass at ``now``."""
+    """The firm admission that keeps reserved hosts for their layers, for a pass at ``now``."""
 
     def admission(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
-        hold = host.hold
-        if hold is None or not against_hold(hold, layer, host.idle_centicores, now):
+        reservation = host.reservation
+        if reservation is None or not against_reservation(reservation, layer, host.idle_centicores, now):
             return None
-        owner = hold.owner or f"layer {hold.layer_id}"
-        kept = f"host {host.name} is kept for a wide frame of {owner}, {_expected(hold.free_at, now)}"
+        owner = reservation.owner or f"layer {reservation.layer_id}"
+        kept = f"host {host.name} is kept for a wide frame of {owner}, {_expected(reservation.free_at, now)}"
         return Refusal(Verdict.HELD, f"{kept}; only frames that end before use it")
 
     return admission
 
 
 def draining(hosts: Iterable[Host], now: float) -> Refusal | None:
-    """What the owner is told when nothing fits: which of the hosts held for it is the first to drain; None if none
-    does."""
-    mine = [(_late(it.hold.free_at), it.name) for it in hosts if it.hold is not None and it.hold.until > now]
-    if not mine:
+    """The verdict on a layer for which nothing fits while some of ``hosts`` are reserved for it: it names the host that
+    will have drained first. None without such a host."""
+    drains = [
+        (_late(host.reservation.free_at), host.name)
+        for host in hosts
+        if host.reservation is not None and host.reservation.until > now
+    ]
+    if not drains:
         return None
-    free_at, name = min(mine)
+    free_at, name = min(drains)
     return Refusal(Verdict.DRAINING, f"host {name} drains for it, {_expected(free_at, now)}")
 
 
@@ -82,19 +89,20 @@ def _expected(free_at: float | None, now: float) -> str:
     return "expected free now" if free_at <= now else f"expected free in {duration_text(free_at - now)}"
 
 
-# Who asks.
+# Which layers are due a host.
 
 
-class Asked(NamedTuple):
-    """A layer that waits, with what it owes, and how many hosts could ever take one of its frames. A layer that a cap
-    keeps waiting has a demand of no allocation."""
+class WideLayer(NamedTuple):
+    """A wide layer that waits."""
 
     layer_id: str
     job_id: str
     priority: int
     demand: Demand
-    debt_seconds: float
+    """Has no allocation while a cap keeps the layer waiting."""
+    blocked_seconds: float
     hosts: int
+    """How many hosts could ever take one of its frames."""
 
 
 def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> int:
@@ -104,8 +112,9 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> 
     """
 
     def able(memory_kb: int = 0, gpus: int = 0) -> Iterator[tuple[Host, int, Resources]]:
-        larger = (it for it in kinds if it[0].total_memory_kb >= memory_kb and it[0].total_gpus >= gpus)
-        return ((host, hosts, need) for host, hosts in larger if (need := demand.need_on(host)))
+        for host, hosts in kinds:
+            if host.total_memory_kb >= memory_kb and host.total_gpus >= gpus and (need := demand.need_on(host)):
+                yield host, hosts, need
 
     # Most layers are narrow, which the first hosts tell; only for a wide one is every host looked at.
     first = next(able(), None)
@@ -121,10 +130,10 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> 
     return 0 if narrow else sum(hosts for _, hosts, _ in able())
 
 
-def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
-    """The debt of a layer, ``elapsed`` seconds after it was ``seconds``.
+def blocked_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
+    """The blocked seconds of a layer, ``elapsed`` seconds after they were ``seconds``.
 
-    It grows while the layer waits with nothing placed, halves when something was, and stays while a cap keeps the layer
+    They grow while the layer waits with nothing placed, halve when something was, and stay while a cap keeps the layer
     waiting: demand that cannot run is no demand. Bounded by what gets a layer all hosts it may have.
     """
     if placed:
@@ -139,17 +148,20 @@ def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, b
 
 
 class RunningFrame(NamedTuple):
-    """What a frame on a host gives back when it ends, and when that is expected; None: nobody knows. Centicores, KB."""
+    """What a frame on a host gives back when it ends. Centicores, KB."""
 
     ends_at: float | None
+    """When that is expected; None while no frame of its layer has succeeded, which would tell."""
     centicores: int
     memory_kb: int
     gpus: int
 
 
 def free_at(host: Host, runs: Iterable[RunningFrame], need: Resources, now: float) -> float | None:
-    """When the host, with what runs on it, is expected to have so much idle, if nothing new starts on it; None: nobody
-    knows. A frame that has run longer than expected is expected to end now."""
+    """The moment at which a host is expected to have ``need`` idle, if nothing new starts beside what ``runs`` there.
+
+    None where that cannot be known. A frame that has run longer than expected is expected to end now.
+    """
     left = (need.cores * CENTICORES_PER_CORE - host.idle_centicores, need.memory_kb - host.idle_memory_kb)
     missing = [*left, need.gpus - host.idle_gpus]
     at = now
@@ -163,69 +175,78 @@ def free_at(host: Host, runs: Iterable[RunningFrame], need: Resources, now: floa
     return at if max(missing) <= 0 else None
 
 
-def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: float, now: float) -> list[Asked]:
-    """Those that may be granted another host, in the order of the draw.
+def due_a_host(
+    layers: Iterable[WideLayer], reservations: Collection[Reservation], *, block_seconds: float, now: float
+) -> list[WideLayer]:
+    """The layers that may be granted another host, in the order of the draw.
 
-    Within the bounds on layers of the farm and on hosts of a layer: one for each block time that it owes, none more
-    than frames that wait. The bound on the share of the hosts is ``grants``'. A layer that only one host could take has
-    no half of them.
+    A layer may have one host for each block time for which it was blocked, but no more than frames that wait, and no
+    more than MOST_HOSTS_OF_A_LAYER; and no more than MOST_LAYERS have any. ``grants`` bounds the share of the hosts. A
+    layer whose frames only one host could take gets none: there is no half of one host.
     """
-    held = Counter(hold.layer_id for hold in holds)
-    free = MOST_LAYERS - len(held)
+    reserved = Counter(reservation.layer_id for reservation in reservations)
+    free = MOST_LAYERS - len(reserved)
     epoch = int(now // DRAW_SECONDS)
-    asking = []
-    for it in sorted(asked, key=lambda it: (-_drawn(it, epoch), it.layer_id)):
-        owed = min(int(it.debt_seconds / block_seconds), it.demand.frames, MOST_HOSTS_OF_A_LAYER)
-        if it.hosts < 2 or held[it.layer_id] >= owed:
+    due = []
+    for layer in sorted(layers, key=lambda layer: (-_drawn(layer, epoch), layer.layer_id)):
+        most = min(int(layer.blocked_seconds / block_seconds), layer.demand.frames, MOST_HOSTS_OF_A_LAYER)
+        if layer.hosts < 2 or reserved[layer.layer_id] >= most:
             continue
-        if not held[it.layer_id]:
+        if not reserved[layer.layer_id]:
             if free <= 0:
                 continue
             free -= 1
-        asking.append(it)
-    return asking
+        due.append(layer)
+    return due
 
 
-def _drawn(asked: Asked, epoch: int) -> float:
-    """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
-    (Efraimidis and Spirakis). The same for every process."""
-    chance = 1 - random.Random(f"{asked.job_id} {epoch}").random()
-    return math.log(chance) / max(asked.priority, 1)  # the logarithm keeps the order, and does not round to 1
+def _drawn(layer: WideLayer, epoch: int) -> float:
+    """The rank of a layer's job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow
+    priority (Efraimidis and Spirakis). The same for every process."""
+    chance = 1 - random.Random(f"{layer.job_id} {epoch}").random()
+    return math.log(chance) / max(layer.priority, 1)  # the logarithm keeps the order, and does not round to 1
 
 
 def grants(
-    asking: Sequence[Asked],
-    held: Iterable[Host],
+    due: Sequence[WideLayer],
+    reserved: Iterable[Host],
     candidates: Mapping[str, Sequence[Host]],
     runs: Mapping[str, Sequence[RunningFrame]],
     *,
     now: float,
-) -> dict[str, Hold]:
-    """One more host for each of those ``asking`` (see ``who_asks``), by its id: of the candidates, by layer id, the one
-    that is expected to be free first. ``runs``: what runs on them, by host id.
+) -> dict[str, Reservation]:
+    """Reserve one more host for each layer that is ``due`` one: host id -> reservation.
 
-    At most half of the hosts that could take a layer's frames are held, for whomever. ``held`` are the hosts with a
-    hold.
+    Of the layer's ``candidates`` (by layer id) it is the host that is expected to be free first; ``runs`` is what runs
+    on them, by host id. At most half of the hosts that could take a layer's frames are reserved, for whatever layers:
+    ``reserved`` are those that are already.
     """
-    granted: dict[str, Hold] = {}
-    taken = {host.id: host for host in held}
-    for it in asking:
-        demand = it.demand
+    granted: dict[str, Reservation] = {}
+    taken = {host.id: host for host in reserved}
+    for layer in due:
+        demand = layer.demand
         able = sum(demand.need_on(host) is not None for host in taken.values())
-        if 2 * (able + 1) > it.hosts:
+        if 2 * (able + 1) > layer.hosts:
             continue
         options = []
-        for host in candidates.get(it.layer_id, ()):
+        for host in candidates.get(layer.layer_id, ()):
             need = demand.need_on(host)
             if need is not None and host.id not in taken:
                 expected = free_at(host, runs.get(host.id, ()), need, now)
-                held_for = it.layer_id, it.job_id, need.cores, need.memory_kb, need.gpus
-                hold = Hold(*held_for, until=now + HOLD_SECONDS, free_at=expected)
-                # Of hosts of which nobody knows it, the one that has most of the cores already.
-                options.append((_late(expected), need.cores - host.idle_cores, host.id, host, hold))
+                reservation = Reservation(
+                    layer.layer_id,
+                    layer.job_id,
+                    need.cores,
+                    need.memory_kb,
+                    need.gpus,
+                    until=now + RESERVATION_SECONDS,
+                    free_at=expected,
+                )
+                # Among hosts of which that is not known, the one that has most of the cores idle already.
+                options.append((_late(expected), need.cores - host.idle_cores, host.id, host, reservation))
         if options:
-            *_, host, hold = min(options, key=itemgetter(0, 1, 2))
-            taken[host.id], granted[host.id] = host, hold
+            *_, host, reservation = min(options, key=itemgetter(0, 1, 2))
+            taken[host.id], granted[host.id] = host, reservation
     return granted
 
 
@@ -233,15 +254,19 @@ def _late(free_at: float | None) -> float:
     return math.inf if free_at is None else free_at
 
 
-def ended(holds: Iterable[Host], demands: Mapping[str, Demand]) -> set[str]:
-    """The ids of the hosts whose hold has no demand any more: ``demands`` by layer id.
+def ended(reserved: Iterable[Host], demands: Mapping[str, Demand]) -> set[str]:
+    """The ids of the ``reserved`` hosts that nothing asks for any more: ``demands`` by layer id.
 
     The layer no longer waits, may not run or is not wide, the host cannot take its frames, or the layer has more hosts
     than waiting frames; then those that are free last are given up.
     """
+
+    def free_first(host: Host) -> tuple[float, str]:
+        return _late(host.reservation.free_at if host.reservation else None), host.id
+
     gone, kept = set[str](), Counter[str]()
-    for host in sorted(holds, key=lambda host: (_late(host.hold.free_at if host.hold else None), host.id)):
-        layer_id = host.hold.layer_id if host.hold else ""
+    for host in sorted(reserved, key=free_first):
+        layer_id = host.reservation.layer_id if host.reservation else ""
         demand = demands.get(layer_id)
         if demand is None or kept[layer_id] >= demand.frames or demand.need_on(host) is None:
             gone.add(host.id)

@@ -16,7 +16,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
-from opencue_sched.store.reservations import begin_duty
+from opencue_sched.store.reservations import begin_task
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from tests.kit.gathering import with_bookable_work
 
@@ -129,7 +129,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         asleep = [cluster for cluster in clusters if cluster not in awake]
         missed = with_bookable_work(connection, asleep, facts)
         work = fetch_waiting_work(connection, None, facts)
-        duty = begin_duty(connection, "")
+        duty = begin_task(connection, "")
 
         transaction.rollback()
     assert not missed

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.hosts import Hold, Resources
+from opencue_sched.domain.hosts import Reservation, Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.errors import HostHeld
 from opencue_sched.settings import Settings
@@ -39,18 +39,18 @@ def planned(
     """Frames of the layer on the first host, in a plan that knows of no hold."""
     with farm.engine.connect() as connection:
         jobs = waiting_jobs(connection)
-        host = replace(hosts_of(connection)[0], hold=None)
+        host = replace(hosts_of(connection)[0], reservation=None)
     assert host.id == farm.hosts[0]
     ((job, wanted),) = ((job, it) for job in jobs for it in job.layers if it.id == layer)
     wanted = replace(wanted, run_seconds=run_seconds)
     return [proc_of(job, wanted, number, host, Resources(cores, KB_PER_GB)) for number in range(frames)]
 
 
-def hold_for(farm: WideFarm) -> Hold:
+def hold_for(farm: WideFarm) -> Reservation:
     with farm.engine.connect() as connection:
-        begun = store.begin_duty(connection, "")
+        begun = store.begin_task(connection, "")
     assert begun is not None
-    return Hold(farm.wide, farm.job, 12, KB_PER_GB, 0, begun.now + 600, begun.now)
+    return Reservation(farm.wide, farm.job, 12, KB_PER_GB, 0, begun.now + 600, begun.now)
 
 
 def test_a_booking_against_a_hold_is_lost(farm: WideFarm, settings: Settings) -> None:
@@ -121,9 +121,9 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
         booking.lock_frames(books, planned(farm, farm.narrow), facts)
         assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is None
         with farm.engine.begin() as grants:
-            assert store.grant_holds(grants, {first: hold}) == frozenset()
+            assert store.grant_reservations(grants, {first: hold}) == frozenset()
     with farm.engine.begin() as grants:
-        assert store.grant_holds(grants, {first: hold}) == {first}
+        assert store.grant_reservations(grants, {first: hold}) == {first}
         with farm.engine.begin() as books:
             with pytest.raises(OperationalError, match="lock timeout"):
                 booking.lock_hosts(books, [first], wait_seconds=0.01)

@@ -1,15 +1,15 @@
-"""The duty that keeps the promises: what it grants, renews and ends, and what becomes of it when it dies."""
+"""The reservation task: what it grants, renews and ends, and what becomes of it when it dies."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.reservations import keep_promises
+from opencue_sched.dispatch.reservations import keep_reservations
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
-from opencue_sched.placement.policies.reservations import HOLD_SECONDS, LONGEST_ELAPSED_SECONDS
+from opencue_sched.placement.policies.reservations import LONGEST_ELAPSED_SECONDS, RESERVATION_SECONDS
 from opencue_sched.settings import Settings
 from opencue_sched.store import reservations as store
 from opencue_sched.store.fences import PersistentFences
@@ -25,27 +25,27 @@ def farm(engine: Engine, settings: Settings) -> WideFarm:
     return WideFarm.made(engine, settings)
 
 
-def test_a_wide_layer_owes_what_it_waits_and_a_narrow_one_nothing(farm: WideFarm) -> None:
+def test_a_wide_layer_is_blocked_while_it_waits_and_a_narrow_one_never(farm: WideFarm) -> None:
     farm.keep()
-    assert farm.debt() == 0
-    assert farm.debt(farm.narrow) is None
+    assert farm.blocked_seconds() == 0
+    assert farm.blocked_seconds(farm.narrow) is None
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
     farm.keep()
-    assert 5 <= (farm.debt() or 0) < 5 + LONGEST_ELAPSED_SECONDS
+    assert 5 <= (farm.blocked_seconds() or 0) < 5 + LONGEST_ELAPSED_SECONDS
     farm.blocked(100)
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '1 hour'")
     farm.keep()
-    assert farm.debt() == 100 + LONGEST_ELAPSED_SECONDS, "no duty looked"
+    assert farm.blocked_seconds() == 100 + LONGEST_ELAPSED_SECONDS, "no task looked"
 
 
-def test_debt_halves_when_a_frame_was_placed_whether_or_not_it_runs_still(farm: WideFarm) -> None:
+def test_blocked_seconds_halve_when_a_frame_was_placed_whether_or_not_it_runs_still(farm: WideFarm) -> None:
     farm.blocked(100)
     farm.drained(farm.hosts[0])
     (frame,) = farm.rows("SELECT pk_frame FROM frame WHERE pk_layer = :layer LIMIT 1", layer=farm.wide)
     farm.fill(farm.hosts[0], [frame.pk_frame], cores=12)
     farm.drained(farm.hosts[0])
     farm.keep()
-    assert farm.debt() == 50
+    assert farm.blocked_seconds() == 50
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,21 @@ def test_debt_halves_when_a_frame_was_placed_whether_or_not_it_runs_still(farm: 
         "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES ('x', :wide, 'full')",
     ],
 )
-def test_demand_that_a_cap_keeps_waiting_owes_no_more_and_loses_its_host(farm: WideFarm, statement: str) -> None:
+def test_demand_that_a_cap_keeps_waiting_is_blocked_no_longer_and_loses_its_host(
+    farm: WideFarm, statement: str
+) -> None:
     farm.asks()
     assert farm.holds()
     farm.execute(statement, job=farm.job, wide=farm.wide)
-    before = farm.debt()
+    before = farm.blocked_seconds()
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
     farm.keep()
-    assert farm.debt() == before
+    assert farm.blocked_seconds() == before
     assert not farm.holds()
 
 
 @pytest.mark.parametrize(
-    ("most", "terms", "owes"),
+    ("most", "terms", "drains"),
     [
         (4, "", False),
         (5, "", True),
@@ -80,7 +82,7 @@ def test_demand_that_a_cap_keeps_waiting_owes_no_more_and_loses_its_host(farm: W
         (5, "ts_reported = now() - interval '1 hour', int_report_ttl = 60", True),
     ],
 )
-def test_no_host_drains_for_a_layer_that_can_get_no_seat(farm: WideFarm, most: int, terms: str, owes: bool) -> None:
+def test_no_host_drains_for_a_layer_that_can_get_no_seat(farm: WideFarm, most: int, terms: str, drains: bool) -> None:
     # Given a limit that all four hosts hold, and by a licence server's report an artist's machine
     with farm.engine.begin() as connection:
         if terms and not has_types(connection):
@@ -99,7 +101,7 @@ def test_no_host_drains_for_a_layer_that_can_get_no_seat(farm: WideFarm, most: i
     )
     # when the wide layer under it has waited for long, then a host drains for it only where one more may hold it
     farm.asks()
-    assert bool(farm.holds()) == owes
+    assert bool(farm.holds()) == drains
 
 
 def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_time(farm: WideFarm) -> None:
@@ -120,10 +122,10 @@ def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_
     hold = farm.holds()[farm.hosts[2]]
     assert (hold.pk_layer, hold.pk_job, hold.cores, hold.gpus) == (farm.wide, farm.job, 12, 0)
     assert 360 < hold.free_in <= 420
-    assert HOLD_SECONDS - 60 < hold.lives <= HOLD_SECONDS
+    assert RESERVATION_SECONDS - 60 < hold.lives <= RESERVATION_SECONDS
 
 
-def test_no_host_drains_for_a_second_frame_before_the_layer_owes_another_block_time(farm: WideFarm) -> None:
+def test_no_host_drains_for_a_second_frame_before_another_block_time_has_passed(farm: WideFarm) -> None:
     farm.asks()
     farm.keep()
     assert len(farm.holds()) == 1
@@ -141,10 +143,10 @@ def test_one_host_alone_is_never_held(engine: Engine, settings: Settings) -> Non
     assert not farm.holds()
 
 
-def test_whoever_reads_hosts_sees_who_is_promised_what(farm: WideFarm) -> None:
+def test_who_reads_hosts_sees_for_which_layers_they_are_reserved(farm: WideFarm) -> None:
     (held,) = farm.asks().granted
     with farm.engine.connect() as connection:
-        hosts = {host.id: host.hold for host in fetch_hosts_by_id(connection, farm.hosts, 3600)}
+        hosts = {host.id: host.reservation for host in fetch_hosts_by_id(connection, farm.hosts, 3600)}
     hold = hosts.pop(held)
     assert hold is not None
     assert (hold.layer_id, hold.cores, hold.owner) == (farm.wide, 12, "waits/wide")
@@ -158,7 +160,7 @@ def test_a_hold_is_renewed_with_what_is_expected_now(farm: WideFarm) -> None:
     farm.execute("UPDATE opencue_sched_hold SET until = until - interval '500 seconds'")
     report = farm.keep()
     assert report.renewed == {held}
-    assert HOLD_SECONDS - 60 < farm.holds()[held].lives <= HOLD_SECONDS
+    assert RESERVATION_SECONDS - 60 < farm.holds()[held].lives <= RESERVATION_SECONDS
     assert 480 < farm.holds()[held].free_in <= 540
 
 
@@ -189,7 +191,7 @@ def test_switched_off_it_grants_nothing_and_ends_what_there_is(farm: WideFarm) -
     farm.settings = with_queue(farm.settings, reservations=False)
     assert farm.keep().ended == {held}
     assert not farm.holds()
-    assert farm.debt() is None
+    assert farm.blocked_seconds() is None
     assert not farm.keep().changed
 
 
@@ -199,9 +201,9 @@ def test_a_deleted_job_leaves_nothing_and_its_rows_can_be_deleted(farm: WideFarm
     farm.execute("DELETE FROM layer WHERE pk_layer = :wide", wide=farm.wide)
     with farm.engine.connect() as connection:
         (host,) = fetch_hosts_by_id(connection, [held], 3600)
-    assert host.hold is None, "at once"
+    assert host.reservation is None, "at once"
     assert farm.keep().ended == {held}
-    assert farm.debt() is None
+    assert farm.blocked_seconds() is None
 
 
 def test_a_locked_host_is_not_waited_for_and_not_held(farm: WideFarm) -> None:
@@ -220,14 +222,14 @@ def test_a_hold_that_a_booking_is_about_to_use_is_left_alone(farm: WideFarm) -> 
         assert not farm.keep().ended
 
 
-def test_two_processes_do_not_both_keep_the_promises(farm: WideFarm) -> None:
+def test_two_processes_do_not_both_do_the_reservation_task(farm: WideFarm) -> None:
     with farm.engine.begin() as other:
-        assert store.begin_duty(other, "") is not None
+        assert store.begin_task(other, "") is not None
         assert not farm.keep().kept
     assert farm.keep().kept
 
 
-def test_the_duty_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
+def test_the_task_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
     fences = PersistentFences(farm.engine)
     fences.claim("cue:beat", 7)
     farm.keep(role="cue:beat", fence=7)
@@ -246,22 +248,22 @@ def test_where_nothing_waits_or_is_held_it_asks_for_just_that(engine: Engine, se
     with engine.connect() as connection:
         facts = check_schema(connection)
     with counted_statements(engine) as statements:
-        keep_promises(engine, settings, facts, lambda _: live_use(engine))
+        keep_reservations(engine, settings, facts, lambda _: live_use(engine))
     assert len(statements) == 1, statements
 
 
-def test_where_nothing_waits_any_more_holds_end_and_debts_are_forgotten(farm: WideFarm) -> None:
+def test_where_nothing_waits_any_more_reservations_end_and_blocked_seconds_are_forgotten(farm: WideFarm) -> None:
     farm.asks()
     held = frozenset(farm.holds())
     farm.execute("UPDATE layer_stat SET int_waiting_count = 0")
     assert held
     assert farm.keep().ended == held
-    assert farm.debt() is None
+    assert farm.blocked_seconds() is None
 
-    # and what is owed alone, with no host held
+    # and blocked seconds alone, with no host reserved
     farm.execute("INSERT INTO opencue_sched_blocked SELECT :wide, 100, 3, clock_timestamp()", wide=farm.wide)
     farm.keep()
-    assert farm.debt() is None
+    assert farm.blocked_seconds() is None
 
 
 def test_its_statements_do_not_grow_with_the_farm(engine: Engine, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.hosts import Hold, Host
+from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
@@ -921,8 +921,8 @@ def test_the_memory_bucket_width_is_the_setting(clock: Clock, divisor: str, firs
 
 
 def test_it_knows_which_hosts_drain_for_a_layer():
-    hold = Hold("wide", "job", 8, 0, 0, until=2000.0)
-    farm, clock = Farm(make_host("a", hold=hold), make_host("b"), make_host("c", hold=hold)), Clock()
+    hold = Reservation("wide", "job", 8, 0, 0, until=2000.0)
+    farm, clock = Farm(make_host("a", reservation=hold), make_host("b"), make_host("c", reservation=hold)), Clock()
     cache = make_cache(farm, clock)
 
     def draining() -> set[str]:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.frame_needs import Demand, Search, smallest_need
-from opencue_sched.domain.hosts import Hold, Host, Resources
+from opencue_sched.domain.hosts import Host, Reservation, Resources
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, RunningFrame
+from opencue_sched.placement.policies.reservations import RunningFrame, WideLayer
 from tests.kit.values import GIB, make_host, make_job, make_layer, make_policy, make_snapshot, plan
 from tests.unit.placement.frozen_pool import FrozenPool
 
@@ -20,8 +20,10 @@ NOW = 1_000_000.0
 BLOCK = 300.0
 
 
-def hold_of(layer: str = "wide", *, cores: int = 8, until: float = NOW + 60, free_at: float | None = NOW + 240) -> Hold:
-    return Hold(layer, "job-" + layer, cores, 0, 0, until, free_at)
+def reservation_of(
+    layer: str = "wide", *, cores: int = 8, until: float = NOW + 60, free_at: float | None = NOW + 240
+) -> Reservation:
+    return Reservation(layer, "job-" + layer, cores, 0, 0, until, free_at)
 
 
 def demand_of(*, cores: float = 8, waiting: int = 10, **needs) -> Demand:
@@ -30,12 +32,14 @@ def demand_of(*, cores: float = 8, waiting: int = 10, **needs) -> Demand:
     return Demand("fac", search, frozenset({"alloc"}), waiting)
 
 
-def asked_of(layer: str = "wide", *, priority: int = 100, debt: float = BLOCK, hosts: int = 100, **demand) -> Asked:
-    return Asked(layer, "job-" + layer, priority, demand_of(**demand), debt, hosts)
+def asked_of(
+    layer: str = "wide", *, priority: int = 100, blocked: float = BLOCK, hosts: int = 100, **demand
+) -> WideLayer:
+    return WideLayer(layer, "job-" + layer, priority, demand_of(**demand), blocked, hosts)
 
 
 def held(host: Host, layer: str = "other") -> Host:
-    return make_host(host.id, hold=hold_of(layer))
+    return make_host(host.id, reservation=reservation_of(layer))
 
 
 def admitted(host: Host, *, layer: str = "narrow", run_seconds: float | None = 60.0) -> Verdict | None:
@@ -44,8 +48,8 @@ def admitted(host: Host, *, layer: str = "narrow", run_seconds: float | None = 6
     return None if refusal is None else refusal.verdict
 
 
-def idle(cores: int, hold: Hold | None) -> Host:
-    return make_host("h1", cores=16, idle_centicores=cores * 100, hold=hold)
+def idle(cores: int, hold: Reservation | None) -> Host:
+    return make_host("h1", cores=16, idle_centicores=cores * 100, reservation=hold)
 
 
 # Who may use a held host.
@@ -56,12 +60,12 @@ def test_a_host_without_a_hold_takes_everybody():
 
 
 def test_the_owner_may_always_use_its_host():
-    assert admitted(idle(1, hold_of("wide")), layer="wide", run_seconds=None) is None
+    assert admitted(idle(1, reservation_of("wide")), layer="wide", run_seconds=None) is None
 
 
 def test_nobody_else_uses_a_host_that_has_not_drained():
-    assert admitted(idle(7, hold_of(cores=8))) is Verdict.HELD
-    assert admitted(idle(8, hold_of(cores=8))) is None
+    assert admitted(idle(7, reservation_of(cores=8))) is Verdict.HELD
+    assert admitted(idle(8, reservation_of(cores=8))) is None
 
 
 @pytest.mark.parametrize(
@@ -75,17 +79,17 @@ def test_nobody_else_uses_a_host_that_has_not_drained():
     ],
 )
 def test_others_use_a_drained_host_only_if_they_end_before_it_is_free(run_seconds, free_at, may):
-    verdict = admitted(idle(16, hold_of(cores=8, free_at=free_at)), run_seconds=run_seconds)
+    verdict = admitted(idle(16, reservation_of(cores=8, free_at=free_at)), run_seconds=run_seconds)
     assert verdict is (None if may else Verdict.HELD)
 
 
 def test_a_hold_that_ran_out_keeps_nobody_away():
-    assert admitted(idle(1, hold_of(until=NOW))) is None
+    assert admitted(idle(1, reservation_of(until=NOW))) is None
 
 
 def test_the_refusal_says_for_whom_and_how_long():
     narrow = make_layer("narrow", run_seconds=600.0)
-    host = idle(16, Hold("wide", "j", 8, 0, 0, NOW + 60, NOW + 240, "shot/comp"))
+    host = idle(16, Reservation("wide", "j", 8, 0, 0, NOW + 60, NOW + 240, "shot/comp"))
     refusal = policy.reservations(NOW)(make_job(), narrow, host, Resources(1, GIB))
     assert refusal is not None
     assert refusal.detail == (
@@ -94,12 +98,12 @@ def test_the_refusal_says_for_whom_and_how_long():
 
 
 def test_the_owner_is_told_which_host_drains_and_when_it_is_free():
-    soon, some_day = idle(3, hold_of("wide")), make_host("h2", hold=hold_of("wide", free_at=None))
+    soon, some_day = idle(3, reservation_of("wide")), make_host("h2", reservation=reservation_of("wide", free_at=None))
     told = Verdict.DRAINING, "host host-h1 drains for it, expected free in 4m"
     assert policy.draining([soon], NOW) == policy.draining([some_day, soon], NOW) == told
     told = policy.draining([some_day], NOW)
     assert told == (Verdict.DRAINING, "host host-h2 drains for it, when it is free is not known")
-    assert policy.draining([idle(3, hold_of("wide", until=NOW))], NOW) is None
+    assert policy.draining([idle(3, reservation_of("wide", until=NOW))], NOW) is None
 
 
 @given(
@@ -112,7 +116,7 @@ def test_the_owner_is_told_which_host_drains_and_when_it_is_free():
 )
 def test_a_held_host_is_used_by_the_backfill_rule_and_no_other(idle_cores, need, run, free_in, lives, owner):
     free_at = None if free_in is None else NOW + free_in
-    hold = hold_of("wide", cores=need, until=NOW + lives, free_at=free_at)
+    hold = reservation_of("wide", cores=need, until=NOW + lives, free_at=free_at)
     verdict = admitted(idle(idle_cores, hold), layer="wide" if owner else "narrow", run_seconds=run)
     backfills = idle_cores >= need and run is not None and free_at is not None and NOW + run < free_at
     assert (verdict is None) == (owner or hold.until <= NOW or backfills)
@@ -148,27 +152,29 @@ def test_only_hosts_that_could_ever_take_it_count():
     assert policy.hosts_of_a_wide_layer(demand_of(cores=8), []) == 0
 
 
-def test_debt_grows_while_nothing_is_placed_and_halves_when_something_is():
-    grown = policy.debt_after(100, 5, placed=False, may_run=True, block_seconds=BLOCK)
+def test_blocked_seconds_grow_while_nothing_is_placed_and_halve_when_something_is():
+    grown = policy.blocked_after(100, 5, placed=False, may_run=True, block_seconds=BLOCK)
     assert grown == 105
-    assert policy.debt_after(100, 5, placed=True, may_run=True, block_seconds=BLOCK) == 50
-    assert policy.debt_after(100, 5, placed=False, may_run=False, block_seconds=BLOCK) == 100, "a cap keeps it waiting"
+    assert policy.blocked_after(100, 5, placed=True, may_run=True, block_seconds=BLOCK) == 50
+    assert policy.blocked_after(100, 5, placed=False, may_run=False, block_seconds=BLOCK) == 100, (
+        "a cap keeps it waiting"
+    )
 
 
 @given(steps=st.lists(st.tuples(st.floats(-10, 1e6), st.booleans(), st.booleans())))
-def test_debt_is_bounded_and_an_absent_duty_counts_for_little(steps):
-    debt = 0.0
+def test_blocked_seconds_are_bounded_and_an_absent_task_counts_for_little(steps):
+    blocked = 0.0
     for elapsed, placed, may_run in steps:
-        before = debt
-        debt = policy.debt_after(debt, elapsed, placed=placed, may_run=may_run, block_seconds=BLOCK)
-        assert 0 <= debt <= policy.MOST_HOSTS_OF_A_LAYER * BLOCK
-        assert debt <= before + policy.LONGEST_ELAPSED_SECONDS
+        before = blocked
+        blocked = policy.blocked_after(blocked, elapsed, placed=placed, may_run=may_run, block_seconds=BLOCK)
+        assert 0 <= blocked <= policy.MOST_HOSTS_OF_A_LAYER * BLOCK
+        assert blocked <= before + policy.LONGEST_ELAPSED_SECONDS
 
 
-def test_a_layer_asks_when_its_debt_passes_the_block_time_once_more_for_each_and_never_beyond_its_frames():
-    def asks(debt: float, holds: int = 0, **demand) -> bool:
-        mine = [hold_of("wide")] * holds
-        return bool(policy.who_asks([asked_of(debt=debt, **demand)], mine, block_seconds=BLOCK, now=NOW))
+def test_a_layer_is_due_a_host_for_each_block_time_it_was_blocked_and_never_more_than_its_frames():
+    def asks(blocked: float, holds: int = 0, **demand) -> bool:
+        mine = [reservation_of("wide")] * holds
+        return bool(policy.due_a_host([asked_of(blocked=blocked, **demand)], mine, block_seconds=BLOCK, now=NOW))
 
     assert not asks(BLOCK - 1)
     assert asks(BLOCK)
@@ -185,19 +191,20 @@ def test_a_layer_asks_when_its_debt_passes_the_block_time_once_more_for_each_and
     now=st.floats(0, 1e9),
 )
 def test_never_more_than_eight_layers_of_the_farm(holders, askers, now):
-    holds = [hold_of(f"l{number}") for number in dict.fromkeys(holders)][: policy.MOST_LAYERS]
-    asked = [asked_of(f"l{number}", debt=debt) for number, debt in askers]
-    asking = policy.who_asks(asked, holds, block_seconds=BLOCK, now=now)
+    holds = [reservation_of(f"l{number}") for number in dict.fromkeys(holders)][: policy.MOST_LAYERS]
+    asked = [asked_of(f"l{number}", blocked=blocked) for number, blocked in askers]
+    asking = policy.due_a_host(asked, holds, block_seconds=BLOCK, now=now)
     layers = {hold.layer_id for hold in holds} | {it.layer_id for it in asking}
     assert len(layers) <= policy.MOST_LAYERS
-    assert asking == policy.who_asks(asked[::-1], holds, block_seconds=BLOCK, now=now), "the same for everybody"
+    assert asking == policy.due_a_host(asked[::-1], holds, block_seconds=BLOCK, now=now), "the same for everybody"
 
 
 def test_among_those_that_ask_chances_follow_priority():
     asked = [asked_of("low", priority=100), asked_of("high", priority=300)]
     epochs = range(2000)
     first = Counter(
-        policy.who_asks(asked, (), block_seconds=BLOCK, now=epoch * policy.DRAW_SECONDS)[0].layer_id for epoch in epochs
+        policy.due_a_host(asked, (), block_seconds=BLOCK, now=epoch * policy.DRAW_SECONDS)[0].layer_id
+        for epoch in epochs
     )
     assert 0.70 < first["high"] / len(epochs) < 0.80
 
@@ -215,8 +222,8 @@ def candidate(host_id: str, *runs: RunningFrame, **host) -> tuple[Host, tuple[Ru
 
 
 def granted(
-    *candidates: tuple[Host, tuple[RunningFrame, ...]], asked: Asked | None = None, hold: tuple[Host, ...] = ()
-) -> dict[str, Hold]:
+    *candidates: tuple[Host, tuple[RunningFrame, ...]], asked: WideLayer | None = None, hold: tuple[Host, ...] = ()
+) -> dict[str, Reservation]:
     asked, hosts = asked or asked_of(cores=8), [host for host, _ in candidates]
     runs = {host.id: those for host, those in candidates}
     return policy.grants([asked], hold, {asked.layer_id: hosts}, runs, now=NOW)
@@ -225,7 +232,9 @@ def granted(
 def test_the_host_that_is_expected_free_first_drains():
     soon = candidate("soon", run(100), run(50), run(500), run(900))
     late = candidate("late", run(10), run(300), run(400), run(400))
-    assert granted(late, soon) == {"soon": Hold("wide", "job-wide", 8, GIB, 0, NOW + policy.HOLD_SECONDS, NOW + 100)}
+    assert granted(late, soon) == {
+        "soon": Reservation("wide", "job-wide", 8, GIB, 0, NOW + policy.RESERVATION_SECONDS, NOW + 100)
+    }
 
 
 def test_a_frame_without_history_ends_late_and_one_that_is_overdue_now():
@@ -246,8 +255,10 @@ def test_a_held_host_or_one_that_could_never_take_the_frame_is_not_granted():
 
 
 def test_at_most_half_of_the_hosts_that_could_take_it_are_held():
-    others = [make_host(f"o{number}", cores=16, hold=hold_of("other")) for number in range(4)]
-    elsewhere = [make_host(f"e{number}", cores=16, tags=frozenset({"x"}), hold=hold_of("x")) for number in range(9)]
+    others = [make_host(f"o{number}", cores=16, reservation=reservation_of("other")) for number in range(4)]
+    elsewhere = [
+        make_host(f"e{number}", cores=16, tags=frozenset({"x"}), reservation=reservation_of("x")) for number in range(9)
+    ]
     assert granted(candidate("new"), asked=asked_of(cores=8, hosts=9), hold=(*others, *elsewhere)) == {}
     assert granted(candidate("new"), asked=asked_of(cores=8, hosts=10), hold=(*others, *elsewhere)) != {}
 
@@ -279,11 +290,14 @@ def test_a_host_is_free_when_enough_of_its_frames_have_ended(runs, idle_cores, n
 
 
 def test_a_hold_ends_when_its_demand_is_gone():
-    kept = [make_host(f"h{number}", cores=16, hold=hold_of("wide", free_at=NOW + number)) for number in range(3)]
+    kept = [
+        make_host(f"h{number}", cores=16, reservation=reservation_of("wide", free_at=NOW + number))
+        for number in range(3)
+    ]
     demands = {"wide": demand_of(cores=8, waiting=2)}
     assert policy.ended(kept, demands) == {"h2"}, "two frames wait, three hosts drain"
     assert policy.ended(kept, {}) == {"h0", "h1", "h2"}
-    assert policy.ended([make_host("h9", cores=4, hold=hold_of("wide"))], demands) == {"h9"}
+    assert policy.ended([make_host("h9", cores=4, reservation=reservation_of("wide"))], demands) == {"h9"}
     assert policy.ended([make_host("h9", cores=16)], demands) == {"h9"}, "its hold counts no more"
 
 
@@ -296,7 +310,10 @@ def plan_of(*layers, hosts, now: float = NOW):
 
 
 def test_a_plan_keeps_off_a_host_that_drains_and_says_for_whom():
-    held, full = make_host("h1", cores=16, idle_centicores=400, hold=hold_of("wide")), make_host("h2", cores=0)
+    held, full = (
+        make_host("h1", cores=16, idle_centicores=400, reservation=reservation_of("wide")),
+        make_host("h2", cores=0),
+    )
     made = plan_of(make_layer("narrow", frames=2, cores=2), make_layer("wide", frames=1, cores=8), hosts=[held, full])
     assert made.procs == []
     narrow, wide = made.verdicts
@@ -307,12 +324,12 @@ def test_a_plan_keeps_off_a_host_that_drains_and_says_for_whom():
 
 
 def test_the_owner_gets_what_has_drained_though_others_come_first():
-    held = make_host("h1", cores=16, hold=hold_of("wide", cores=12))
+    held = make_host("h1", cores=16, reservation=reservation_of("wide", cores=12))
     made = plan_of(make_layer("narrow", frames=9, cores=4), make_layer("wide", frames=1, cores=12), hosts=[held])
     assert [proc.layer.id for proc in made.procs] == ["wide"]
 
 
 def test_frames_that_end_in_time_fill_a_drained_host_until_what_is_promised_is_touched():
-    held = make_host("h1", cores=16, hold=hold_of("wide", cores=12))
+    held = make_host("h1", cores=16, reservation=reservation_of("wide", cores=12))
     made = plan_of(make_layer("short", frames=9, cores=4, run_seconds=60.0), hosts=[held])
     assert len(made.procs) == 2, "of 16 idle cores 12 are promised: the third would find 8"
