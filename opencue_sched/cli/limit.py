@@ -10,14 +10,15 @@ from typing import Any, BinaryIO
 import click
 from sqlalchemy import Connection
 
-from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, new_name
+from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, most_option, new_name
 from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, time_text
 from opencue_sched.domain.moments import past_moment_of
+from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import INT_MAX, duration_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.limit_words import why_open
 from opencue_sched.settings import as_seconds
-from opencue_sched.store import named_rows, shows
+from opencue_sched.store import limit_bindings, named_rows, shows
 from opencue_sched.store.limit_types import type_column
 from opencue_sched.store.limits import fetch_limits, has_terms, limit_of_exit_status, list_holders
 from opencue_sched.store.named_rows import Kind, NamedRow
@@ -196,6 +197,43 @@ def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     for name in ("layer_limit", "limit_record"):
         shows.delete_rows(connection, name, "pk_limit_record", limit.id)
     return Done(f"deleted limit {limit.name}", {"limit": limit.name, "id": limit.id})
+
+
+_BINDING_COLUMNS = Columns(
+    Column("job", "Job", importance=NAME),
+    Column("layer", "Layer", importance=NAME),
+    Column("layer_id"),
+    Column("source", "Bound by", show=str.lower),
+    Column("since", "Since", show=time_text),
+    Column("waiting", "Waiting"),
+    Column("running", "Running"),
+)
+
+
+@limit_command.in_transaction("bindings nuke")
+@_LIMIT
+@most_option(1000)
+def bindings(connection: Connection, limit: NamedRow, most: int) -> Done:
+    """List the layers of pending jobs under a limit, and how each was bound.
+
+    SPEC: by its job file. MANUAL: by `layer set --add-limit`. AUTO: a frame of it ended with the limit's exit status.
+    """
+    found = limit_bindings.list_bindings(connection, limit.id, most=most + 1)
+    return _BINDING_COLUMNS.listed(found, "layer", most)
+
+
+@limit_command.in_transaction("unbind nuke --auto")
+@_LIMIT
+@click.option("--auto", is_flag=True, required=True, help="What was learnt from exit statuses.")
+def unbind(connection: Connection, limit: NamedRow, auto: bool) -> Done:  # noqa: ARG001 - there is no other kind yet
+    """Take a limit from the layers that it was bound to because a frame ended with its exit status.
+
+    What job files and people bound stays.
+    """
+    if not has_terms(connection):
+        raise InvalidInput("limits of this database learn no layers; that comes with Cuebot's migration V49")
+    freed = limit_bindings.unbind_learnt(connection, limit.id)
+    return Done(f"took {limit.name} from {counted(freed, 'layer')}", {"limit": limit.name, "layers": freed})
 
 
 def _past_moment(value: str) -> datetime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -32,7 +32,8 @@ from opencue_sched.reports.run_ends import (
     satisfying_states,
 )
 from opencue_sched.settings import Release
-from opencue_sched.store import depends, frame_memory, job_events, procs, release
+from opencue_sched.store import depends, frame_memory, job_events, limit_bindings, procs, release
+from opencue_sched.store.limit_bindings import Shortage
 from opencue_sched.store.release import ChangedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
@@ -101,7 +102,9 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
 def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection, wider: release.Counters) -> RunsEnded:
     satisfying = satisfying_states(releaser.settings)
     named = [(request.proc_id, request.frame_id) for request in requests]
-    endings = _endings(requests, procs.lock_and_read_runs(connection, named), releaser.clock())
+    failed_with = {request.exit_status for request in requests if isinstance(request, CompletedFrame)}
+    shortages = limit_bindings.shortages_of(connection, failed_with - {0, 1}) if failed_with - {0, 1} else {}
+    endings = _endings(requests, procs.lock_and_read_runs(connection, named), releaser.clock(), shortages)
     failing_layers = {ending.run.layer_id for ending in endings if ending.memory_failure}
     if failing_layers:
         largest = frame_memory.largest_hosts(connection, failing_layers)
@@ -125,6 +128,14 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     procs.decrement_accounts(connection, [proc for proc in deleted if not proc.local and not proc.managed])
     finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
     failed = [ending.run for ending in endings if ending.memory_failure and ending.releases]
+    limit_bindings.follow_shortages(
+        connection,
+        [
+            (ending.run.layer_id, ending.shortage)
+            for ending in endings
+            if ending.shortage is not None and ending.run.frame_id in stopped
+        ],
+    )
     starved = _raise_memory(connection, [run for run in failed if run.frame_id in stopped], releaser.settings)
     shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
     ended = [(frame, shows[frame.id]) for frame in stopped.values()]
@@ -143,12 +154,15 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     )
 
 
-def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float) -> list[Ending]:
+def _endings(
+    requests: Sequence[Request], runs: Sequence[procs.Run], now: float, shortages: Mapping[int, Shortage]
+) -> list[Ending]:
     """Each request's ending. Of several requests that name one frame or proc only the first has an effect."""
     endings: list[Ending] = []
     taken: set[str] = set()
     for request, run in zip(requests, runs, strict=True):
-        ending = ending_of(request, run, now=now)
+        short = shortages.get(request.exit_status) if isinstance(request, CompletedFrame) else None
+        ending = ending_of(request, run, now=now, shortage=short)
         if isinstance(request, CompletedFrame) and ending.releases:
             warn_of_astray(run.host_name, request.host_name)
         ids = {ending.stop.frame_id} if ending.stop else set()

@@ -16,6 +16,7 @@ from enum import StrEnum
 from opencue_sched.domain.names import same_host
 from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.settings import Release
+from opencue_sched.store.limit_bindings import Shortage
 from opencue_sched.store.procs import Run
 from opencue_sched.store.release import FrameStop
 
@@ -115,12 +116,14 @@ class RunsEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What to do about a run. ``stop``: its frame is to be stopped. ``memory_failure``: its layer needs more memory."""
+    """What to do about a run. ``stop``: its frame is to be stopped. ``memory_failure``: its layer needs more memory.
+    ``shortage``: its frame got no licence, and its layer is to be bound and to wait."""
 
     verdict: RunVerdict
     run: Run
     stop: FrameStop | None = None
     memory_failure: bool = False
+    shortage: Shortage | None = None
 
     @property
     def releases(self) -> bool:
@@ -128,19 +131,23 @@ class Ending:
         return self.verdict in (RunVerdict.APPLIED, RunVerdict.RELEASED)
 
 
-def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> Ending:
-    """The ending that a report, or a request for a lost run, asks for. ``now``: by the clock of ``received_at``."""
+def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float, shortage: Shortage | None = None) -> Ending:
+    """The ending that a report, or a request for a lost run, asks for. ``now``: by the clock of ``received_at``;
+    ``shortage``: what the reported exit status means, where a limit has it."""
     verdict = _judge(request, run)
     if isinstance(request, LostRun):
         stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status)
         memory_failure = False
     else:
         status = max(_SMALLEST_EXIT_STATUS, min(_LARGEST_EXIT_STATUS, request.exit_status))
-        state = state_after(request, run, now=now)
+        waits = shortage is not None and shortage.delay_minutes > 0
+        state = state_after(request, run, now=now, waits=waits)
         stop = FrameStop(run.frame_id, run.version, state, status, request.max_rss_kb)
-        memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request)
+        memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request) and not waits
+        if state is FrameState.EATEN:
+            shortage = None
     stops = verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED)
-    return Ending(verdict, run, stop if stops else None, memory_failure)
+    return Ending(verdict, run, stop if stops else None, memory_failure, shortage if stops else None)
 
 
 def out_of_retries(ending: Ending, largest_host_kb: int | None) -> Ending:
@@ -178,8 +185,9 @@ def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
     return RunVerdict.APPLIED if applies else RunVerdict.RELEASED
 
 
-def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
-    """The state of a running frame after its process has ended: the first rule that matches."""
+def state_after(report: CompletedFrame, run: Run, *, now: float, waits: bool = False) -> FrameState:
+    """The state of a running frame after its process has ended: the first rule that matches. ``waits``: it got no
+    licence, and its layer waits for one."""
     if report.exit_status == ExitStatus.SUCCESS:
         return FrameState.SUCCEEDED
     if report.exit_status == ExitStatus.SKIP_RETRY or (
@@ -193,6 +201,8 @@ def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
         return FrameState.WAITING
     if run.autoeat:
         return FrameState.EATEN
+    if waits:
+        return FrameState.WAITING
     # A report may have waited for the database, which is no part of its run.
     run_seconds = run.run_seconds - max(0.0, now - report.received_at)
     if run_seconds > NO_RETRY_RUN_TIME_SECONDS or overdue(run, run_seconds, report.silent_seconds):

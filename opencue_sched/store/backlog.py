@@ -14,7 +14,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.caps import check_ids
 from opencue_sched.domain.clusters import normalise_tags
@@ -24,7 +24,7 @@ from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.hosts import log_bad_row
 from opencue_sched.store.lookups import row_of
-from opencue_sched.store.pending import DELAY_MAY_COME, JOB_SWITCHED_ON, SHOW_IS_OURS
+from opencue_sched.store.pending import DELAY_MAY_COME, DELAYING_STATUSES, JOB_SWITCHED_ON, SHOW_IS_OURS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 
 _MOST = {
@@ -203,6 +203,9 @@ _PORTIONS = f"""
 """  # noqa: S608 - only our own constants
 
 
+_DELAYING = text(f"SELECT {DELAYING_STATUSES}")
+
+
 def fetch_layers(
     connection: Connection,
     facts: SchemaFacts,
@@ -244,11 +247,13 @@ def fetch_portions(
     """Of each layer id in ``wanted`` the first so many waiting frames; a layer that is gone has no portion. For the
     rest of the transaction PostgreSQL goes by indexes and does not sort where it need not.
 
-    A frame that ended with an exit status among ``uncounted`` is left out for two seconds: the delay of its layer may
-    be about to be written.
+    A frame that ended with an exit status among ``uncounted``, or beside a Cuebot with that of a limit which delays
+    layers, is left out for two seconds: the delay of its layer may be about to be written.
     """
     if not wanted:
         return []
+    if facts.origin == "cuebot":
+        uncounted = {*uncounted, *connection.execute(_DELAYING).scalar_one()}
     parameters = {"layers": list(wanted), "most": list(wanted.values()), "uncounted": list(uncounted)}
     rows = connection.execute(with_start_after(_PORTIONS, facts.has_start_after), parameters)
     return [

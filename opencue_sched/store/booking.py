@@ -18,7 +18,7 @@ from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.limit_types import TERMS
-from opencue_sched.store.pending import SWITCHED_ON
+from opencue_sched.store.pending import DELAYING_STATUSES, SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.set_based_frames import MARKER, UNCOUNTED, UNRECORDED
@@ -175,19 +175,22 @@ _INSERT_PROCS = text(
     RETURNING pk_proc
     """
 )
-_RUNNING = """
+# A frame whose layer waited because it got no licence uses no retry.
+_WAITED_FOR_A_LICENCE = f"(f.int_exit_status > 1 AND f.int_exit_status = ANY({DELAYING_STATUSES}))"
+_RUNNING = f"""
     UPDATE frame f
     SET str_state = 'RUNNING', str_host = planned.host_name, int_cores = planned.cores,
         int_mem_reserved = planned.memory, int_gpus = planned.gpus, int_gpu_mem_reserved = planned.gpu_memory,
         ts_started = current_timestamp, ts_updated = current_timestamp, ts_stopped = NULL,
-        int_retries = f.int_retries + CASE WHEN f.int_exit_status = ANY(CAST(:no_retry AS int[])) THEN 0 ELSE 1 END,
+        int_retries = f.int_retries + CASE WHEN f.int_exit_status = ANY(CAST(:no_retry AS int[]))
+                                             OR {_WAITED_FOR_A_LICENCE} THEN 0 ELSE 1 END,
         int_version = COALESCE(f.int_version, 0) + 1
     FROM unnest(CAST(:frames AS varchar[]), CAST(:host_names AS varchar[]), CAST(:cores AS int[]),
                 CAST(:memory AS bigint[]), CAST(:gpus AS int[]), CAST(:gpu_memory AS bigint[]))
          AS planned(pk_frame, host_name, cores, memory, gpus, gpu_memory)
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
-"""
+"""  # noqa: S608 - only our own constants
 _START_FRAMES = text("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
 
 # The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.errors import InvalidInput
+from opencue_sched.store.limit_bindings import bind_by_hand
 from opencue_sched.store.pending import USED, countable
 from opencue_sched.store.shows import set_rows
-from opencue_sched.store.submit import INSERT_LAYER_LIMITS
 
 # Those to be listed are chosen first, so that what runs of a job and how long it waits is read of these only. A layer
 # waits as long as the frame of it that goes first, which an index finds.
@@ -312,8 +311,7 @@ def set_layers(
     layers = sorted(layer_ids)
     if fields:
         set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: it for key, it in fields.items()})
-    rows = [{"id": layer, "limits": sorted(add_limits)} for layer in layers]
-    connection.execute(INSERT_LAYER_LIMITS, {"rows": json.dumps(rows)})
+    bind_by_hand(connection, layers, add_limits)
     connection.execute(_DROP_LIMITS, {"layers": layers, "limits": sorted(drop_limits)})
 
 

@@ -29,9 +29,15 @@ def countable(column: str) -> str:
 USED = f"""CAST(COALESCE(sum(({countable("p.int_cores_reserved")} + 99) / 100), 0) AS bigint) AS cores,
                CAST(COALESCE(sum({countable("p.int_gpus_reserved")}), 0) AS bigint) AS gpus"""
 """What procs take, in whole cores and GPUs."""
-# A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules) frees the frame up to a
-# second before it writes the delay, and may drop that write: until then nobody knows whether the frame may start. A
-# date far off says nothing.
+DELAYING_STATUSES = """ARRAY(
+        SELECT CAST(stored.columns ->> 'int_exit_status' AS bigint)
+          FROM limit_record CROSS JOIN LATERAL (SELECT to_jsonb(limit_record) AS columns) stored
+         WHERE CAST(stored.columns ->> 'int_delay_minutes' AS int) > 0
+           AND stored.columns ->> 'int_exit_status' IS NOT NULL)"""
+"""The exit statuses with which frames say that they got a limit's licence not, and after which their layer waits."""
+# A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules, and that of a limit) frees
+# the frame up to a second before it writes the delay, and may drop that write: until then nobody knows whether the
+# frame may start. A date far off says nothing.
 DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
                      BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
 QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"

@@ -50,6 +50,7 @@ limit create arnold 5
 limit create spare 5
 limit set arnold 6
 limit report arnold --nobody
+limit unbind arnold --auto
 limit delete spare
 folder create demo lighting --max-cores 50
 folder caps demo lighting --max-gpus 4
@@ -105,6 +106,8 @@ READ_ALONE = {
     "job log",
     "job wait",
     "layer list",
+    "limit bindings",
+    "limit info",
     "limit list",
     "proc list",
     "service list",

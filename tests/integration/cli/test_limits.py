@@ -155,3 +155,42 @@ def test_a_database_before_v49_knows_a_maximum_and_a_type(cli: Cli, build: Build
     assert said.status == 0, said.err
     assert said.words[1] == ["nuke", "0", "9", "9", "machines"]
     assert cli("limit", "info", "nuke").status == 0
+
+
+def test_layers_are_listed_with_how_they_were_bound_and_what_was_learnt_is_taken_back(
+    cli: Cli, build: Build, engine: Engine, rows: Rows
+) -> None:
+    # given layers that a job file bound, that a frame's exit status did, and that have another limit
+    def make(farm: Farm) -> None:
+        if not has_types(farm.connection):
+            pytest.skip("no sources before V49")
+        nuke = farm.limit("nuke", 8)
+        show = farm.show()
+        farm.job([LayerSpec(name="spec", limits=[nuke])], show=show, name="by-file")
+        job = farm.job([LayerSpec(name=name, frames=2) for name in ("learnt", "kept", "plain")], show=show, name="comp")
+        for layer in job.layers[:2]:
+            farm.connection.execute(
+                text(
+                    "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record, str_source)"
+                    " VALUES (gen_random_uuid()::text, :layer, :limit, 'AUTO')"
+                ),
+                {"layer": layer.id, "limit": nuke},
+            )
+
+    build(make)
+    # when a person binds three of them, then what was learnt is theirs, and what a job file said stays that
+    for job, layer in (("comp", "kept"), ("comp", "plain"), ("by-file", "spec")):
+        assert cli("layer", "set", job, layer, "--add-limit", "nuke").status == 0
+    listed = cli("limit", "bindings", "nuke", "--json").json
+    assert [(row["job"], row["layer"], row["source"]) for row in listed] == [
+        ("by-file", "spec", "SPEC"),
+        ("comp", "learnt", "AUTO"),
+        ("comp", "kept", "MANUAL"),
+        ("comp", "plain", "MANUAL"),
+    ]
+    assert ["comp", "learnt", "auto"] in [words[:3] for words in cli("limit", "bindings", "nuke").words]
+    # and what is still learnt is taken back, and nothing else
+    assert cli("limit", "unbind", "nuke").status == 2
+    assert cli("limit", "unbind", "nuke", "--auto").out == "took nuke from 1 layer\n"
+    assert [row["layer"] for row in cli("limit", "bindings", "nuke", "--json").json] == ["spec", "kept", "plain"]
+    assert cli("limit", "unbind", "nuke", "--auto").out == "took nuke from 0 layers\n"

@@ -14,6 +14,7 @@ from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements
+from tests.kit.limits import has_types
 from tests.kit.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
 
 
@@ -237,6 +238,29 @@ def test_an_end_that_the_cuebot_exempts_is_no_retry(
     # when a frame that ended with one of them starts again
     commit(engine, procs, settings)
     # then it keeps its retries
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT int_retries FROM frame")) == retries
+
+
+@pytest.mark.parametrize(("delay", "retries"), [(5, 0), (0, 1)])
+def test_a_frame_whose_layer_waited_for_a_licence_uses_no_retry(
+    engine: Engine, settings: Settings, delay: int, retries: int
+) -> None:
+    # given a limit whose shortage frames tell by their exit status, and after which their layer waits, or does not
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("limits have no exit status before V49")
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        farm.limit("nuke", 5)
+        terms = "UPDATE limit_record SET int_exit_status = 330, int_delay_minutes = :delay"
+        connection.execute(text(terms), {"delay": delay})
+        connection.execute(text("UPDATE frame SET int_exit_status = 330"))
+        procs = plan(farm, settings)
+    # when a frame that ended with it starts again
+    commit(engine, procs, settings)
+    # then it keeps its retries where the layer waited
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT int_retries FROM frame")) == retries
 

@@ -24,6 +24,7 @@ from opencue_sched.store.backlog import (
 from opencue_sched.store.pending import fetch_shares
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, rows_read, with_start_times
+from tests.kit.limits import has_types
 
 _READ_FOR_PLANS = 16
 """PostgreSQL looks at the ends of an index while it plans: so many rows of a table at most."""
@@ -537,6 +538,23 @@ def test_a_layer_whose_frames_all_wait_for_its_delay_says_when_they_are_back(eng
         found = portions_of(connection, {job.layers[0].id: 2}, uncounted=[7])[job.layers[0].id]
 
     assert (found.frames, found.waiting_frames) == ((), 5)
+    assert found.back_in == pytest.approx(1.5, abs=0.01)
+
+
+def test_frames_that_got_no_licence_are_left_out_for_two_seconds(engine: Engine) -> None:
+    """A Cuebot of V49 writes the delay of their layer after it has freed them."""
+    with engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("limits have no exit status before V49")
+        farm = Farm(connection)
+        farm.limit("nuke", 5)
+        connection.execute(text("UPDATE limit_record SET int_exit_status = 330, int_delay_minutes = 5"))
+        job = farm.job([LayerSpec(frames=3)])
+        ended(connection, job.frames[:1], status=330, ago=0.5)
+        facts = replace(check_schema(connection), origin="cuebot")
+        (found,) = fetch_portions(connection, facts, {job.layers[0].id: 3})
+
+    assert [frame.id for frame in found.frames] == list(job.frames[1:])
     assert found.back_in == pytest.approx(1.5, abs=0.01)
 
 

@@ -1,0 +1,142 @@
+"""Which layers count under a limit, how each came to it, and what a frame that got no licence does to its layer.
+
+A layer is bound by its job file (SPEC), by a person (MANUAL), or since a frame of it ended with the limit's exit status
+(AUTO). A Cuebot before V49 does not tell these apart, and its limits have no exit status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.store.limits import has_terms
+from opencue_sched.store.submit import INSERT_LAYER_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a limit's exit status means: a frame that ended with it got no licence."""
+
+    limit_id: str
+    exit_status: int
+    delay_minutes: int
+    """The layer waits so long, and uses no retry; 0: the frame failed as with any other status."""
+    auto_tag: bool
+    """Whether the layer is bound to the limit."""
+
+
+# By way of JSON, for schemas before V49 have no such columns.
+_SHORTAGES = text(
+    """
+    SELECT pk_limit_record AS limit_id, exit_status,
+           coalesce(CAST(stored.columns ->> 'int_delay_minutes' AS int), 0) AS delay_minutes,
+           coalesce(CAST(stored.columns ->> 'b_auto_tag' AS boolean), true) AS auto_tag
+      FROM limit_record
+     CROSS JOIN LATERAL (SELECT to_jsonb(limit_record) AS columns) stored
+     CROSS JOIN LATERAL CAST(stored.columns ->> 'int_exit_status' AS int) AS exit_status
+     WHERE exit_status = ANY(CAST(:statuses AS int[]))
+    """
+)
+_BIND = text(
+    """
+    INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record, str_source)
+    SELECT CAST(gen_random_uuid() AS varchar), layer, "limit", 'AUTO'
+      FROM (SELECT DISTINCT layer, "limit" FROM json_to_recordset(CAST(:rows AS json))
+                                                AS row(layer varchar, "limit" varchar) ORDER BY layer, "limit") short
+    ON CONFLICT (pk_layer, pk_limit_record) DO NOTHING
+    """
+)
+# In the order in which everybody locks layers. A layer that waits for longer goes on to.
+_DELAY = text(
+    """
+    WITH short AS (
+        SELECT layer, max(minutes) AS minutes, max(exit_status) AS exit_status
+          FROM json_to_recordset(CAST(:rows AS json)) AS row(layer varchar, minutes int, exit_status int) GROUP BY layer
+    ), locked AS (
+        SELECT layer.pk_layer, layer.ts_start_after FROM layer JOIN short ON short.layer = layer.pk_layer
+         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer
+    )
+    UPDATE layer SET ts_start_after = current_timestamp + make_interval(mins => short.minutes),
+                     str_start_after_reason = 'no licence: exit status ' || short.exit_status
+      FROM short JOIN locked ON locked.pk_layer = short.layer
+     WHERE layer.pk_layer = short.layer
+       AND coalesce(locked.ts_start_after < current_timestamp + make_interval(mins => short.minutes), true)
+    """
+)
+_BOUND_NOW = text(
+    """
+    SELECT pk_layer AS layer, pk_limit_record AS "limit"
+      FROM layer_limit WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
+    """
+)
+_MARK = text(
+    """
+    UPDATE layer_limit SET str_source = 'MANUAL'
+      FROM limit_record
+     WHERE limit_record.pk_limit_record = layer_limit.pk_limit_record
+       AND limit_record.str_name = ANY(CAST(:limits AS varchar[]))
+       AND layer_limit.pk_layer = ANY(CAST(:layers AS varchar[]))
+       AND (layer_limit.str_source = 'AUTO' OR (layer_limit.pk_layer, layer_limit.pk_limit_record) NOT IN (
+            SELECT layer, "limit" FROM json_to_recordset(CAST(:before AS json)) AS row(layer varchar, "limit" varchar)))
+    """
+)
+_BINDINGS = text(
+    """
+    SELECT job.str_name AS job, layer.str_name AS layer, layer.pk_layer AS layer_id,
+           to_jsonb(layer_limit) ->> 'str_source' AS source,
+           CAST(to_jsonb(layer_limit) ->> 'ts_created' AS timestamptz) AS since,
+           layer_stat.int_waiting_count AS waiting, layer_stat.int_running_count AS running
+      FROM layer_limit JOIN layer USING (pk_layer) JOIN layer_stat USING (pk_layer)
+      JOIN job ON job.pk_job = layer.pk_job
+     WHERE layer_limit.pk_limit_record = :limit AND job.str_state = 'PENDING'
+     ORDER BY job.str_name, layer.int_dispatch_order, layer.pk_layer LIMIT :most
+    """
+)
+_UNBIND_LEARNT = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit AND str_source = 'AUTO'")
+
+
+def shortages_of(connection: Connection, statuses: Collection[int]) -> dict[int, Shortage]:
+    """By exit status, those of ``statuses`` that say that a frame got no licence."""
+    rows = connection.execute(_SHORTAGES, {"statuses": sorted(statuses)})
+    return {row.exit_status: Shortage(row.limit_id, row.exit_status, row.delay_minutes, row.auto_tag) for row in rows}
+
+
+def follow_shortages(connection: Connection, short: Sequence[tuple[str, Shortage]]) -> None:
+    """Bind layers, by their ids, to the limits that a frame of them got no licence of, then have them wait."""
+    bound = [{"layer": layer, "limit": shortage.limit_id} for layer, shortage in short if shortage.auto_tag]
+    if bound:
+        connection.execute(_BIND, {"rows": json.dumps(bound)})
+    delayed = [
+        {"layer": layer, "minutes": shortage.delay_minutes, "exit_status": shortage.exit_status}
+        for layer, shortage in short
+        if shortage.delay_minutes > 0
+    ]
+    if delayed:
+        connection.execute(_DELAY, {"rows": json.dumps(delayed)})
+
+
+def bind_by_hand(connection: Connection, layer_ids: Collection[str], limits: Collection[str]) -> None:
+    """Bind layers to limits, by their names; what was learnt is a person's from then on, and what a job file says stays
+    that."""
+    if not limits:
+        return
+    layers, names = sorted(layer_ids), sorted(limits)
+    before = [row._asdict() for row in connection.execute(_BOUND_NOW, {"layers": layers})]
+    connection.execute(INSERT_LAYER_LIMITS, {"rows": json.dumps([{"id": layer, "limits": names} for layer in layers])})
+    if has_terms(connection):
+        connection.execute(_MARK, {"layers": layers, "limits": names, "before": json.dumps(before)})
+
+
+def list_bindings(connection: Connection, limit_id: str, *, most: int) -> Sequence[Row[Any]]:
+    """The layers of pending jobs under a limit: ``job``, ``layer``, ``source`` (SPEC, AUTO, MANUAL; None before V49),
+    ``since``, and frames ``waiting`` and ``running``."""
+    return connection.execute(_BINDINGS, {"limit": limit_id, "most": most}).all()
+
+
+def unbind_learnt(connection: Connection, limit_id: str) -> int:
+    """Take from layers the limit that they were bound to for its exit status; how many were."""
+    return connection.execute(_UNBIND_LEARNT, {"limit": limit_id}).rowcount
