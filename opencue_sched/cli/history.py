@@ -51,7 +51,11 @@ class Day(click.ParamType[date]):
             day = date.fromisoformat(value) if back is None else today - timedelta(days=back)
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no day; write 2026-12-24, today, yesterday or 7d", param, ctx)
-        return min(max(day, today - timedelta(days=_DAYS_BACK)), today)
+        if day > today:
+            self.fail(f"{value} lies ahead", param, ctx)
+        if day < today - timedelta(days=_DAYS_BACK):
+            self.fail(f"{value} is more than ten years ago", param, ctx)
+        return day
 
 
 def first_second(day: date) -> int:

@@ -121,6 +121,9 @@ def test_where_history_is_off_they_say_so(cli: Cli, jobs: dict[str, JobIds], eng
     ("words", "problem"),
     [
         (("show", "report", "--since", "soon"), "'soon' is no day; write 2026-12-24, today"),
+        (("show", "report", "--since", "9999-12-31"), "9999-12-31 lies ahead"),
+        (("show", "report", "--since", "1999-12-31"), "1999-12-31 is more than ten years ago"),
+        (("show", "report", "--since", "5000d"), "is more than ten years ago"),
         (("job", "list", "--since", "today"), "--since goes with --state finished"),
     ],
 )
