@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 _ANY_WIDTH = 1_000
+_DEEPEST = 100
+"""Jobs behind one another that a tree shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ _WAYS = (
 
 
 def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequence[Depend]) -> Done:
-    """Both trees of a job. A job that is met twice has its own branches the first time only."""
+    """Both trees of a job. A job that is met twice has its own branches the first time only, and what is behind more
+    than a hundred others is left to a tree of its own."""
     from rich.console import Console
     from rich.tree import Tree
 
@@ -52,7 +55,7 @@ def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequ
 
 
 def _branches(
-    way: _Way, of_job: Mapping[str, Sequence[Depend]], job_id: str, tree: Tree, seen: set[str]
+    way: _Way, of_job: Mapping[str, Sequence[Depend]], job_id: str, tree: Tree, seen: set[str], depth: int = 1
 ) -> list[dict[str, Any]]:
     """Add the dependencies of one job to its branch, and those of the jobs behind them; the same for JSON."""
     from opencue_sched.insight.explain import describe_depend
@@ -66,10 +69,14 @@ def _branches(
         text = f"{waits} for {needed}" if waits else needed
         if way.far == "er":
             text = f"{far}: {waits or 'all of it'} for {needed}"
+        more = depth == _DEEPEST and not again and far_id in of_job
+        text += f" (and more: `job depends tree {far}`)" if more else ""
         branch = tree.add(f"{text} (see above)" if again and far_id != job_id else text)
         document = {"id": depend.id, "job": far, "type": depend.type, "waits": waits or "the job", "on": needed}
-        if far_id not in seen:
+        if more:
+            document["more"] = True
+        elif far_id not in seen:
             seen.add(far_id)
-            document["depends"] = _branches(way, of_job, far_id, branch, seen)
+            document["depends"] = _branches(way, of_job, far_id, branch, seen, depth + 1)
         documents.append(document)
     return documents
