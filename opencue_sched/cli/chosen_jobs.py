@@ -78,3 +78,8 @@ def comment_on_jobs(connection: Connection, job_ids: Sequence[str], did: str, re
     """Write on jobs what the person who runs this command did to them, as a comment that Cuebot's tools show, too."""
     user, message = current_user() or NOBODY, who_and_why(did, reason)
     add_comment(connection, "job", job_ids, user=user, subject=did, message=message)
+
+
+def commenting(job_id: str, did: str, reason: str | None) -> Callable[[Connection], None]:
+    """`comment_on_jobs` as a step of whoever does it, so that nothing is done without its comment."""
+    return lambda connection: comment_on_jobs(connection, [job_id], did, reason)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.cli.chosen_jobs import choosing_jobs, comment_on_jobs
+from opencue_sched.cli.chosen_jobs import choosing_jobs, comment_on_jobs, commenting
 from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.depend_tree import depend_trees
@@ -424,10 +424,14 @@ def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool
     """
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
-            ended = [(job, jobs_control.kill_job(job.id, reason=who_and_why("killed", reason))) for job in chosen]
-        with engine.begin() as connection:
-            changed = [job.id for job, it in ended if it.finished or it.changed]
-            comment_on_jobs(connection, changed, "killed", reason)
+            why = who_and_why("killed", reason)
+            ended = [
+                (job, jobs_control.kill_job(job.id, reason=why, note=commenting(job.id, "killed", reason)))
+                for job in chosen
+            ]
+        if over := [job.id for job, it in ended if it.changed and not it.finished]:
+            with engine.begin() as connection:
+                comment_on_jobs(connection, over, "killed", reason)
         killed = [(job, *settle(engine, job, it, alive, force=force)) for job, it in ended]
     lines, documents = [], []
     for job, it, silent in killed:

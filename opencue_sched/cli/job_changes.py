@@ -6,7 +6,7 @@ from enum import Enum
 
 from sqlalchemy import Engine
 
-from opencue_sched.cli.chosen_jobs import comment_on_jobs
+from opencue_sched.cli.chosen_jobs import comment_on_jobs, commenting
 from opencue_sched.cli.deferred import control, who_and_why
 from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.names import counted
@@ -67,14 +67,15 @@ def _end(engine: Engine, change: JobChange, job_id: str) -> str:
         return "no frame of it is dead"
     with control(engine) as (jobs_control, _):
         if change is JobChange.KILL:
-            result = jobs_control.kill_job(job_id, reason=who_and_why("killed", None))
+            note = commenting(job_id, "killed", None)
+            result = jobs_control.kill_job(job_id, reason=who_and_why("killed", None), note=note)
             did, comment = f"killed, {counted(len(result.changed), 'running frame')} stopped", "killed"
         else:
             change_frames = jobs_control.retry_frames if change is JobChange.RETRY else jobs_control.eat_frames
             verb = "retried" if change is JobChange.RETRY else "eaten"
             result = change_frames(dead, reason=who_and_why(verb, None))
             did = comment = f"{counted(len(result.changed), 'frame')} {verb}"
-    if result.changed or result.finished:
+    if result.changed and not result.finished:
         with engine.begin() as connection:
             comment_on_jobs(connection, [job_id], comment, None)
     if result.deferred:

@@ -59,12 +59,15 @@ class JobControl:
         self._releaser = releaser
         self._killer = killer
 
-    def kill_job(self, job_id: str, *, reason: str) -> FramesChanged:
+    def kill_job(
+        self, job_id: str, *, reason: str, note: Callable[[Connection], object] = lambda _: None
+    ) -> FramesChanged:
         """Finish a job that is not over and end what runs of it. Its frames are left WAITING, as Cuebot does.
 
         Job-level dependencies on it are met, layer- and frame-level ones are not. What is deferred, the reaper ends.
+        ``note`` writes who did it in the transaction that finishes the job, where this call does.
         """
-        finished = with_counters(self._releaser.engine, partial(_finish, job_id))
+        finished = with_counters(self._releaser.engine, partial(_finish, job_id, note))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
         return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS), finished=finished)
@@ -136,14 +139,15 @@ class JobControl:
         return [frame.id for frame in changed]
 
 
-def _finish(job_id: str, connection: Connection, wider: Counters) -> bool:
-    """PENDING to FINISHED, and what depends on the whole job is met."""
+def _finish(job_id: str, note: Callable[[Connection], object], connection: Connection, wider: Counters) -> bool:
+    """PENDING to FINISHED with a note, and what depends on the whole job is met."""
     found = depends.find_depends(connection, jobs=[job_id])
     affected = depends.counters_of_dependents(connection, found)
     release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)
     finished = depends.finish_jobs(connection, [job_id])
     if finished:
         depends.satisfy_depends(connection, found)
+        note(connection)
     return bool(finished)
 
 
