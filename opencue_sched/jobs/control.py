@@ -131,8 +131,9 @@ class JobControl:
         return FramesChanged(tuple(changed), tuple(deferred))
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
-        procs.lock_runs(connection, (), frame_ids)
-        held = release.counters_of(jobs.frames_of(connection, frame_ids=frame_ids)) | wider
+        frames = jobs.frames_of(connection, frame_ids=frame_ids)
+        _lock_frames(connection, frames)
+        held = release.counters_of(frames) | wider
         release.lock_counters(connection, held)
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
         follow(connection, changed, held, satisfying_states(self._releaser.settings))
@@ -151,8 +152,14 @@ def _finish(job_id: str, note: Callable[[Connection], object], connection: Conne
     return bool(finished)
 
 
+def _lock_frames(connection: Connection, frames: Sequence[jobs.FrameView]) -> None:
+    """Lock frames before their counters: those that may run or be booked. Frames in DEPEND are locked behind the
+    counters, as by whoever ends what they wait for."""
+    procs.lock_runs(connection, (), [frame.id for frame in frames if frame.state != FrameState.DEPEND])
+
+
 def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
-    procs.lock_runs(connection, (), frame_ids)
+    _lock_frames(connection, jobs.frames_of(connection, frame_ids=frame_ids))
     before = jobs.frames_of(connection, frame_ids=frame_ids)
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
@@ -230,8 +237,7 @@ def _add_depend(
     others = find_rows(connection, Kind.JOB, [wanted.job or ""])
     # What is waited for does not end between our look at it and our commit: its end takes this lock, too.
     ours = release.counters_of(frames) | Counters(("job", row.id) for row in (job, *others.values()))
-    # Frames in DEPEND are locked behind the counters, as by whoever ends what they wait for.
-    procs.lock_runs(connection, (), [frame.id for frame in frames if frame.state != FrameState.DEPEND])
+    _lock_frames(connection, frames)
     release.lock_counters(connection, ours | wider)
     waiting = None if layer_name is None else _LayerIn(layer_name, _chunks(layers[layer_name]))
     problems: list[str] = []
