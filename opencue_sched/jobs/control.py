@@ -147,8 +147,8 @@ def _finish(job_id: str, note: Callable[[Connection], object], connection: Conne
     release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)
     finished = depends.finish_jobs(connection, [job_id])
     if finished:
-        depends.satisfy_depends(connection, found)
         note(connection)
+        depends.satisfy_depends(connection, found)
     return bool(finished)
 
 
@@ -226,6 +226,7 @@ def _add_depend(
     connection: Connection,
     wider: Counters,
 ) -> DependAdded:
+    depends.add_in_turn(connection)
     layers = {row.name: row for row in jobs.layers_of(connection, job.id)}
     if layer_name is not None and layer_name not in layers:
         raise InvalidInput(f"job {job.name} has no layer {layer_name!r}{near(layer_name, layers)}")

@@ -288,6 +288,17 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
     connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})
 
 
+_ADD_LOCK_KEY = 0x6F63732D64657073
+"""Advisory lock of whoever adds a dependency to jobs that are in: the bytes of ``ocs-deps``."""
+_ADD_IN_TURN = text("SELECT pg_advisory_xact_lock(:key)")
+
+
+def add_in_turn(connection: Connection) -> None:
+    """Wait until no other transaction adds dependencies: each looks whether its own closes a circle, and sees those of
+    the others only once they are committed. To be taken before any row is locked."""
+    connection.execute(_ADD_IN_TURN, {"key": _ADD_LOCK_KEY})
+
+
 def find_stuck(
     connection: Connection,
     stuck: TextClause,

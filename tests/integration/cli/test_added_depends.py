@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,15 +12,18 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
-from opencue_sched.jobs.control import add_depend
+from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec
+from opencue_sched.errors import InvalidInput
+from opencue_sched.jobs.control import JobControl, add_depend
 from opencue_sched.jobs.job_file import Depend
+from opencue_sched.reports.completion import Releaser
 from opencue_sched.settings import Release
 from opencue_sched.store.audit import judge
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.release import Counters, lock_counters
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
+from tests.kit.runs import ScriptedKiller
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -246,3 +250,79 @@ def test_the_tree_shows_both_ways_over_jobs(cli: Cli, jobs: dict[str, JobIds], b
     (first,) = above["waited_for_by"]
     assert (first["job"], first["waits"], first["on"]) == (COMP, "layer render", f"layer cache of job {SIM}")
     assert [branch["job"] for branch in first["depends"]] == [final]
+
+
+def test_two_dependencies_that_are_added_at_once_close_no_circle(
+    engine: Engine, build: Build, rows: Rows, cli: Cli
+) -> None:
+    # given that b waits for c, and d for a
+    def make(farm: Farm) -> dict[str, JobIds]:
+        show = farm.show("show")
+        return {name: farm.job([LayerSpec(frames=1)], name=name, show=show) for name in ("a", "b", "c", "d")}
+
+    made: dict[str, JobIds] = build(make)
+    for name, on in (("b", "c"), ("d", "a")):
+        assert cli("job", "depends", "add", name, "--on", on).status == 0
+
+    def add(name: str, on: str) -> bool:
+        try:
+            add_depend(engine, NamedRow(made[name].id, name), None, Depend(job=on), Release())
+        except InvalidInput:
+            return False
+        return True
+
+    # when a is to wait for b and c for d, of which neither sees the other's before both are written
+    waiters = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(2) as threads:
+        with engine.begin() as connection:
+            connection.execute(text("LOCK TABLE depend IN SHARE MODE"))
+            adding = [threads.submit(add, *names) for names in (("a", "b"), ("c", "d"))]
+            eventually(lambda: len(rows(waiters)) == 2, 20, "both dependencies to be written")
+        added = [one.result(20) for one in adding]
+    # then one of them is refused
+    assert sorted(added) == [False, True]
+
+
+def test_whoever_eats_a_frame_that_waits_leaves_it_to_whoever_ends_what_it_waits_for(
+    engine: Engine, cli: Cli, jobs: dict[str, JobIds], rows: Rows, states: Callable[[str], list[str]]
+) -> None:
+    # given frames in DEPEND, and somebody who has their counters, as the end of what they wait for does
+    assert cli("job", "depends", "add", COMP, "--on", SIM, "--on-layer", "cache").status == 0
+    waiters = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    control = JobControl(Releaser(engine, Release()), ScriptedKiller())  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as threads, engine.begin() as connection:
+        lock_counters(connection, Counters([("layer", layer.id) for layer in jobs[COMP].layers]))
+        eating = threads.submit(control.eat_frames, list(jobs[COMP].frames), reason="a test")
+        eventually(lambda: rows(waiters), 20, "the eating to wait for the counters")
+        # then the frames are free: had the other locked them, each would wait for the other
+        frames = text("SELECT pk_frame FROM frame WHERE pk_job = :job FOR NO KEY UPDATE NOWAIT")
+        assert len(connection.execute(frames, {"job": jobs[COMP].id}).all()) == 6
+        connection.commit()
+        assert len(eating.result(20).changed) == 6
+    assert set(states("render") + states("comp")) == {"EATEN"}
+    assert_counters_match(engine)
+
+
+def test_a_tree_of_many_jobs_in_a_row_is_cut_where_nobody_can_read_it(cli: Cli, build: Build) -> None:
+    # given fifteen hundred jobs, each of which waits for the one before it
+    def make(farm: Farm) -> list[str]:
+        show = farm.show("show")
+        made = farm.jobs(
+            [JobSpec(layers=(LayerSpec(frames=1),), name=f"job{number}", show=show) for number in range(1500)]
+        )
+        for before, job in pairwise(made):
+            farm.job_on_job(job, before)
+        return [job.name for job in made]
+
+    names = build(make)
+    # when the tree of one end is asked for, then it goes so far, and says where to go on
+    shown = cli("job", "depends", "tree", names[-1])
+    assert shown.status == 0
+    lines = shown.out.splitlines()
+    assert len(lines) == 102
+    assert "`job depends tree" in lines[-2]
+    document = cli("job", "depends", "tree", names[0], "--json").json
+    depth, branches = 0, document["waited_for_by"]
+    while branches:
+        depth, last, branches = depth + 1, branches[0], branches[0].get("depends")
+    assert (depth, last["more"]) == (100, True)
