@@ -175,7 +175,8 @@ def ask_first(question: str) -> None:
     """End the command, which changes nothing then, unless a person agrees."""
     status = 1
     try:
-        if click.confirm(question):
+        # With --json standard output has the document alone.
+        if click.confirm(question, err=bool(click.get_current_context().params.get("as_json"))):
             return
     except click.Abort as abort:  # at Ctrl-C, and where there is nobody to ask
         click.echo(err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,35 @@ def test_a_job_that_cannot_be_pending_again_stops_no_other(
     assert ran.status == 1
     assert ran.out == f"{COMP}: 2 frames retried\n"
     assert f"error: job {jobs[OTHER].id} cannot be pending again" in ran.err
+
+
+def test_a_document_is_all_that_is_on_standard_output_also_after_a_question(
+    cli: Cli, jobs: dict[str, JobIds], paused: Callable[[], set[str]]
+) -> None:
+    agreed = cli("job", "pause", "--user", "alice", "--json", given="y\n")
+    assert {job["job"] for job in json.loads(agreed.out)} == {COMP, LIGHT} == paused()
+    assert "Pause 2 jobs?" in agreed.err
+
+
+def test_who_killed_a_job_is_known_also_when_the_command_ends_before_the_next_one(
+    cli: Cli, jobs: dict[str, JobIds], rows: Rows, engine: Engine
+) -> None:
+    # given a job at which the command fails
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN IF NEW.str_name = 'show-sh010-alice_light' THEN RAISE 'no'; END IF; RETURN NEW; END $$"
+            )
+        )
+        connection.execute(text("CREATE TRIGGER fails BEFORE UPDATE ON job FOR EACH ROW EXECUTE FUNCTION fails()"))
+    # when all are killed
+    assert cli("job", "kill", "--show", "show", "--yes", "--reason", "budget").status == 1
+    # then each that was killed has its comment
+    killed = {name for (name,) in rows("SELECT str_name FROM job WHERE str_state = 'FINISHED'")}
+    told = rows("SELECT job.str_name, str_subject FROM comments JOIN job USING (pk_job)")
+    assert killed
+    assert set(map(tuple, told)) == {(name, "killed") for name in killed}
 
 
 def test_jobs_of_a_filter_are_killed(cli: Cli, jobs: dict[str, JobIds], rows: Rows) -> None:
