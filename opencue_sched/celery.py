@@ -38,6 +38,7 @@ from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
 from opencue_sched.signals import end_by_sigterm_as_first_process
 from opencue_sched.standard_streams import open_closed_streams
+from opencue_sched.worker import control as _our_commands  # noqa: F401 - workers, and `celery control`, have them by this
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.probes import PULSE
 from opencue_sched.worker.task import process_of

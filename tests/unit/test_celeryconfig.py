@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -190,6 +191,21 @@ def test_importing_the_application_reads_no_argv_and_opens_nothing(tmp_path: Pat
         timeout=120,
     )
     assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "ours"),
+    [
+        ("control", {"pause_dispatch", "resume_dispatch", "drain", "stop_worker", "reload_clusters"}),
+        ("inspect", {"leader_status", "accounting_audit"}),
+    ],
+)
+def test_celerys_remote_control_has_our_commands_in_a_process_that_loads_nothing_else(way: str, ours: set[str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "opencue_sched", way, "--list"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert ours <= set(re.findall(r"^  (\w+)", told, re.MULTILINE))
 
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
