@@ -37,7 +37,8 @@ _NOTE_ENDS = text(
      WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND {_RECEIVED}
     """  # noqa: S608 - only our own constants
 )
-# The counters of these jobs are locked, so no other transaction writes their rows of opencue_sched_dead_job.
+# The counters of these jobs are locked, so no other transaction writes their rows of opencue_sched_dead_job. A frame
+# that is killed with its job ends after the job did.
 _NOTE_DEATHS = text(
     f"""
     WITH died AS (
@@ -48,7 +49,7 @@ _NOTE_DEATHS = text(
         INSERT INTO opencue_sched_dead_job (pk_job)
         SELECT job.pk_job FROM died JOIN job ON job.pk_job = died.pk_job
           JOIN facility ON facility.pk_facility = job.pk_facility
-         WHERE {_RECEIVED}
+         WHERE job.str_state <> 'FINISHED' AND {_RECEIVED}
          ORDER BY job.pk_job
         ON CONFLICT DO NOTHING RETURNING pk_job)
     INSERT INTO opencue_sched_job_event (event, facility, body)
@@ -112,8 +113,8 @@ def note_ends(connection: Connection, job_ids: Collection[str]) -> None:
 
 
 def note_deaths(connection: Connection, frame_ids: Collection[str]) -> None:
-    """Write the events of frames that this transaction makes DEAD: of each job one, and none where one was written
-    since a dead frame of the job was retried last. The counters of the jobs must be locked."""
+    """Write the events of frames that this transaction makes DEAD: of each job one, and none where the job is over,
+    or one was written since a dead frame of the job was retried last. The counters of the jobs must be locked."""
     connection.execute(_NOTE_DEATHS, {"frames": list(frame_ids)})
 
 

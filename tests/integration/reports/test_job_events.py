@@ -22,6 +22,7 @@ from opencue_sched.reports.job_events import FIRST_REPEAT_SECONDS, LONGEST_AGE_S
 from opencue_sched.reports.reaper import reap
 from opencue_sched.reports.recovery import recover_depends
 from opencue_sched.reports.run_ends import LostRun
+from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Events, Release
 from opencue_sched.store import job_events
 from tests.kit.counted import Counted
@@ -170,12 +171,34 @@ def test_a_job_is_told_of_whatever_ends_it(
     assert receiver.got[0]["job"]["id"] == run.job.id
 
 
+def test_a_frame_that_is_killed_with_its_job_is_not_told(
+    engine: Engine, view: FarmView, receiver: EventReceiver, send: Callable[..., Any]
+) -> None:
+    # given a job without retries, that is killed while its RQD does not answer
+    run = start(view, LayerSpec(frames=2), max_retries=0)
+    JobControl(Releaser(engine), ScriptedKiller(Fate.UNREACHABLE)).kill_job(run.job.id, reason="a test")
+
+    # when its frame ends by the kill, then the job's end alone is told
+    complete_frame(engine, run.report(exit_status=1, exit_signal=9))
+    assert view.states(run.frames) == ["DEAD"]
+    send()
+    assert receiver.kinds() == ["job_ended"]
+
+    # when the other frame is retried and dies, then that is told
+    control = JobControl(Releaser(engine), ScriptedKiller())
+    control.retry_frames([run.job.frames[1]], reason="a test")
+    with view.farm() as farm:
+        (proc,) = farm.run([run.job.frames[1]], run.host)
+    again = Running(run.job, run.host, run.job.frames[1:], (proc,))
+    complete_frame(engine, again.report(exit_status=7))
+    send()
+    assert receiver.kinds() == ["job_ended", "frame_died"]
+
+
 def test_a_frame_that_the_reaper_gives_up_is_told(
     engine: Engine, view: FarmView, receiver: EventReceiver, send: Callable[..., Any]
 ) -> None:
     # given a run that has been silent for hours on a host that is up and does not answer
-    from opencue_sched.rqd.kill import Fate
-
     run = start(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '5 hours'")
     # when it is reaped, then its frame is dead, and that is told
