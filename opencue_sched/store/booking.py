@@ -18,6 +18,7 @@ from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.limit_types import TERMS
+from opencue_sched.store.lookups import row_of
 from opencue_sched.store.pending import DELAYING_STATUSES, SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -41,7 +42,9 @@ _SET_TIMEOUTS = text(
 # Where no index of a table serves, a plan without sequential scans has one all the same, at a cost beyond each
 # threshold of the just-in-time compiler: where that is on, such a statement takes 0.3 to 3 s.
 
-# One row a layer: what the plan rests on as it is now, and the frames of it that were locked.
+# One row a layer: what the plan rests on as it is now, and the frames of it that were locked. Frames come with their
+# layers, so that both lists are joined before the rows of frames, of which PostgreSQL expects next to none to wait:
+# it would go through all planned layers for each frame.
 _LOCK_FRAMES = f"""
     WITH planned AS MATERIALIZED (
         SELECT l.pk_layer, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
@@ -52,20 +55,21 @@ _LOCK_FRAMES = f"""
                      WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
                COALESCE(q.until > now(), false) AS quarantined, {SWITCHED_ON} {{started}} AS may_start
         FROM unnest(CAST(:layers AS varchar[])) AS wanted(pk_layer)
-        JOIN layer l ON l.pk_layer = wanted.pk_layer
-        JOIN job j ON j.pk_job = l.pk_job
+        JOIN {row_of("layer", "l", "pk_layer = wanted.pk_layer")} ON true
+        JOIN {row_of("job", "j", "pk_job = l.pk_job")} ON true
         JOIN show s ON s.pk_show = j.pk_show
         LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
     ),
     locked AS MATERIALIZED (
         SELECT f.pk_layer, f.pk_frame, GREATEST(planned.int_mem_min, asked.memory_kb) AS memory_kb
-        FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS wanted(pk_frame, version)
-        JOIN frame f ON f.pk_frame = wanted.pk_frame
-        JOIN planned ON planned.pk_layer = f.pk_layer
+        FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[]), CAST(:frame_layers AS varchar[]))
+             AS wanted(pk_frame, version, pk_layer)
+        JOIN planned ON planned.pk_layer = wanted.pk_layer
+        JOIN frame f ON f.pk_frame = wanted.pk_frame AND f.pk_layer = wanted.pk_layer
         LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = f.pk_frame
         WHERE f.str_state = 'WAITING' AND f.int_version IS NOT DISTINCT FROM wanted.version
           AND planned.may_start
-          AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
+          AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame OFFSET 0)
         ORDER BY f.pk_frame
         FOR NO KEY UPDATE OF f SKIP LOCKED
     )
@@ -296,6 +300,7 @@ def lock_frames(
         "layers": list({p.layer.id for p in procs}),
         "frames": [p.frame.id for p in procs],
         "versions": [p.frame.version for p in procs],
+        "frame_layers": [p.layer.id for p in procs],
     }
     rows = connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after), parameters).all()
     frames = {frame: kb for row in rows if row.frames for frame, kb in zip(row.frames, row.memory, strict=True)}

@@ -26,6 +26,7 @@ from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema, upgrade
 from tests.kit.plans import plan
 from tests.kit.promised import duty, with_queue
+from tests.kit.statements import rows_read
 
 _DISABLED_COST = 1e10
 """What PostgreSQL before 18 adds to the cost of a node that is switched off; 18 says so of the node."""
@@ -135,3 +136,21 @@ def test_triggers_of_a_booking_scan_no_table(engine: Engine, procs: list[Planned
         book(connection, procs)
         scanned = connection.execute(text("SELECT relname FROM pg_stat_xact_user_tables WHERE seq_scan > 0")).scalars()
         assert sorted(scanned) == []
+
+
+def test_locking_frames_reads_no_more_than_these_and_their_layers(engine: Engine, settings: Settings) -> None:
+    # Given a thousand layers with a frame each, and hosts for a fifth of them
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=64, memory_gb=256) for _ in range(40)])
+        farm.jobs([JobSpec([LayerSpec(frames=1)] * 10) for _ in range(100)])
+        procs = plan(farm, settings)[:200]
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    # When so many are locked, each of another layer
+    with rows_read(engine) as rows, engine.begin() as connection:
+        booking.set_timeouts(connection, statement=60, lock=60, idle=60, whole=60)
+        frames, layers = booking.lock_frames(connection, procs, check_schema(connection))
+    # Then nothing else is read but what says whether they may start
+    assert (len(frames), len(layers)) == (200, 200)
+    assert rows[0] < 5 * 200
