@@ -187,7 +187,11 @@ class Queue(_Section):
         5.0, description="Seconds a cluster with jobs but no booking is left alone."
     )
     cluster_reload_interval: Seconds = Field(120.0, description="Seconds between reloads of the cluster set.")
-    active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
+    active_scan_interval: Seconds = Field(
+        2.0,
+        description="Seconds between sweeps when no event asks for one. A worker scans the database for what waits "
+        "in one of them in ten seconds.",
+    )
     stream: Stream = Field(default_factory=Stream)
     max_jobs_per_cluster_pass: int = Field(
         20,

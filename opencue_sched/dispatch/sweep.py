@@ -36,6 +36,9 @@ naps then. New work, freed hosts and changed caps are notified; the scan is for 
 _SCAN_BELIEVED_SECONDS = 1.0
 """How long a sweep for freed hosts alone does with the last awake scan, if that found work for them: on a full farm it
 is made ten times a second, and new work asks for a sweep of its own."""
+_BACKLOG_BELIEVED_SECONDS = 10.0
+"""How long the periodic sweeps of a process do with its backlog in place of a scan: so long the resync takes that finds
+what no notification tells, and without which a pass would not know of it either."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
@@ -93,8 +96,8 @@ class Sweeper:
     Each cluster has a posting for each shard that ``division`` says there is. Every worker hears of new work and of
     freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
     ``on_reading`` is called before the clusters are read, for what else must be read anew now and then. ``waiting``
-    says where work waits as far as this process knows (Backlog.waiting_tags): sweeps for notices ask it, and only the
-    periodic ones scan PostgreSQL. ``clock`` counts the seconds of its pauses and naps, and never goes back.
+    says where work waits as far as this process knows (Backlog.waiting_tags): sweeps for notices ask it, as do periodic
+    ones, which scan PostgreSQL only so often. ``clock`` counts the seconds of its pauses and naps, and never goes back.
     """
 
     def __init__(
@@ -199,7 +202,8 @@ class Sweeper:
                 began = self._clock()
                 believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
                 awake = with_work(self._awake, self.clusters) if believed else ()
-                if notified and self._waiting is not None:
+                scanned_lately = not self._withdraw_due and began < self._scanned_at + _BACKLOG_BELIEVED_SECONDS
+                if self._waiting is not None and (notified or scanned_lately):
                     self._awake = self._waiting()
                 elif all(freed_tags.isdisjoint(cluster.tags) for cluster in awake):
                     self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))

@@ -17,6 +17,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.pending import waiting_tags
 from tests.kit.passes import Passes, passes
 from tests.kit.polling import eventually
 
@@ -243,6 +244,27 @@ def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_seco
     monkeypatch.setattr(sweep, "_SCAN_BELIEVED_SECONDS", 0.0)
     here.sweeper.sweep(wake_hosts=[host])
     assert asked() == 4
+
+
+def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a sweeper of a process that knows where work waits, and a farm whose cluster does not sleep
+    plant(engine)
+    with engine.connect() as connection:
+        waiting = waiting_tags(connection, None)
+    sweeper = Sweeper(here.engine, here.settings, here.sweeper._postings, waiting=lambda: waiting)
+    asked = scans_of(here.engine)
+    # When periodic sweeps follow each other, then the first one scans, and each finds the work
+    assert [sweeper.sweep(may_nap=True).active for _ in range(5)] == [1] * 5
+    assert asked() == 1
+    # And so does one after the clusters were read anew, or after a while
+    sweeper.reload()
+    sweeper.sweep(may_nap=True)
+    assert asked() == 2
+    monkeypatch.setattr(sweep, "_BACKLOG_BELIEVED_SECONDS", 0.0)
+    sweeper.sweep(may_nap=True)
+    assert asked() == 3
 
 
 def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, engine: Engine) -> None:
