@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import redis
@@ -39,7 +40,15 @@ class ChangeLog:
             self._client.xadd(self._key, entry, maxlen=_MAX_ENTRIES_KEPT, approximate=True)  # type: ignore[arg-type]
 
     def since(self, cursor: str | None, *, but_of: str = "") -> tuple[str, frozenset[str] | None]:
-        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read everything again".
+        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read everything again"."""
+        now, by_writer = self.by_writer_since(cursor, but_of=but_of)
+        return now, None if by_writer is None else frozenset[str]().union(*by_writer.values())
+
+    def by_writer_since(
+        self, cursor: str | None, *, but_of: str = ""
+    ) -> tuple[str, Mapping[str, frozenset[str]] | None]:
+        """What was appended after ``cursor``: the new cursor, and the ids by the instance that wrote them, "" where
+        none is named, or None for "read everything again".
 
         None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
         or when more than 1,000 entries are new. Read the rows *after* this call: then nothing can fall between. One
@@ -53,12 +62,16 @@ class ChangeLog:
         answers = cast("list[list[_Entry]]", pipeline.execute())
         named, new, last = answers
         if not last:
-            return _START, frozenset() if cursor == _START else None
+            return _START, {} if cursor == _START else None
         now = last[0][0]
         if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
             return now, None
-        entries = (entry for _, entry in new if not but_of or entry.get(_WRITER) != but_of)
-        return now, frozenset(row_id for entry in entries for row_id in entry.get(self._field, "").split())
+        by_writer = defaultdict[str, set[str]](set)
+        for _, entry in new:
+            writer = entry.get(_WRITER, "")
+            if not but_of or writer != but_of:
+                by_writer[writer].update(entry.get(self._field, "").split())
+        return now, {writer: frozenset(ids) for writer, ids in by_writer.items()}
 
 
 class HostChanges(ChangeLog):

@@ -121,17 +121,22 @@ class HostFeed:
         """Read again what changed since this process looked last, in any of its shards."""
         with self._lock:
             try:
-                self._cursor, ids = self._changes.since(self._cursor, but_of=self._instance)
+                self._cursor, by_writer = self._changes.by_writer_since(self._cursor, but_of=self._instance)
             except RedisError as error:
                 log.warning("host_changes_not_read", error=str(error))
                 return
-            if ids is None:
+            if by_writer is None:
                 self.cache.expire()
                 self.rereading.wake()
-            self._noted |= self.cache.reaches(ids or ())
+                by_writer = {}
+            self._noted |= self.cache.reaches(frozenset[str]().union(*by_writer.values()))
             wanted = self._noted | self.cache.invalidated_ids()
             if wanted:
-                read_at = self.cache.instant()
-                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), self._settings.host_staleness_threshold)
-                self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
+                # What other instances write are bookings, of layers that are not known here.
+                of_others = frozenset[str]().union(*(ids for writer, ids in by_writer.items() if writer))
+                but_running = self.cache.running_known(wanted - of_others)
+                read_at, staleness = self.cache.instant(), self._settings.host_staleness_threshold
+                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), staleness, but_running=but_running)
+                gone = wanted - {host.id for host in hosts}
+                self.cache.apply(hosts, gone, read_at=read_at, but_running=but_running)
                 self._noted.clear()

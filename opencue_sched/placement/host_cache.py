@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +43,10 @@ _FIRST_BUCKETS = 16
 together."""
 _MOST_GROWTH = 4
 """A portion has at most so many times as many buckets as the one before."""
+RUNNING_BELIEVED_SECONDS = 10.0
+"""How long what was read of the frames that run on a host counts, with what this process booked there since. A large
+host comes free several times in that, and each reading of what runs there reads all its procs. Frames that ended
+meanwhile are counted too: that bears on locality and on a layer's share of the host, and on nothing that is idle."""
 FIRST_READ_HOSTS = 5_000
 """Hosts of which a pass waits for the first read: half a second. Those of a larger farm follow in the background, at
 once, so that the first plan of a process comes as soon on any farm."""
@@ -187,6 +191,8 @@ class _Entry:
     read: Host | None = None
     holds: dict[str, _Hold] = field(default_factory=dict)
     ran: tuple[str, ...] = ()
+    running_read_at: float = -math.inf
+    """When the read began that last said what runs there."""
 
 
 class _Refused(NamedTuple):
@@ -330,14 +336,33 @@ class HostCache:
             part.due_at = max(part.due_at, self._clock() - pause) + pause
             return Reread(changed, 0.0, tuple(appeared.values()))
 
-    def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> list[Host]:
+    def running_known(self, host_ids: Iterable[str]) -> frozenset[str]:
+        """Those of these hosts of which it is known what runs there: RUNNING_BELIEVED_SECONDS."""
+        with self._lock:
+            oldest = self._clock() - RUNNING_BELIEVED_SECONDS
+            entries = ((host_id, self._entries.get(host_id)) for host_id in host_ids)
+            return frozenset(
+                host_id for host_id, entry in entries if entry and entry.read and entry.running_read_at > oldest
+            )
+
+    def apply(
+        self,
+        hosts: Iterable[Host],
+        gone_ids: Collection[str],
+        *,
+        read_at: float,
+        but_running: Collection[str] = (),
+    ) -> list[Host]:
         """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
         Returns the hosts that changed.
 
-        ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays.
+        ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays. What runs on the hosts
+        ``but_running`` was not read.
         """
         with self._lock:
-            changed = [host for host in hosts if self._take_over(host, read_at)]
+            changed = [
+                host for host in hosts if self._take_over(host, read_at, running_read=host.id not in but_running)
+            ]
             for host_id in gone_ids:
                 self._forget(host_id, read_at)
             return changed
@@ -559,8 +584,8 @@ class HostCache:
         part = self._parts.get((facility_id, shard))
         return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
 
-    def _take_over(self, host: Host, read_at: float) -> bool:
-        """A read that began at ``read_at`` found the host; returns whether it changed."""
+    def _take_over(self, host: Host, read_at: float, *, running_read: bool) -> bool:
+        """A read that began at ``read_at`` found the host, and maybe what runs there; returns whether it changed."""
         entry = self._entries.get(host.id)
         if entry is None:
             if not any(self._groups_of(host)):
@@ -571,10 +596,14 @@ class HostCache:
         covered = {proc_id: hold.layer_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at}
         for proc_id in covered:
             del entry.holds[proc_id]
+        if (running_read and host.idle_cores) or host.idle_centicores >= host.total_centicores:
+            entry.running_read_at = read_at
+        elif entry.read is not None:
+            # Of a full host no read says what runs there, either.
+            host = replace(host, running=_with(entry.read.running, covered.values()))
         # A frame that was placed and has ended since the last read ran here as well.
         ran = dict.fromkeys((*covered.values(), *entry.ran))
         recent = tuple(islice((it for it in ran if it and it not in host.running), RECENT_LAYERS))
-        # Of a full host no read says what runs there.
         entry.ran = (*host.running, *recent) if host.idle_cores else tuple(ran)
         host = replace(host, recent=recent) if recent else host
         entry.read_at = read_at
@@ -681,6 +710,12 @@ def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
         if hold.layer_id:
             running[hold.layer_id] = running.get(hold.layer_id, 0) + 1
     return host.without(Resources(cores, memory_kb, gpus, gpu_memory_kb), running)
+
+
+def _with(running: Mapping[str, int], more: Iterable[str]) -> Mapping[str, int]:
+    """Frames by layer, and one more of each of these layers ("": of none)."""
+    added = Counter(filter(None, more))
+    return {**running, **{layer_id: running.get(layer_id, 0) + frames for layer_id, frames in added.items()}}
 
 
 def _layers_known_to(host: Host | None) -> set[str]:

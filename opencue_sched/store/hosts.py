@@ -36,7 +36,8 @@ def bucket(host_id: str) -> str:
     return f"get_byte(decode(left(md5({host_id}), 2), 'hex'), 0)"
 
 
-# The procs of a host are read where a frame might go beside them: in a full farm of hardly any, and each has many.
+# The procs of a host are read where a frame might go beside them, and {wanted}: in a full farm of hardly any, and each
+# has many.
 _COLUMNS = f"""
     h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
@@ -44,15 +45,15 @@ _COLUMNS = f"""
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
            ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
            CASE WHEN h.int_cores_idle < h.int_cores
-                     AND h.int_cores_idle - {LOCKED_CENTICORES} >= {CENTICORES_PER_CORE} THEN
+                     AND h.int_cores_idle - {LOCKED_CENTICORES} >= {CENTICORES_PER_CORE} AND {{wanted}} THEN
                ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL)
-           ELSE '{{}}' END AS running,
+           ELSE '{{{{}}}}' END AS running,
            {HOLD_COLUMNS}
 """  # noqa: S608 - only our own constants
 
 _OF_TAGS = text(
     f"""
-    SELECT {_COLUMNS}
+    SELECT {_COLUMNS.format(wanted="true")}
     FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
     LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
     WHERE {MAY_TAKE_FRAMES}
@@ -68,7 +69,7 @@ _OF_TAGS = text(
 # The hosts of some buckets, by their index, and no others; of a small farm PostgreSQL reads all hosts instead.
 _OF_BUCKETS = text(
     f"""
-    SELECT {_COLUMNS}
+    SELECT {_COLUMNS.format(wanted="true")}
     FROM (SELECT * FROM host WHERE {bucket("pk_host")} = ANY(CAST(:buckets AS integer[])) OFFSET 0) h
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
@@ -79,8 +80,8 @@ _OF_BUCKETS = text(
 
 _BY_ID = text(
     f"""
-    SELECT {_COLUMNS}
-    FROM unnest(CAST(:ids AS varchar[])) AS named(pk_host)
+    SELECT {_COLUMNS.format(wanted="named.running")}
+    FROM unnest(CAST(:ids AS varchar[]), CAST(:running AS boolean[])) AS named(pk_host, running)
     JOIN {row_of("host", "h", "pk_host = named.pk_host")} ON true
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
@@ -122,9 +123,13 @@ def fetch_buckets(
     return _hosts(connection.execute(_OF_BUCKETS, parameters))
 
 
-def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> list[Host]:
-    """Those of these hosts that may take frames now; one that is absent may not."""
-    return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}))
+def fetch_hosts_by_id(
+    connection: Connection, ids: Sequence[str], staleness: float, *, but_running: Collection[str] = ()
+) -> list[Host]:
+    """Those of these hosts that may take frames now; one that is absent may not. What runs on the hosts ``but_running``
+    is not read."""
+    running = [host_id not in but_running for host_id in ids]
+    return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "running": running, "staleness": staleness}))
 
 
 @lru_cache(maxsize=10_000)

@@ -174,3 +174,63 @@ class TestKnown:
         read_again(cache, clock, replace(moved, tags=frozenset({"other"})))
 
         assert self.find(cache) == "b"
+
+
+class TestRunningNotRead:
+    """What runs on a host was read a moment ago, and the host is read again without that."""
+
+    def read_again(self, cache: HostCache, clock: Clock, *, idle_centicores: int) -> None:
+        clock.advance(1)
+        host = make_host(idle_centicores=idle_centicores)
+        cache.apply([host], [], read_at=cache.instant(), but_running={"h1"})
+
+    def test_what_was_read_stays_with_what_was_booked_since(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(idle_centicores=400, running={"a": 2})), clock)
+        assert cache.take(must_find(cache), {"p1": take(1), "p2": take(1)}, layer_id="a")
+        assert cache.take(must_find(cache), {"p3": take(1)}, layer_id="b")
+        for proc_id in ("p1", "p2", "p3"):
+            cache.settle("h1", proc_id, committed=True)
+
+        for _ in range(2):
+            self.read_again(cache, clock, idle_centicores=100)
+
+            assert must_find(cache).idle_cores == 1
+            assert must_find(cache).running == {"a": 4, "b": 1}
+
+    def test_it_stays_while_the_host_is_full(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(idle_centicores=100, running={"a": 2})), clock)
+        assert cache.take(must_find(cache), {"p1": take(1)}, layer_id="b")
+        cache.settle("h1", "p1", committed=True)
+
+        read_again(cache, clock, make_host(idle_centicores=0))
+        self.read_again(cache, clock, idle_centicores=100)
+
+        assert must_find(cache).running == {"a": 2, "b": 1}
+
+    def test_nothing_runs_where_all_is_idle(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(idle_centicores=100, running={"a": 2})), clock)
+
+        self.read_again(cache, clock, idle_centicores=800)
+
+        assert (must_find(cache).running, must_find(cache).recent) == ({}, ("a",))
+
+    def test_it_is_known_for_ten_seconds(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(idle_centicores=100, running={"a": 2})), clock)
+        for _ in range(9):
+            self.read_again(cache, clock, idle_centicores=100)
+            assert cache.running_known(["h1", "h2"]) == {"h1"}
+        clock.advance(1.5)
+        assert cache.running_known(["h1"]) == frozenset()
+
+        read_again(cache, clock, make_host(idle_centicores=100, running={"b": 1}))
+
+        assert cache.running_known(["h1"]) == {"h1"}
+        assert must_find(cache).running == {"b": 1}
+
+    def test_it_is_not_known_of_a_host_that_was_full_when_it_was_read_first_or_that_was_invalidated(
+        self, clock: Clock
+    ) -> None:
+        cache = make_cache(Farm(make_host(idle_centicores=0), make_host("h2", idle_centicores=100)), clock)
+        assert cache.running_known(["h1", "h2"]) == {"h2"}
+        cache.invalidate("h2", why="locked")
+        assert cache.running_known(["h1", "h2"]) == frozenset()
