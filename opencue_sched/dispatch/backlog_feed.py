@@ -80,8 +80,8 @@ class BacklogFeed:
         self.backlog = Backlog(clock, portion_seconds=min(PORTION_SECONDS, most))
         self._reading = threading.Lock()
         """Held by the thread that reads what was named."""
+        # What was named since the last read: the listener's thread adds to it and passes take it, under ``_lock``.
         self._lock = threading.Lock()
-        """Of what was named, which the listener's thread adds to."""
         self._layers: set[str] = set()
         self._jobs: set[str] = set()
         self._shows: set[str] = set()
@@ -147,8 +147,10 @@ class BacklogFeed:
         read_at = self.backlog.instant()
         uncounted = self._settings.queue.uncounted_exit_statuses
         portions = ask(self._engine, fetch_portions, self._facts(), sizes, uncounted=uncounted)
-        for it in portions:
-            self.backlog.apply_portion(it.layer_id, it.waiting_frames, it.frames, it.back_in, read_at=read_at)
+        for portion in portions:
+            self.backlog.apply_portion(
+                portion.layer_id, portion.waiting_frames, portion.frames, portion.back_in, read_at=read_at
+            )
         self.note(sizes.keys() - {portion.layer_id for portion in portions})
 
     # What is known of shows

@@ -62,9 +62,10 @@ shard's hosts."""
 _TRIES = 4
 """How often a plan goes on with other frames in place of those that other planners have the permits of, less one."""
 _MOST_READS = 40
-"""Reads of portions of one plan: a farm of layers with one frame each is no reason to hold the claims for ever."""
+"""How many reads of portions one plan makes at most: a farm of layers with one frame each is no reason to keep the
+claims for ever."""
 CONTENDED_SLEEP_SECONDS = 0.1
-"""Another planner has the frames, mostly for as long as it commits a few."""
+"""How long a cluster sleeps whose frames another planner has: mostly for as long as that commits a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class PassRunner:
     facts: Callable[[], SchemaFacts]
     """What the database has, as the process read it last."""
     verdicts: VerdictNotes | VerdictLog | None = None
-    """Where verdicts go: notes that a thread writes, or the log itself."""
+    """Takes the verdicts: notes that a thread writes, or the log itself."""
     imported: ImportedShows | None = None
     refusals: Refusals = field(default_factory=Refusals)
     locked: Cooldowns[str] = field(
@@ -96,9 +97,9 @@ class PassRunner:
     at_caps: set[str] = field(default_factory=set)
     """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
     freed: Callable[[Collection[str]], None] = lambda _: None
-    """Told of hosts (ids) on which a booking came to nothing after the claims had ended."""
+    """Called with the ids of hosts on which a booking came to nothing after the claims had ended."""
     follows: Callable[[Collection[Cluster]], None] = lambda _: None
-    """Told of the clusters of a pass that is about to follow: the pass takes in all that was heard before."""
+    """Called with the clusters of a pass that is about to follow: the pass takes in all that was heard before."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -121,7 +122,9 @@ class PassRunner:
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
         """
-        return _Pass(self, [PassReport(it) for it in clusters], alive, progress, end, began=self.clock()).run()
+        return _Pass(
+            self, [PassReport(cluster) for cluster in clusters], alive, progress, end, began=self.clock()
+        ).run()
 
 
 class _ClaimLostError(Exception):
@@ -141,12 +144,12 @@ class _Pass:
     works: list[BacklogWork] = field(default_factory=list)
     """What waits, of each show that may be planned."""
     work_of: dict[Cluster, BacklogWork] = field(default_factory=dict)
-    """By cluster, also where nothing may start yet."""
+    """What waits in each cluster, also where nothing may start yet."""
     planner: Planner | None = None
     planned_for: dict[str, PassReport] = field(default_factory=dict)
-    """By proc id."""
+    """The report of the cluster that each proc was planned for, by proc id."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Of the permits of this pass."""
+    """The name under which this pass has its permits."""
     permitted: dict[str, PlannedFrame] = field(default_factory=dict)
     """Frames whose permits this pass has, by the ids of their procs."""
     unfit: Mapping[str, str] = field(default_factory=dict)
@@ -156,11 +159,13 @@ class _Pass:
     unread: bool = False
     """Whether the plan came to more layers than a plan reads frames of."""
     gave_back: bool = False
+    """Whether hosts got back what was planned on them and not committed: layers may wait for want of just that."""
     ended: bool = False
+    """Whether ``end`` was called: other passes may have the clusters."""
 
     @property
     def report(self) -> PassReport:
-        """That of the first cluster, which says what the pass took as a whole."""
+        """The report of the first cluster, which says what the pass took as a whole."""
         return self.reports[0]
 
     @property
@@ -205,12 +210,12 @@ class _Pass:
                     launch = launching.submit(self._launch_and_settle, *committed)
                 self._choose_next()
             except NotReady as error:
-                for it in self.reports:
-                    it.ended, it.error = PassEnd.NOT_READY, str(error)
+                for cluster_report in self.reports:
+                    cluster_report.ended, cluster_report.error = PassEnd.NOT_READY, str(error)
                 log.warning("pass_not_ready", cluster=report.cluster.key, error=str(error))
             except _ClaimLostError:
-                for it in self.reports:
-                    it.ended = PassEnd.CLAIM_LOST
+                for cluster_report in self.reports:
+                    cluster_report.ended = PassEnd.CLAIM_LOST
             finally:
                 self._note_verdicts()
             if not self.ended:
@@ -218,8 +223,8 @@ class _Pass:
             if launch is not None:
                 launch.result()
         report.seconds["total"] = runner.clock() - self.began
-        for it in self.reports:
-            log.debug("pass_ended", **it.summary())
+        for cluster_report in self.reports:
+            log.debug("pass_ended", **cluster_report.summary())
         return self.reports
 
     def _steps(self) -> tuple[LaunchDetails | None, CommitResult] | None:
@@ -583,7 +588,7 @@ class _Pass:
             runner.hosts.cache.invalidate(proc.host.id, cooldown_seconds=seconds, why=str(error))
         runner.hosts.changed({proc.host.id for proc in result.committed})
         # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
-        hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}
+        hopeless = {outcome.request.run_frame.job_id: str(outcome.error) for outcome in impossible}
         quarantine(runner.engine, {**blame.jobs, **hopeless}, runner.settings)
         self.report.seconds["launch"] = runner.clock() - began
 

@@ -109,7 +109,7 @@ class FarmDivision:
         self._instances = instances
         self._counted_at = -math.inf
         self._counted_for = 0
-        """For so many instances hosts were counted last, and no further than these divide them."""
+        """The number of instances for which hosts were counted last, and no further than these divide them."""
         self._hosts = 0
         self._last: Division = ()
         self._lock = threading.Lock()

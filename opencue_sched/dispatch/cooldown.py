@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 FIRST_SECONDS = 2.0
+"""Cooldown of a cluster after the first failed pass; it doubles up to LONGEST_SECONDS."""
 LONGEST_SECONDS = 300.0
-"""Of a cluster whose passes fail."""
 EMPTY_SLEEP_SECONDS = 30.0
-"""Of a cluster without pending jobs. New work wakes it at once: this is for news that was lost."""
+"""How long the posting of a cluster without pending jobs sleeps. New work wakes it at once: this is for news that was
+lost."""
 FIRST_LOCKED_SECONDS = 0.05
+"""Cooldown of a host whose row another transaction had locked at two looks in a row; it doubles up to
+LONGEST_LOCKED_SECONDS. Mostly a completion or a report has the row for a few milliseconds, so the next pass plans it
+again, and idle cores are lost in a longer cooldown; but looking again and again at one that stays locked costs a pass
+each."""
 LONGEST_LOCKED_SECONDS = 1.0
-"""Of a host whose row another transaction has locked, and had when it was looked at before. Mostly a completion or a
-report has it for a few milliseconds, so the next pass plans it again, and idle cores are lost in a longer cooldown; but
-looking again and again at one that stays locked costs a pass each."""
 
 What = TypeVar("What", bound=Hashable)
 
@@ -42,9 +44,9 @@ class _Cooldown:
 
 
 class Cooldowns(Generic[What]):
-    """What this process leaves alone, until when, and why. Thread-safe.
+    """What cools down in this process, until when, and why. Thread-safe.
 
-    A row of failures is over when something ``worked``, or did not fail for twice ``longest``. ``free``: so many
+    A row of failures is over when something ``worked``, or did not fail for twice ``longest``. The first ``free``
     failures of a row are followed by no cooldown.
     """
 
@@ -76,11 +78,11 @@ class Cooldowns(Generic[What]):
             self._cooldowns.pop(what, None)
 
     def active(self) -> dict[What, str]:
-        """What is to be left alone now, and why."""
+        """What cools down now, and why."""
         now = self._clock()
         with self._lock:
             self._forget(now)
-            return {what: it.why for what, it in self._cooldowns.items() if it.until > now}
+            return {what: cooldown.why for what, cooldown in self._cooldowns.items() if cooldown.until > now}
 
     def _forget(self, now: float) -> None:
         """The oldest failure comes first."""

@@ -29,11 +29,11 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 
 STORE_TROUBLE_SLEEP_SECONDS = 1.0
-"""All clusters of a shard wait so long after a store was in trouble, each worker then asks with one pass."""
+"""How long all clusters of a shard sleep after a store was in trouble; then each worker asks with one pass."""
 
 
 def _nothing_held() -> None:
-    """Where no sweep was held."""
+    """Do nothing: no sweep was kept back that could be made now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Dispatcher:
                 log.warning("pass_tried_by_cluster", clusters=len(claims), error=describe(error))
                 return [report for claim in claims for report in self._pass([claim], release)]
             reason = failure_reason(error)
-            reports = [PassReport(it.cluster, ended=PassEnd.QUERY_ERROR, error=reason) for it in claims]
+            reports = [PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=reason) for claim in claims]
             if not trouble:
                 self._fail(claims[0], reason)
                 return reports
@@ -117,7 +117,7 @@ class Dispatcher:
         """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
         message is sent again to others."""
         try:
-            return ask(self.runner.engine, lambda it: bool(it.exec_driver_sql("SELECT true").scalar_one()))
+            return ask(self.runner.engine, lambda session: bool(session.exec_driver_sql("SELECT true").scalar_one()))
         except SQLAlchemyError as error:
             log.warning("database_away", error=str(error))
             return False
@@ -126,7 +126,8 @@ class Dispatcher:
         """End the claims as ``next_state`` says of their reports. One message for all: its claim takes the others of
         the shard along."""
         saturated = self.settings.queue.cluster_saturated_sleep
-        endings = [ClaimEnd(claim, *next_state(it, saturated)) for claim, it in zip(claims, reports, strict=True)]
+        states = [next_state(report, saturated) for report in reports]
+        endings = [ClaimEnd(claim, *state) for claim, state in zip(claims, states, strict=True)]
         try:
             tickets = self.postings.end_many(endings)
         except RedisError as error:
@@ -136,9 +137,9 @@ class Dispatcher:
             if ticket:
                 self.send(Enqueued(ending.claim.cluster, ending.claim.uuid, ticket))
                 break
-        sleeps = [it.delay_seconds for it, ticket in zip(endings, tickets, strict=True) if not ticket]
+        sleeps = [ending.delay_seconds for ending, ticket in zip(endings, tickets, strict=True) if not ticket]
         # What a store in trouble put off would be back all at once.
-        if sleeps and not any(it.how == "put_off" for it in endings):
+        if sleeps and not any(ending.how == "put_off" for ending in endings):
             self.look_in(min(sleeps))
 
     def _fail(self, claim: Claim, reason: str) -> None:

@@ -20,20 +20,27 @@ from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.rqd.launch import LaunchOutcome
 
 HOSTS_TO_BLAME = 3
+"""How many hosts must have refused a job's frames for the job to be at fault."""
 JOBS_TO_BLAME = 3
+"""How many jobs' frames a host must have refused for the host to be at fault."""
 APART_SECONDS = 5.0
+"""First cooldown of a layer on a host, which doubles up to LONGEST_APART_SECONDS: what the host lacked may be free
+again."""
 LONGEST_APART_SECONDS = 60.0
-"""The cooldown of a layer on a host, at first and at most: what the host lacked may be free again."""
 REMEMBERED_SECONDS = 60.0
-# Words of either RQD that is down, about to stop, taken back by its user, or has less free than PostgreSQL says.
+"""How long a refusal counts."""
 _HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
+"""Words of an RQD, of either kind, that is down, about to stop, taken back by its user, or has less free than
+PostgreSQL says."""
 
 
 class Blame(NamedTuple):
-    """Who is at fault. ``jobs``: what RQD said, by job id. ``hosts``: names of the hosts that take nothing now."""
+    """What is at fault for refused launches."""
 
     jobs: Mapping[str, str]
+    """What RQD said, by job id."""
     hosts: frozenset[str]
+    """Names of the hosts that take nothing now."""
 
 
 class Refusals:
@@ -42,24 +49,25 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # When each came that counts against a job (job, host), and against a host (host, job).
+        # When each refusal came that counts against a job (job, host), and against a host (host, job); under the lock.
         self._against: dict[tuple[str, str], float] = {}
         self.apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
         """The layers on hosts (layer id, host name) that are kept apart, and what RQD said."""
 
     def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
-        """Note how launches ended, and return who is at fault by now. Counting starts anew for those."""
+        """Note how launches ended, and return what is at fault by now. Counting starts anew for that."""
         refused: dict[tuple[str, str], str] = {}
         hosts, launched = set[str](), set[str]()
         with self._lock:
             now = self._clock()
             kept_apart = self.apart.active()
-            for it in (it for it in outcomes if it.sends or it.unfit_host):
-                host, frame, words = it.request.host_name, it.request.run_frame, str(it.error)
-                if it.error is None:
+            for outcome in (outcome for outcome in outcomes if outcome.sends or outcome.unfit_host):
+                host, frame, error = outcome.request.host_name, outcome.request.run_frame, outcome.error
+                words = str(error)
+                if error is None:
                     launched |= {frame.job_id, host}
                     self.apart.worked((frame.layer_id, host))
-                elif it.error.outcome_unknown or not it.answered or any(said in words for said in _HOST_WORDS):
+                elif error.outcome_unknown or not outcome.answered or any(said in words for said in _HOST_WORDS):
                     hosts.add(host)
                 else:
                     refused[frame.job_id, host] = words
@@ -76,7 +84,7 @@ class Refusals:
             return Blame(jobs, frozenset(hosts))
 
     def _forget(self, now: float, names: Collection[str]) -> None:
-        """What counts against these, and what came long ago."""
+        """Forget what counts against these jobs and hosts, and what came long ago."""
         self._against = {
             pair: at for pair, at in self._against.items() if now - at < REMEMBERED_SECONDS and pair[0] not in names
         }

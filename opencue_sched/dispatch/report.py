@@ -27,9 +27,8 @@ class PassEnd(StrEnum):
 
 @dataclass(slots=True)
 class PassReport:
-    """Of one cluster. Filled in step by step, so that a pass that fails half-way still says what it did. Of several
-    clusters of one pass, the first has what they share: ``seconds``.
-    Times in seconds."""
+    """What a pass did in one cluster. Filled in step by step by the pass, so that one that fails half-way still says
+    what it did; nobody changes it afterwards."""
 
     cluster: Cluster
     ended: PassEnd = PassEnd.NO_JOBS
@@ -43,14 +42,17 @@ class PassReport:
     losses: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
     go_on: bool = False
-    """There is more to place right away: a bound ended the plan, or a host came free that some layer had wanted."""
+    """Whether there is more to place right away: a bound ended the plan, or a host came free that some layer had
+    wanted."""
     look_again: float | None = None
     """Seconds after which there may be something to do that no event tells of: a host that PostgreSQL or an RQD refused
     may be tried again, or a layer may start. None without either."""
     seconds_to_book: list[float] = field(default_factory=list)
-    """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
+    """For each frame booked, the seconds from its becoming eligible, once more after a retry, to the answer to the
+    COMMIT."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each step the pass came to: gather, plan, book, commit, launch (and settle); and in ``total``."""
+    """How long each step took that the pass came to: gather, plan, book, commit, launch (and settle); and ``total``.
+    The report of a pass's first cluster has them, for all of its clusters."""
     error: str = ""
     commit_error: str = ""
     """Why PostgreSQL took nothing of its plan. Empty where it took something, or nobody asked it to."""

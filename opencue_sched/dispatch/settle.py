@@ -58,10 +58,11 @@ def settle(
     """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). The caller publishes
     the hosts: what was undone is idle there again."""
     by_id = {proc.proc_id: proc for proc in committed}
-    launched = [by_id[it.proc_id] for it in outcomes if it.error is None]
-    to_undo = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and not it.error.outcome_unknown]
-    unsure = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and it.error.outcome_unknown]
-    ref_of = {it.proc_id: it.request.ref for it in outcomes}
+    launched = [by_id[outcome.proc_id] for outcome in outcomes if outcome.error is None]
+    failed = [(by_id[outcome.proc_id], outcome.error) for outcome in outcomes if outcome.error is not None]
+    to_undo = [(proc, error) for proc, error in failed if not error.outcome_unknown]
+    unsure = [(proc, error) for proc, error in failed if error.outcome_unknown]
+    ref_of = {outcome.proc_id: outcome.request.ref for outcome in outcomes}
 
     # 1. RQD.
     unsure, gone, left = _still_ours(engine, unsure)
@@ -140,7 +141,7 @@ def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[st
     except SQLAlchemyError as error:
         if len(procs) == 1:
             return {procs[0].proc_id: f"PostgreSQL did not take the compensation: {failure_reason(error)}"}
-        return {it: why for proc in procs for it, why in _undo_in_postgresql(engine, [proc]).items()}
+        return {proc_id: why for proc in procs for proc_id, why in _undo_in_postgresql(engine, [proc]).items()}
     return {}
 
 

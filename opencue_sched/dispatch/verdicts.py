@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -38,69 +39,76 @@ from opencue_sched.errors import BookingError
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 24 * 3600
+"""Life of verdicts and shortages in Redis after they were last written."""
 FAILED_COMMITS_SECONDS = 600
 """Life of what is kept of failed commits: a cluster with waiting frames has another pass long before."""
 SAME_PASS_SECONDS = 120.0
-"""Verdicts of several clusters on one layer are compared when they are no further apart than this."""
+"""How far apart verdicts of several clusters on one layer may be for them to be compared."""
 BELIEVED_SECONDS = 90.0
-"""For so long is a verdict believed: a layer that waits is looked at within a minute, and its verdict is written half a
+"""How long a verdict is believed: a layer that waits is looked at within a minute, and its verdict is written half a
 minute later at most."""
 _WRITE_SECONDS = 1.0
+"""Between two writes of what changed."""
 _WRITE_AGAIN_SECONDS = 30.0
-"""A verdict that has not changed is written once in so long, with the time of the last look."""
+"""Between two writes of a verdict that has not changed, which has the time of the last look."""
 MOST_WRITTEN = 2_000
-"""Verdicts of one write, so of a second."""
+"""How many verdicts one write has at most, and so a second."""
 _SEPARATOR = "|"
 _SCOPE = "facility:"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
-    """A verdict, the cluster whose pass gave it, and when: epoch seconds of the recording process."""
+    """A verdict, and the pass that gave it."""
 
     verdict: LayerVerdict
     cluster: str
+    """The key of the cluster of the pass."""
     at: float
+    """Epoch seconds of the recording process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedShortages:
-    """What layers of a show wait for, as the last pass over a cluster (its key) found at ``at`` (epoch seconds of its
-    worker)."""
+    """What layers of a show wait for, as the last pass over a cluster found it."""
 
     show_id: str
     cluster: str
+    """The key of the cluster."""
     shortages: tuple[Shortage, ...]
     at: float
+    """Epoch seconds of the worker that made the pass."""
 
 
 ShortagesOfShows = Mapping[tuple[str, str], Sequence[Shortage]]
-"""By the show (id) and the cluster (key) of a pass."""
+"""Shortages by the show (id) and the cluster (key) of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCommits:
-    """The last commits of a cluster, none of which PostgreSQL took: how many, since when (epoch seconds of a worker),
-    and the error of the last."""
+    """The last commits of a cluster, none of which PostgreSQL took."""
 
     cluster: str
     failures: int
     since: float
+    """When the first of them failed, in epoch seconds of a worker."""
     error: str
+    """The error of the last of them."""
 
 
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
-    """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
-    recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
-    return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
+    """The verdict that says most, out of those of several clusters on one layer, newest first."""
+    order = list(Verdict)
+    recent = [judged for judged in recorded if recorded[0].at - judged.at <= SAME_PASS_SECONDS]
+    return min(recent, key=lambda judged: order.index(judged.verdict.verdict), default=None)
 
 
 class WaitingCount(NamedTuple):
-    """How many frames waited by verdict, and when that was counted (seconds since 1970; of several scopes the oldest
-    count), None where nothing was."""
+    """How many frames waited, by verdict."""
 
     frames: Counter[str]
     counted_at: float | None
+    """Epoch seconds of the count, of several scopes the oldest; None where nothing was counted."""
 
 
 class VerdictLog:
@@ -192,8 +200,8 @@ class VerdictLog:
         return tuple(sorted(found, key=lambda recorded: recorded.at, reverse=True))
 
     def failed_commits(self, cluster_keys: Iterable[str]) -> list[FailedCommits]:
-        """Those of these clusters whose last commits failed, more than one; the longest first. One round trip. Raises
-        RedisError."""
+        """The clusters out of these whose last commits, more than one, all failed; the longest row first. One round
+        trip. Raises RedisError."""
         asked = list(cluster_keys)
         with self._client.pipeline(transaction=False) as pipeline:
             for cluster_key in asked:
@@ -242,20 +250,20 @@ class VerdictNotes:
         self._log = verdicts
         self._known = known
         self._clock = clock
+        # Passes of several threads note, and the writing thread takes: everything up to ``writing`` is under the lock.
         self._lock = threading.Lock()
-        """Of all that follows, which passes add to."""
         self._notes: dict[tuple[str, str], RecordedVerdict] = {}
-        """By layer and cluster."""
+        """The last verdict on each layer in each cluster, by their ids."""
         self._changed: dict[tuple[str, str], None] = {}
-        """To be written, the first noted first."""
+        """Keys of the notes that are to be written, the first noted first."""
         self._seen_again: set[tuple[str, str]] = set()
-        """Looked at since they were written, and said the same of."""
+        """Keys of the notes that were confirmed by another look since they were written."""
         self._shortages: dict[tuple[str, str], RecordedShortages] = {}
-        """By show and cluster."""
+        """The last shortages, by show and cluster."""
         self._changed_shortages: dict[tuple[str, str], None] = {}
-        """To be written, the first noted first."""
+        """Keys of the shortages that are to be written, the first noted first."""
         self._shortages_seen_again: set[tuple[str, str]] = set()
-        """The last pass over the cluster since they were written has found the same."""
+        """Keys of the shortages that were confirmed by another look since they were written."""
         self._again_at = clock() + _WRITE_AGAIN_SECONDS
         self.writing = PeriodicThread(
             "verdicts", self._round, failed="verdicts_not_recorded", retry_seconds=1.0, longest_retry_seconds=10.0
@@ -374,7 +382,7 @@ def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[Recorde
             found[layer_id].append(RecordedVerdict(verdict, cluster, float(at)))
         except (ValueError, TypeError) as error:  # what another version of this program wrote
             log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
-    return {layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()}
+    return {layer: tuple(sorted(recorded, key=attrgetter("at"), reverse=True)) for layer, recorded in found.items()}
 
 
 # What becomes of a plan's verdicts when not all of it is booked.
@@ -394,7 +402,7 @@ def after_booking(
     for proc in procs:
         if (why := refusals.get(proc.proc_id) or losses.get(proc.proc_id)) is not None:
             gone[proc.layer.id].append(why)
-    return tuple(_judged(it, gone[it.layer_id]) for it in verdicts)
+    return tuple(_judged(verdict, gone[verdict.layer_id]) for verdict in verdicts)
 
 
 def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str]) -> tuple[LayerVerdict, ...]:
@@ -410,12 +418,12 @@ def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str])
 def _judged(verdict: LayerVerdict, gone: Sequence[BookingRefused | BookingError]) -> LayerVerdict:
     if not gone:
         return verdict
-    refused = [it for it in gone if isinstance(it, BookingRefused)]
+    refused = [why for why in gone if isinstance(why, BookingRefused)]
     if refused:
         said, detail = _refusal(refused[-1])
     else:
         said = verdict.verdict
-        reasons = ", ".join(sorted({it.reason for it in gone if isinstance(it, BookingError)}))
+        reasons = ", ".join(sorted({why.reason for why in gone if isinstance(why, BookingError)}))
         detail = f"{len(gone)} of its frames were lost before they were booked ({reasons}); tried again"
     frames, waiting = verdict.frames - len(gone), verdict.waiting + len(gone)
     return replace(verdict, verdict=said, frames=frames, waiting=waiting, detail=detail)
@@ -425,8 +433,8 @@ def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
     if refused.table == "unseeded":
         return Verdict.FAILED, f"PostgreSQL has no row with the caps of {refused.text}"
     if refused.table == "error":
-        spoilt = f"its counters in Redis are spoilt, and put right by the next recompute: {refused.text}"
-        return Verdict.FAILED, spoilt
+        damaged = f"its counters in Redis are damaged, and put right by the next recompute: {refused.text}"
+        return Verdict.FAILED, damaged
     over = f"over_{refused.table}"
     if over not in list(Verdict):
         return Verdict.FLOWING, "its booking was taken back before it was made; tried again"

@@ -30,7 +30,9 @@ def count_waiting_frames(
     cooled_down: Collection[str],
     believed_seconds: float,
 ) -> Counter[str]:
-    """Count them in the facility scope, and keep the figures with the verdicts; returns those of all scopes by verdict.
+    """Count the waiting frames of the facility scope, and keep the figures with the verdicts. Returns those of all
+    scopes, by verdict.
+
     ``cooled_down`` are keys of clusters; verdicts and figures older than ``believed_seconds`` say nothing.
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
@@ -40,9 +42,9 @@ def count_waiting_frames(
     oldest = time.time() - believed_seconds
     said = {
         layer_id: best.verdict.verdict.value
-        for layers in verdicts.of_jobs(sorted({job_id for it in work for job_id in it.jobs})).values()
+        for layers in verdicts.of_jobs(sorted({job_id for row in work for job_id in row.jobs})).values()
         for layer_id, recorded in layers.items()
-        if (best := most_telling([it for it in recorded if it.at >= oldest])) is not None
+        if (best := most_telling([judged for judged in recorded if judged.at >= oldest])) is not None
     }
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
     cooled_down = {key.partition("@")[0] for key in cooled_down}
@@ -72,17 +74,17 @@ def waiting_by_verdict(
         if cluster.key not in cooled_down:
             looked_at[place].update(cluster.tags)
     frames = Counter[str]()
-    for it in work:
-        place, tags = (it.pk_facility, it.pk_show), frozenset(it.tags.split("|"))
+    for row in work:
+        place, tags = (row.pk_facility, row.pk_show), frozenset(row.tags.split("|"))
         why = ""
         if tags.isdisjoint(reached[place]):
             if tags <= ignored:
                 continue
             why = Verdict.NO_HOST.value
-        elif it.why in _LASTING:
-            why = it.why
+        elif row.why in _LASTING:
+            why = row.why
         elif tags.isdisjoint(looked_at[place]):
             why = Verdict.COOLED_DOWN.value
-        for layer_id, waiting in zip(it.layers, it.waiting, strict=True):
+        for layer_id, waiting in zip(row.layers, row.waiting, strict=True):
             frames[why or said.get(layer_id, Verdict.BEHIND.value)] += waiting
     return dict(frames)

@@ -44,7 +44,7 @@ def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
         ("job_gpus", Verdict.OVER_JOB_GPUS, "its job"),
         ("limit", Verdict.OVER_LIMIT, "its limit"),
         ("unseeded", Verdict.FAILED, "acct:job:j1"),
-        ("error", Verdict.FAILED, "counters in Redis are spoilt"),
+        ("error", Verdict.FAILED, "counters in Redis are damaged"),
         ("tombstoned", Verdict.FLOWING, "taken back"),
     ],
 )
