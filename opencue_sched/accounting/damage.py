@@ -20,7 +20,7 @@ from opencue_sched.errors import StoreDamaged
 log = structlog.get_logger(__name__)
 
 _USABLE_SEQ = re.compile("[0-9]{1,15}")
-"""As lua/includes/seq.lua says: a longer number fits into no record of the ledger."""
+"""A sequence number that the ledger's records can have (lua/includes/seq.lua); a longer one fits into none."""
 _SHOWN_CHARACTERS = 40
 
 

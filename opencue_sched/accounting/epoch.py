@@ -104,7 +104,7 @@ def _introduced(connection: Connection) -> str:
 
 
 def _place(connection: Connection) -> str:
-    """Where a connection leads."""
+    """The address that a connection leads to, for people."""
     place = dict(connection.repr_pieces())  # type: ignore[no-untyped-call]
     return f"at {place.get('path') or '{host}:{port}'.format_map(place)}"
 

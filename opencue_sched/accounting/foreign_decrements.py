@@ -19,7 +19,7 @@ from opencue_sched.accounting.ledger import Cause, Ledger, Phase, answering, id_
 from opencue_sched.clients.lua_scripts import chunks
 
 PUBLISH_GRACE_SECONDS = 30.0
-"""So long after an entry was dropped, another program's decrement for it may still come."""
+"""How long after an entry was dropped another program's decrement for it may still come."""
 _KEYS_PER_ROUND_TRIP = 2000
 
 

@@ -37,7 +37,7 @@ class Found:
         )
 
     def packed(self) -> str:
-        """As text for Redis."""
+        """The text that Redis keeps of it."""
         return json.dumps({"entries": self.entries, "counters": self.counters})
 
 

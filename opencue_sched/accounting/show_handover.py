@@ -105,7 +105,7 @@ class ImportedShows:
         return bool(self.admitted([show_id]))
 
     def admitted(self, show_ids: Collection[str]) -> set[str]:
-        """Those of the shows that are ours; imports and raises as admits() does. One statement where all are."""
+        """Which of these shows are ours; imports and raises as admits() does. One statement where all are."""
         versions = ask(self._engine, managed_show_versions, list(show_ids))
         return {show_id for show_id, version in versions.items() if self._seconds_left(show_id, version) == 0}
 

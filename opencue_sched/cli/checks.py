@@ -80,7 +80,7 @@ def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
         deaths = deaths_of(connection, job.id)
         passes = _passes(job.id, job_of(connection, job.id).show_id)
         found = explain_job(connection, job.id, get_settings(), *passes, deaths)
-    found = replace(found, layers=tuple(one for one in found.layers if ids is None or one["id"] in ids))
+    found = replace(found, layers=tuple(layer for layer in found.layers if ids is None or layer["id"] in ids))
     return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 
 
@@ -124,7 +124,10 @@ def fleet_command() -> Done:
 
 def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
     yield view["leader"]["words"]
-    said = [f"{it['instance']} on {it['hostname']} {'leads' if it['fence'] else 'stands by'}" for it in view["beats"]]
+    said = [
+        f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}"
+        for beat in view["beats"]
+    ]
     yield f"beats: {', '.join(said) or 'none alive'}"
     yield from _WORKER_COLUMNS.lines(view["workers"]) if view["workers"] else ["workers: none alive"]
     queues = [{"type": name, **figures} for name, figures in view["queues"].items()]

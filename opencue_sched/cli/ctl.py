@@ -57,7 +57,9 @@ def list_postings(state: str | None) -> Done:
     with redis_store() as client:
         board = cluster_postings(client, get_settings())
         there = [*board.listings("listed"), *board.listings("trash")]
-    return _POSTING_COLUMNS.listed(_read([it for it in there if state in (None, it.fields.get("state"))]))
+    return _POSTING_COLUMNS.listed(
+        _read([listing for listing in there if state in (None, listing.fields.get("state"))])
+    )
 
 
 @board_command.answers("show alloc-0f3a9c1d2b4e5f60")
@@ -118,15 +120,17 @@ def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = F
 
 def _read(found: Sequence[Listing]) -> list[dict[str, Any]]:
     """What postings say, with the names of shows and facilities."""
-    clusters = [decode_cluster(it.fields.get("details", "")) for it in found]
-    names = iter(with_names([name for it in clusters if it for name in (it.show_id, it.facility_id)]))
+    clusters = [decode_cluster(listing.fields.get("details", "")) for listing in found]
+    ids = [row_id for cluster in clusters if cluster for row_id in (cluster.show_id, cluster.facility_id)]
+    names = iter(with_names(ids))
     rows = []
-    for it, cluster in zip(found, clusters, strict=True):
-        row: dict[str, Any] = {key: it.fields.get(key) or None for key in ("name", "state", "owner", "error")}
-        row |= {key: int(it.fields.get(key, "0")) for key in ("failures", "fence")}
-        moments = {key: int(it.fields[key] or 0) / 1000 for key in ("created", "modified")}
+    for listing, cluster in zip(found, clusters, strict=True):
+        fields = listing.fields
+        row: dict[str, Any] = {key: fields.get(key) or None for key in ("name", "state", "owner", "error")}
+        row |= {key: int(fields.get(key, "0")) for key in ("failures", "fence")}
+        moments = {key: int(fields[key] or 0) / 1000 for key in ("created", "modified")}
         row |= {key: datetime.fromtimestamp(at, UTC) if at else None for key, at in moments.items()}
-        row |= {"uuid": it.uuid, "tags": "unreadable", "show": None, "facility": None}
+        row |= {"uuid": listing.uuid, "tags": "unreadable", "show": None, "facility": None}
         if cluster is not None:
             row |= {"show": next(names), "facility": next(names), "tags": " ".join(cluster.tags)}
         rows.append(row)
@@ -220,7 +224,7 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     """
     settings = get_settings()
     with database() as engine, engine.connect() as connection:
-        clusters = {it.key: it for it in load_clusters(connection, settings)}
+        clusters = {known.key: known for known in load_clusters(connection, settings)}
     name, _, shard = cluster.partition("@")
     if name not in clusters:
         raise InvalidInput(f"no cluster {cluster!r} among {len(clusters)}; see: opencue-sched board list")

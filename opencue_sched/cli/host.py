@@ -361,8 +361,8 @@ def kill(
                 with engine.begin() as connection:
                     comment_on_jobs(connection, [job.id], f"{counted(len(result.changed), 'frame')} killed", reason)
             results.append(settle(engine, job, result, alive, force=force))
-    killed = [frame for it, _ in results for frame in it.changed]
-    deferred = [frame for it, _ in results for frame in it.deferred]
+    killed = [frame for ended, _ in results for frame in ended.changed]
+    deferred = [frame for ended, _ in results for frame in ended.deferred]
     silent = [host for _, of_job in results for host in of_job]
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
     return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=1 if deferred else 0)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _LOOK_SECONDS = 1.0
-
+"""Between two looks at the jobs."""
 _LINES_SECONDS = 10.0
-"""Without a terminal, what changed is told that often at most."""
+"""Between two lines about a layer where there is no terminal."""
 
 
 def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
@@ -76,8 +76,8 @@ def _looks(
             elif outcome is None:
                 stuck.discard(job.id)
             elif job.id not in ended:
-                sums = {key: sum(getattr(it, key) for it in of_job) for key in ("succeeded", "dead", "eaten")}
-                frames = sum(it.total for it in of_job)
+                sums = {key: sum(getattr(layer, key) for layer in of_job) for key in ("succeeded", "dead", "eaten")}
+                frames = sum(layer.total for layer in of_job)
                 ended[job.id] = {"job": job.name, "id": job.id, "outcome": outcome, "frames": frames, **sums}
         if len(ended) == len(chosen):
             return
@@ -110,9 +110,12 @@ def _show_lines(looks: Iterable[Sequence[LayerView]]) -> None:
     for layers in looks:
         if time.monotonic() >= due:
             due = time.monotonic() + _LINES_SECONDS
-            now = {it.id: f"{it.job} {it.name}: {', '.join(word for word in _words(it) if word)}" for it in layers}
-            for layer, text in now.items():
-                if told.get(layer) != text:
+            now = {
+                layer.id: f"{layer.job} {layer.name}: {', '.join(word for word in _words(layer) if word)}"
+                for layer in layers
+            }
+            for layer_id, text in now.items():
+                if told.get(layer_id) != text:
                     click.echo(text)
             told = now
 

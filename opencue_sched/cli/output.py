@@ -151,26 +151,26 @@ class Columns:
         """These columns, and more of them behind."""
         return Columns(*self._all, *columns)
 
-    def document(self, thing: Any) -> dict[str, Any]:
-        """A thing, for JSON."""
-        return {column.key: column.value(thing) for column in self._all if column.key}
+    def document(self, row: Any) -> dict[str, Any]:
+        """A row, for JSON."""
+        return {column.key: column.value(row) for column in self._all if column.key}
 
-    def listed(self, things: Sequence[Any], noun: str = "", most: int = sys.maxsize) -> Done:
-        """Things that a command lists; ``noun`` is what they are, unless it is the first column's title.
+    def listed(self, rows: Sequence[Any], noun: str = "", most: int = sys.maxsize) -> Done:
+        """Rows that a command lists; ``noun`` is what they are, unless it is the first column's title.
 
-        Of more than ``most`` things the first are shown, with a note: a command reads one more than it shows.
+        Of more than ``most`` rows the first are shown, with a note: a command reads one more than it shows.
         """
-        notes = [f"note: there are more than {most}; --most lists more"] if len(things) > most else []
-        lines, documents = self.lines(things[:most]) if things else [], [self.document(it) for it in things[:most]]
+        notes = [f"note: there are more than {most}; --most lists more"] if len(rows) > most else []
+        lines, documents = self.lines(rows[:most]) if rows else [], [self.document(row) for row in rows[:most]]
         return Done(lines, documents, notes, nothing=f"no {noun or self._all[0].title.lower()}s")
 
-    def changed(self, thing: Any) -> Done:
-        """What a command created or changed, as it is listed."""
-        return Done(self.lines([thing]), self.document(thing))
+    def changed(self, row: Any) -> Done:
+        """A row that a command created or changed, as it is listed."""
+        return Done(self.lines([row]), self.document(row))
 
-    def shown(self, thing: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
-        """One thing, a line for each column with a value, and the things that it has. JSON has them as ``key``."""
-        known = {it.label: text.splitlines() for it in self._all if (text := it.cell(it.value(thing)))}
+    def shown(self, row: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
+        """One row, a line for each column with a value, and the rows that belong to it. JSON has these as ``key``."""
+        known = {column.label: text.splitlines() for column in self._all if (text := column.cell(column.value(row)))}
         width = max(map(cell_len, known))
         lines = [
             (" " * width if number else click.style(_pad(name, width, right=False), bold=True)) + _GAP + _one_line(line)
@@ -178,8 +178,8 @@ class Columns:
             for number, line in enumerate(texts)
         ]
         if its_columns is None:
-            return Done(lines, self.document(thing))
-        document = self.document(thing) | {key: [its_columns.document(it) for it in its]}
+            return Done(lines, self.document(row))
+        document = self.document(row) | {key: [its_columns.document(own) for own in its]}
         return Done([*lines, "", *its_columns.lines(its)] if its else lines, document)
 
     def watch(self, find: Callable[[int], Sequence[Any]]) -> None:
@@ -197,11 +197,11 @@ class Columns:
 
         live(pictures, screen=True)
 
-    def lines(self, things: Sequence[Any]) -> Iterator[str]:
+    def lines(self, rows: Sequence[Any]) -> Iterator[str]:
         """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
         cut, and the names of those that do not; a pipe gets all."""
         width = _terminal_width() if sys.stdout.isatty() else None
-        table = self.lay_out(things, width)
+        table = self.lay_out(rows, width)
         yield click.style(table.line(table.titles), bold=True)
         before = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
         for line in map(table.line, table.cells):
@@ -213,13 +213,14 @@ class Columns:
             note = f"left out: {', '.join(left_out)}; a wider terminal, a pipe (| less -S) or --json shows them"
             yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
-    def lay_out(self, things: Sequence[Any], width: int | None) -> Table:
-        """A table of what has a title and fits into the width; None: of all. What wraps needs 24 characters."""
+    def lay_out(self, rows: Sequence[Any], width: int | None) -> Table:
+        """A table of the columns that have a title and fit into the width; None: of all. A column that wraps needs 24
+        characters."""
         columns = self._titled
-        rows = [[column.value(thing) for column in columns] for thing in things]
-        cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in rows]
+        values = [[column.value(row) for column in columns] for row in rows]
+        cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in values]
         widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
-        right = [any(type(row[number]) in (int, float) for row in rows) for number in range(len(columns))]
+        right = [any(type(row[number]) in (int, float) for row in values) for number in range(len(columns))]
         shown = list(range(len(columns))) if width is None else self._fit(cells, widths, width + len(_GAP))
         wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
         return Table([column.title for column in columns], cells, widths, right, shown, wraps)
@@ -234,7 +235,8 @@ class Columns:
         if cells and sum(width + len(_GAP) for width in widths) > room:
             shown = [number for number in shown if any(texts[number] for texts in cells)]
         importance = [column.importance for column in self._titled]
-        optional = sorted((it for it in shown if importance[it] < NAME), key=lambda it: (-importance[it], it))
+        optional = [number for number in shown if importance[number] < NAME]
+        optional.sort(key=lambda number: (-importance[number], number))
         while optional and sum(least[number] for number in shown) > room:
             shown.remove(optional.pop())
         return shown
@@ -251,11 +253,11 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 
 def _one_line(text: str) -> str:
     """A cell's text without what would move the cursor."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """While this lasts, show on a terminal what is being done; elsewhere show nothing."""
+    """A block during which a terminal shows what is being done; elsewhere nothing is shown."""
     from rich.console import Console
 
     return Console(stderr=True).status(text)
@@ -263,7 +265,7 @@ def working(text: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def counting_down(text: str) -> Iterator[Callable[[float], None]]:
-    """As ``working``; gives a function that sleeps, and shows on a terminal how many seconds of that are left."""
+    """A block like ``working``, with a function that sleeps and shows how many seconds of that are left."""
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
@@ -301,7 +303,7 @@ def cores(centicores: int | None) -> float | None:
 
 def in_cores(attribute: str) -> Callable[[Any], float | None]:
     """Reads an attribute that is in centicores, as cores: for a Column."""
-    return lambda thing: cores(getattr(thing, attribute))
+    return lambda row: cores(getattr(row, attribute))
 
 
 def cap_text(value: float | None) -> str:

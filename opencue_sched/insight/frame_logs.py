@@ -25,7 +25,7 @@ _END_LINES = 5
 _FOOTER_BYTES = 4_096
 _LINE_WIDTH = 400
 _LOGS_READ = 5
-"""Of how many kinds of deaths the logs are looked into, the most frequent first; their file server may be slow."""
+"""How many kinds of deaths get the end of a log, the most frequent first; the logs' file server may be slow."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE_ENDS = re.compile(r"\r\n?")
 # Controls but for tab and newline, and what turns the direction of writing.
@@ -55,7 +55,7 @@ class Deaths:
     lines: tuple[str, ...] | None
 
     def lines_for_people(self) -> list[str]:
-        """Who died how, where the log is, and its end."""
+        """Lines that name the frame, how it died, its log, and the log's end."""
         who = f"{self.frame} on {self.host or 'no host'}"
         if self.frames > 1:
             who = f"{self.frames} frames, at last {who}"
@@ -65,7 +65,7 @@ class Deaths:
 
 
 def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
-    """Of what the dead frames of a job died, by layer and exit status, the most frequent first."""
+    """The kinds of deaths of a job's dead frames, by layer and exit status, the most frequent first."""
     return deaths_among(jobs.dead_frames(connection, job_id))
 
 
@@ -125,7 +125,7 @@ def seek_tail(log: BinaryIO, lines: int) -> int:
 def harmless(text: str) -> str:
     """The text without colours, and with its controls in carets: what a terminal may be given."""
     text = _LINE_ENDS.sub("\n", _COLOUR.sub("", text))
-    return _HARMFUL.sub(lambda it: f"^{chr(ord(it[0]) ^ 64)}" if ord(it[0]) < 128 else "\ufffd", text)
+    return _HARMFUL.sub(lambda control: f"^{chr(ord(control[0]) ^ 64)}" if ord(control[0]) < 128 else "\ufffd", text)
 
 
 def end_of_log(path: str, most_bytes: int) -> str | None:

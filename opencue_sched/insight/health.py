@@ -45,7 +45,7 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 
 def check_service_redis(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
-    """As check_redis, for a process that runs on: of a user that may not do all it will do, too."""
+    """Raises as check_redis does, and also for a user that may not do all that a process which runs on will do."""
     from opencue_sched.insight.redis_access import check_access
 
     check_redis(client, settings)

@@ -11,7 +11,7 @@ from opencue_sched.domain.names import counted, name_ranges
 from opencue_sched.domain.units import duration_text
 
 MOST_NAMED = 4
-"""So many names or ranges of names of hosts are written out."""
+"""How many names, or ranges of names, of hosts are written out."""
 
 
 def full_limit(limit: Row[Any], holders: Sequence[Row[Any]], free: Iterable[str]) -> str:

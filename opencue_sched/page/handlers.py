@@ -46,21 +46,24 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 KEPT_SECONDS = 1.0
-"""Whoever asks within this time after a read gets the same answer: a hundred viewers cost what one costs."""
+"""How long an answer is given to others who ask the same: a hundred viewers cost what one costs."""
 LOGS_SECONDS = 2.0
-"""So long a viewer waits for the file server of the logs."""
+"""How long a viewer waits for the file server of the logs."""
 LOG_BYTES = 256 * 1024
-"""So much of the end of a log is shown."""
+"""How much of a log is shown, its end."""
 MOST_HOSTS = 2000
-"""So many are shown one by one, by name."""
+"""How many hosts are shown one by one, the first by name."""
 
 
 class PageAnswer(NamedTuple):
-    """An HTTP status, JSON in gzip, and when it was read (monotonic seconds)."""
+    """The answer to a request of the page."""
 
     status: int
+    """Of HTTP."""
     body: bytes
+    """JSON in gzip."""
     at: float
+    """When it was read (monotonic seconds)."""
 
 
 class FarmReader:
@@ -70,6 +73,7 @@ class FarmReader:
         self.settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
+        """Answers of the last KEPT_SECONDS, by job id; None: of the farm. Only ``_thread`` touches it."""
         self._log_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page-logs")
         """Reads logs: their file server may hang, and then this thread with it, and no other."""
         self._reading: Future[list[Deaths]] | None = None
@@ -84,10 +88,10 @@ class FarmReader:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, job_id)
 
     def _answer(self, job_id: str | None) -> PageAnswer:
-        """In the thread, where those who wait for the same read find its answer. What fails is an answer too; the next
-        read tries again."""
+        """Read an answer, unless it was read a moment ago. Reads run in ``_thread`` one after the other, so a request
+        that waited for a read of the same finds its answer. What fails is an answer too; the next read tries again."""
         now = time.monotonic()
-        self._answers = {key: it for key, it in self._answers.items() if now - it.at < KEPT_SECONDS}
+        self._answers = {key: answer for key, answer in self._answers.items() if now - answer.at < KEPT_SECONDS}
         if job_id in self._answers:
             return self._answers[job_id]
         status = 200
@@ -114,11 +118,18 @@ class FarmReader:
         found = ask(self._engine, explain_job, job_id, self.settings, *passes)
         deaths, note = self._deaths(ask(self._engine, dead_frames, job_id))
         lines = explanation_lines(found, every_reason=True)
-        return {"state": found.state, "lines": lines, "deaths": [_death(it, found) for it in deaths], "note": note}
+        return {
+            "state": found.state,
+            "lines": lines,
+            "deaths": [_death(death, found) for death in deaths],
+            "note": note,
+        }
 
     def _deaths(self, dead: Sequence[Row[Any]]) -> tuple[Sequence[Deaths], str]:
-        """Of what frames died, with the ends of their logs, and a note where the logs' file server does not answer: no
-        viewer waits for it longer than LOGS_SECONDS, and while a read of it hangs nothing more is read."""
+        """Why frames died, with the ends of their logs, and a note where the logs' file server does not answer.
+
+        No viewer waits for it longer than LOGS_SECONDS, and while a read of it hangs nothing more is read.
+        """
         hangs = "the file server of the logs does not answer, so nothing is told of the dead frames"
         if self._reading is not None and not self._reading.done():
             return (), hangs
@@ -150,7 +161,8 @@ def _death(death: Deaths, job: Explanation) -> dict[str, Any]:
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
     """A host of the grid: how it looks, its cores, and how it is in words; it is silent after ``staleness`` seconds."""
     why = unavailable(row, staleness)
-    cores, booked = (it / CENTICORES_PER_CORE for it in (row.centicores, row.centicores - row.idle_centicores))
+    cores = row.centicores / CENTICORES_PER_CORE
+    booked = (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE
     look = "locked" if why.endswith("locked") else "down" if why else ""
     words = f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {counted(row.frames, 'frame')}"
     known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}

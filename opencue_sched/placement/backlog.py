@@ -68,9 +68,9 @@ class _Entry(Waiting):
     aside: bool = False
     """Whether a time or a fault keeps it from being planned: `_may_start` says more."""
     stale: bool = False
-    """Not planned before it was read again: frames of it were lost in a commit, or none is left."""
+    """Whether it must be read again before it is planned: frames of it were lost in a commit, or none is left."""
     back_at: float = -math.inf
-    """Not planned before: its frames wait for a delay that may still be written."""
+    """The moment before which it is not planned: its frames wait for a delay that may still be written."""
     failed: str = ""
     """Why its rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
     failed_at: float = -math.inf
@@ -93,16 +93,16 @@ class _Show:
         self.job_least: dict[str, dict[frozenset[str], Resources]] = {}
         """The least that layers of a job with these tags need, made again as the order is."""
         self.orders: dict[str, SortedKeyList[_Entry, Any]] = {}
-        """By shard: of those that plans were made for."""
+        """The order in which layers are served, for each shard that plans were made for."""
         self.draws: dict[str, VirtualTimes] = {}
-        """By shard."""
+        """The turns of the drawn part, for each shard."""
         self.tags: Counter[frozenset[str]] = Counter()
         self.least: dict[frozenset[str], Resources] = {}
         """No layer with these tags needs less. May be too low after one has gone."""
         self.judged: OrderedDict[str, None] = OrderedDict()
         """Ids of layers, those that were looked at longest ago first."""
         self.aside: dict[str, _Entry] = {}
-        """By layer id, those that are ``aside``."""
+        """The layers that are ``aside``, by id."""
 
     def add(self, entry: _Entry) -> None:
         layer_id, tags = entry.layer.id, entry.place.tags
@@ -223,7 +223,7 @@ class Backlog:
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
         self._shows: defaultdict[tuple[str, str], _Show] = defaultdict(_Show)
-        """By facility and show id."""
+        """The shows with waiting layers, by facility and show id."""
         self._bad: dict[str, BadLayer] = {}
         self._stale: set[str] = set()
         self._with_gpus: set[str] = set()
@@ -323,7 +323,7 @@ class Backlog:
             return set(self._stale)
 
     def known(self, layer_ids: Collection[str]) -> set[str]:
-        """Those of these layers that wait, the bad ones too."""
+        """Which of these layers wait, the bad ones too."""
         with self._lock:
             return {layer_id for layer_id in layer_ids if layer_id in self._entries or layer_id in self._bad}
 
@@ -335,14 +335,17 @@ class Backlog:
     def of_jobs(self, job_ids: Collection[str]) -> set[str]:
         """The layers here of these jobs, the bad ones too."""
         with self._lock:
-            layers = {it for show in self._shows.values() for job in job_ids for it in show.by_job.get(job, ())}
-            return layers | {it.layer_id for it in self._bad.values() if it.job_id in job_ids}
+            layers = {
+                layer_id for show in self._shows.values() for job in job_ids for layer_id in show.by_job.get(job, ())
+            }
+            return layers | {bad.layer_id for bad in self._bad.values() if bad.job_id in job_ids}
 
     def of_shows(self, show_ids: Collection[str]) -> set[str]:
         """The layers here of these shows, the bad ones too."""
         with self._lock:
-            layers = {it for (_, show_id), show in self._shows.items() if show_id in show_ids for it in show.entries}
-            return layers | {it.layer_id for it in self._bad.values() if it.show_id in show_ids}
+            shows = [show for (_, show_id), show in self._shows.items() if show_id in show_ids]
+            layers = {layer_id for show in shows for layer_id in show.entries}
+            return layers | {bad.layer_id for bad in self._bad.values() if bad.show_id in show_ids}
 
     def jobs_under(self, folder_ids: Collection[str]) -> set[str]:
         """The jobs here of these folders."""
@@ -381,7 +384,7 @@ class Backlog:
         cluster = clusters[0]
         with self._lock:
             show = self._shows[cluster.facility_id, cluster.show_id]
-            tags = frozenset(tag for it in clusters for tag in it.tags)
+            tags = frozenset(tag for claimed in clusters for tag in claimed.tags)
             return BacklogWork(self, show, tuple(clusters), tags, own, now, place, left_alone)
 
     def set_aside(self, now: float) -> Counter[str]:

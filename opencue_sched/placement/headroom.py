@@ -120,9 +120,11 @@ class PlanHeadroom:
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
     def where_seats_serve(self, layer: Layer, need: Resources, waiting: int) -> Iterator[Where]:
-        """Where hosts for frames of the layer are looked for, one after the other. Under limits that count machines:
-        among those that hold all of these; then, for a new seat, among any, or those that hold each limit without
-        seats, by how many of the waiting frames a host leaves out."""
+        """The sets of hosts among which to look for one for the layer's frames, one after the other.
+
+        Under limits that count machines: the hosts that hold all of these; then, for a new seat, any, or those that
+        hold each limit without seats, by how many of the waiting frames a host leaves out.
+        """
         held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
         if not held:
             yield None, None

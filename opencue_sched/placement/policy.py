@@ -12,7 +12,7 @@ from opencue_sched.placement.policies.order import convex
 from opencue_sched.settings import Queue
 
 MAX_FRAMES = 1000
-"""Of a plan, and so of a commit: what a pass costs whatever it books is shared by so many frames."""
+"""How many frames a plan has at most, and so a commit: what a pass costs whatever it books is shared by so many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ def move_finished_jobs(
 
 
 def _portion(due: Sequence[Row[Any]]) -> dict[str, str]:
-    """As many of the jobs that are due as one transaction takes, id -> name: a first that is too large goes alone."""
+    """The jobs that the next transaction moves, id -> name: the first of those that are ``due``, as many as it takes. A
+    first job that is too large goes alone."""
     sizes = accumulate(job.size for job in due)
     fitting = [job for job, size in zip(due, sizes, strict=True) if size <= FRAMES_PER_PORTION]
     return {job.id: job.name for job in fitting or due[:1]}

@@ -25,7 +25,7 @@ from opencue_sched.store.schema import read_origin
 from opencue_sched.text_file import InvalidFile
 
 MOST_BYTES = 16 * 1024**2
-"""Of a report: a line for each of 100,000 machines."""
+"""The size of the largest report that is read: a line for each of 100,000 machines."""
 _FIELDS = ("limit", "host", "tokens", "user")
 _WIDTHS = {"limit": 255, "host": 256, "user": 64, "source": 255}
 """Characters that the columns take."""
@@ -37,7 +37,7 @@ class Holder:
     """A machine that holds licences."""
 
     host: str
-    """As the licence server calls it; case and domain do not matter, and it need not be a host of the farm."""
+    """The licence server's name for it; case and domain do not matter, and it need not be a host of the farm."""
     tokens: int = 1
     """How many it holds. A limit of machines counts one all the same."""
     user: str | None = None

@@ -74,8 +74,8 @@ class LogSilences:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seen: dict[str, dict[str, tuple[int, float]]] = {}
-        """Of each host, by proc: the log's time and when it was first seen. The thread that handles the report of a
-        host replaces what is known of it as a whole; any thread reads."""
+        """Host -> proc -> the log's time, and when that was first seen. The thread that handles the report of a host
+        replaces what is known of the host as a whole; any thread reads."""
 
     def note(self, host_name: str, frames: Sequence[report_pb2.RunningFrameInfo]) -> None:
         """Keep the times of the logs of everything that runs on a host, in place of what was known of it."""

@@ -104,7 +104,8 @@ CONNECTION_AGE_SECONDS = 600.0
 """Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps one channel for good: when one of two
 services behind an address starts again, all hosts would stay with the other."""
 _CONNECTION_GRACE_SECONDS = 30.0
-"""For calls under way on a connection that is old enough: more than the longest of them takes (_ANSWER_SECONDS)."""
+"""How long calls under way have when their connection has become too old: more than the longest of them takes
+(_ANSWER_SECONDS)."""
 
 MOST_CALLS = 4_000
 _CALL_THREADS = 256

@@ -131,10 +131,10 @@ def ask_for_more(
     optimized; of a show that is not managed by us one frame is enough, as nobody else reads what frames ask for.
     Returns what each frame, and each layer with so many frames, asks for now.
     """
-    rows = [{"frame": it.frame_id, "layer": it.layer_id, "reserved": it.memory_reserved_kb} for it in failed]
+    rows = [{"frame": run.frame_id, "layer": run.layer_id, "reserved": run.memory_reserved_kb} for run in failed]
     parameters = {"rows": json.dumps(rows), "increase": MEMORY_INCREASE_KB}
     frames = {row.pk_frame: row.memory_kb for row in connection.execute(_AFTER_FAILURES, parameters)}
-    raising = {"layers": list({it.layer_id for it in failed}), "frames": frames_to_raise}
+    raising = {"layers": list({run.layer_id for run in failed}), "frames": frames_to_raise}
     layers = {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_AFTER_FAILURES, raising)}
     return frames, layers
 

@@ -24,7 +24,8 @@ class UpkeepScope:
 EVERYTHING = UpkeepScope()
 
 DEAF_FACTOR = 3.0
-"""When most hosts went silent at once it is probably us who did not hear them: wait this many times as long."""
+"""How many times as long silent hosts are waited for when most went silent at once: then it is probably this process
+that did not hear them."""
 
 GIVE_UP_SECONDS = 1200.0
 """A silent proc whose host can be reached but does not confirm, or cannot be reached and is not DOWN: its frame is

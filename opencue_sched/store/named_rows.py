@@ -32,7 +32,7 @@ class NamedRow(NamedTuple):
 
 
 _TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
-"""Where the table is not called as what a row of it stands for. The key of each is ``pk_{table}``."""
+"""The tables that are not called as what a row of them stands for. The key of each table is ``pk_{table}``."""
 
 
 def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str]) -> dict[str, NamedRow]:

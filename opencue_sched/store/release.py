@@ -160,7 +160,7 @@ class WiderLocks(Exception):
 
 def counters_of(rows: Iterable[Any]) -> Counters:
     """The counters of what has a ``layer_id`` and a ``job_id``, as frames have."""
-    return Counters(it for row in rows for it in (("layer", row.layer_id), ("job", row.job_id)))
+    return Counters(counter for row in rows for counter in (("layer", row.layer_id), ("job", row.job_id)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,11 @@ def list_services(connection: Connection, ids: Collection[str] | None = None) ->
 def insert_service(connection: Connection, name: str, fields: Mapping[str, Any]) -> str | None:
     """Add a service with all fields of COLUMNS but those that have a default; its id, or None when there is one of this
     name."""
-    made = insert_row(connection, "service", str_name=name, **{COLUMNS[key]: it for key, it in fields.items()})
+    made = insert_row(connection, "service", str_name=name, **{COLUMNS[key]: value for key, value in fields.items()})
     return None if made is None else str(made)
 
 
 def set_service(connection: Connection, service_id: str, fields: Mapping[str, Any]) -> None:
     """Set fields of a service, as COLUMNS names them."""
-    set_rows(connection, "service", "pk_service", [service_id], {COLUMNS[key]: it for key, it in fields.items()})
+    values = {COLUMNS[key]: value for key, value in fields.items()}
+    set_rows(connection, "service", "pk_service", [service_id], values)

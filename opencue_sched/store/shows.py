@@ -81,7 +81,7 @@ def set_rows(connection: Connection, name: str, key: str, ids: Collection[str], 
     chosen = row.c[key].in_(ids)
     # In the order in which everybody locks rows of a table.
     connection.execute(select(row.c[key]).where(chosen).order_by(row.c[key]).with_for_update(key_share=True))
-    otherwise = or_(*(row.c[it].is_distinct_from(value) for it, value in values.items()))
+    otherwise = or_(*(row.c[name].is_distinct_from(value) for name, value in values.items()))
     return connection.execute(update(row).where(chosen, otherwise).values(**values)).rowcount > 0
 
 

@@ -26,8 +26,12 @@ from opencue_sched.placement.policies import Admission, Refusal
 
 def gpu_guard(demands: Iterable[Demand]) -> Admission:
     """The admission, for what waits for GPUs."""
+
     # The widest first: on GPUs that can serve either it is the one that needs most beside them.
-    waiting = sorted(demands, key=lambda it: (it.search.need.cores, it.search.need.memory_kb), reverse=True)
+    def width(demand: Demand) -> tuple[int, int]:
+        return demand.search.need.cores, demand.search.need.memory_kb
+
+    waiting = sorted(demands, key=width, reverse=True)
 
     def admit(_job: Job, layer: Layer, host: Host, taken: Resources) -> Refusal | None:
         if layer.gpus_min > 0 or layer.gpu_memory_min_kb > 0:

@@ -49,7 +49,8 @@ class Shares:
 
     def use(self, show_id: str, alloc_id: str | None = None) -> Use:
         """What the show uses of an allocation; None: of all it has a subscription to."""
-        pairs = [(show_id, it) for it in (self._allocs[show_id] if alloc_id is None else [alloc_id])]
+        allocs = self._allocs[show_id] if alloc_id is None else [alloc_id]
+        pairs = [(show_id, alloc) for alloc in allocs]
         used = sum(self._used[pair] for pair in pairs)
         size = sum(max(0.0, self._sizes.get(pair, 0.0)) for pair in pairs)
         return Use(False, used / size) if size > 0 else Use(True, used)
@@ -68,7 +69,7 @@ class VirtualTimes:
 
     def __init__(self, place: float = 0.0) -> None:
         self.place = place
-        """Of the shard among all, from 0 to below 1. It may change: what is known of jobs stays."""
+        """The position of the shard among all, from 0 to below 1. It may change: what is known of jobs stays."""
         self._times: dict[str, float] = {}
         self._now = 0.0
         """The virtual time of the show: the largest at which a job was served."""
