@@ -26,6 +26,8 @@ class Frame:
     waiting_since: float | None = None
     """The moment it last became eligible to run, in epoch seconds of the database's clock; None where the database has
     no such time."""
+    failed_on: tuple[str, ...] = ()
+    """The names of the hosts that it failed on lately."""
 
 
 @dataclass(frozen=True, slots=True)

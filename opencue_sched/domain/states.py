@@ -92,6 +92,11 @@ def signal_words(number: int) -> str:
         return ""
 
 
+STATUSES_NOT_OF_A_HOST = frozenset(ExitStatus) - {ExitStatus.FAILED_LAUNCH}
+"""Exit statuses that say nothing of the host that a frame ran on; a launch that RQD failed at does."""
+SIGNALS_OF_A_CRASH = frozenset({signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
+"""Signals by which a process ends itself. By any other it is killed."""
+
 STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
     ExitStatus.SUCCESS,
     ExitStatus.MEMORY_FAILURE,

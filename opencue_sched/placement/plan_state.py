@@ -53,6 +53,8 @@ class LayerState:
     """Not planned yet, in their order, of those that were read."""
     most: int
     """Frames that it may have in this round."""
+    failed_on: set[str] = field(default_factory=set)
+    """The names of the hosts that frames of it failed on lately."""
     open_allocs: frozenset[str] = frozenset()
     placed: int = 0
     all_read: bool = False

@@ -107,6 +107,7 @@ class Planner:
         self._none_apart: defaultdict[_PlaceOfShow, list[Resources]] = defaultdict(list)
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
         self._census: dict[tuple[str, tuple[str, ...]], Census] = {}
+        self._able: dict[tuple[str, str, Search, frozenset[str]], int] = {}
 
     def run(self) -> list[Waiting]:
         """Place what can be placed. Returns layers at which the plan stopped, because their frames were not read: read
@@ -421,6 +422,7 @@ class Planner:
                 states.append(self._state_of(show, waiting, part, part_frames, count))
             else:
                 state.frames.extend(part_frames)
+                state.failed_on.update(name for frame in part_frames for name in frame.failed_on)
         for state in states:
             state.all_read = not state.frames
 
@@ -454,6 +456,7 @@ class Planner:
         plan = self.plans[cluster]
         state = LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)
         state.most = self._first_part(state)
+        state.failed_on.update(name for frame in frames for name in frame.failed_on)
         return state
 
     def _first_part(self, state: LayerState) -> int:
@@ -648,6 +651,9 @@ class Planner:
         if self.headroom.gets_no_seat(state.layer, host.id):
             return False
         state.asked = True
+        if host.name in state.failed_on and state.frames and not self._frames_for(state, host):
+            state.refused = Refusal(Verdict.CAPACITY, f"its frames failed on {host.name}; other hosts may take them")
+            return False
         answer = self._reserve(state, host, self.headroom.cores_left(state.job, host.alloc_id))
         if isinstance(answer, Refusal):
             state.refused = answer
@@ -656,6 +662,28 @@ class Planner:
             state.refused = self.headroom.over_cap(state.job, state.layer, need, host.alloc_id) or state.refused
         return isinstance(answer, Resources)
 
+    def _frames_for(self, state: LayerState, host: Host) -> deque[Frame]:
+        """The frames of the layer that may go to the host: not those that failed there, while others may take them."""
+        if host.name not in state.failed_on:
+            return state.frames
+        able = self._hosts_able(state)
+        return deque(it for it in state.frames if host.name not in it.failed_on or able <= len(it.failed_on))
+
+    def _hosts_able(self, state: LayerState) -> int:
+        """How many hosts of the layer's tags could take a frame of it if nothing ran there."""
+        key = (*state.show.place, state.search, state.open_allocs)
+        if key not in self._able:
+            kinds = self._census_of(state.cluster, state.search.tags).kinds
+            self._able[key] = sum(
+                count
+                for host, count in kinds
+                if host.alloc_id in state.open_allocs and isinstance(self._take_idle(state, host), Resources)
+            )
+        return self._able[key]
+
+    def _take_idle(self, state: LayerState, host: Host) -> Resources | Dimension:
+        return reserve(state.layer, host, self.policy.rules, os_name=state.job.os_name, job_cores_left=math.inf)
+
     def _fill(self, state: LayerState, host: Host) -> bool:
         """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
         job, layer, headroom = state.job, state.layer, self.headroom
@@ -663,9 +691,10 @@ class Planner:
         procs: list[PlannedProc] = []
         left = headroom.cores_left(job, host.alloc_id)
         current = host
+        frames = self._frames_for(state, host)
         most = min(
             state.most - state.placed,
-            len(state.frames),
+            len(frames),
             self.policy.max_frames - self.planned,
             headroom.frames_left(job, layer, state.search.need),
         )
@@ -673,7 +702,7 @@ class Planner:
             answer = self._reserve(state, current, left)
             if not isinstance(answer, Resources):
                 break
-            frame = state.frames[len(procs)]
+            frame = frames[len(procs)]
             procs.append(PlannedProc(self.new_id(), job, layer, frame, current, answer, vertices))
             left -= answer.cores
             current = current.less(answer, layer.id)
@@ -681,7 +710,10 @@ class Planner:
         if not (procs and self.pool.take(host, taken, layer_id=layer.id)):
             return False
         for proc in procs:
-            state.frames.popleft()
+            if frames is state.frames:
+                frames.popleft()
+            else:
+                state.frames.remove(proc.frame)
             headroom.take(vertices, proc.resources, host.id)
             self.shares.take(job.show_id, host.alloc_id, proc.resources.cores)
         state.plan.procs += procs

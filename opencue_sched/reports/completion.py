@@ -32,7 +32,7 @@ from opencue_sched.reports.run_ends import (
     satisfying_states,
 )
 from opencue_sched.settings import Release
-from opencue_sched.store import depends, frame_memory, job_events, limit_bindings, procs, release
+from opencue_sched.store import depends, failed_runs, frame_memory, job_events, limit_bindings, procs, release
 from opencue_sched.store.limit_bindings import Shortage
 from opencue_sched.store.release import ChangedFrame
 
@@ -141,6 +141,14 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     ended = [(frame, shows[frame.id]) for frame in stopped.values()]
     release.record_runs(connection, deleted, ended, _peaks(stopped.values(), starved))
     release.record_last_runs(connection, finished_jobs)
+    failed_runs.note_failures(
+        connection,
+        [
+            (ending.run, ending.stop.exit_status)
+            for ending in endings
+            if ending.host_failure and ending.stop is not None and ending.stop.frame_id in stopped
+        ],
+    )
     outcomes = []
     for request, ending in zip(requests, endings, strict=True):
         frame = stopped.get(ending.stop.frame_id) if ending.stop else None

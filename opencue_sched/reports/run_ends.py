@@ -14,7 +14,13 @@ from datetime import datetime
 from enum import StrEnum
 
 from opencue_sched.domain.names import same_host
-from opencue_sched.domain.states import ExitStatus, FrameState
+from opencue_sched.domain.states import (
+    SIGNALS_OF_A_CRASH,
+    STATUSES_NOT_OF_A_HOST,
+    ExitStatus,
+    FrameState,
+    signal_words,
+)
 from opencue_sched.settings import Release
 from opencue_sched.store.limit_bindings import Shortage
 from opencue_sched.store.procs import Run
@@ -28,6 +34,9 @@ SIGNAL_SKIP_RETRY = 119
 
 SIGNAL_TERMINATED = 15
 """SIGTERM: how a host that its user takes back ends its frames."""
+
+_SIGNALS_OF_SHELLS = 128
+"""A shell says so much more than the number of the signal that its command was killed by."""
 
 _SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
 """frame_history.int_exit_status is a smallint; a Windows process ends with numbers far outside it."""
@@ -124,6 +133,8 @@ class Ending:
     stop: FrameStop | None = None
     memory_failure: bool = False
     shortage: Shortage | None = None
+    host_failure: bool = False
+    """The frame failed, and its host may be to blame."""
 
     @property
     def releases(self) -> bool:
@@ -137,17 +148,19 @@ def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float, shorta
     verdict = _judge(request, run)
     if isinstance(request, LostRun):
         stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status)
-        memory_failure = False
+        memory_failure = host_failure = False
     else:
         status = max(_SMALLEST_EXIT_STATUS, min(_LARGEST_EXIT_STATUS, request.exit_status))
         waits = shortage is not None and shortage.delay_minutes > 0
         state = state_after(request, run, now=now, waits=waits)
         stop = FrameStop(run.frame_id, run.version, state, status, request.max_rss_kb)
         memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request) and not waits
+        host_failure = shortage is None and is_host_failure(request, run, now=now)
         if state is FrameState.EATEN:
             shortage = None
     stops = verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED)
-    return Ending(verdict, run, stop if stops else None, memory_failure, shortage if stops else None)
+    stop_frame, short = (stop, shortage) if stops else (None, None)
+    return Ending(verdict, run, stop_frame, memory_failure, short, stops and host_failure)
 
 
 def out_of_retries(ending: Ending, largest_host_kb: int | None) -> Ending:
@@ -219,6 +232,19 @@ def is_memory_failure(report: CompletedFrame) -> bool:
         report.exit_status in (ExitStatus.MEMORY_FAILURE, ExitStatus.DOCKER_OOM)
         or report.exit_signal == ExitStatus.MEMORY_FAILURE
     )
+
+
+def is_host_failure(report: CompletedFrame, run: Run, *, now: float) -> bool:
+    """Whether a frame failed in a way that its host may be to blame for: it was not killed, did not want memory and was
+    in time."""
+    if report.exit_status in STATUSES_NOT_OF_A_HOST or is_memory_failure(report):
+        return False
+    signal_number = report.exit_signal or report.exit_status - _SIGNALS_OF_SHELLS
+    if signal_number == SIGNAL_SKIP_RETRY:
+        return False
+    killed = signal_words(signal_number) and signal_number not in SIGNALS_OF_A_CRASH
+    run_seconds = run.run_seconds - max(0.0, now - report.received_at)
+    return not killed and not overdue(run, run_seconds, report.silent_seconds)
 
 
 def overdue(run: Run, run_seconds: float, silent_seconds: float) -> str:

@@ -178,7 +178,10 @@ _PORTIONS = f"""
         SELECT array_agg(f.pk_frame) AS ids, array_agg(f.str_name) AS names, array_agg(f.int_number) AS numbers,
                array_agg(f.int_version) AS versions, array_agg(f.since) AS since,
                array_agg((SELECT asked.memory_kb FROM opencue_sched_frame_memory asked
-                          WHERE asked.pk_frame = f.pk_frame)) AS memory
+                          WHERE asked.pk_frame = f.pk_frame)) AS memory,
+               array_agg((SELECT string_agg(failed.str_host, ' ') FROM opencue_sched_failed_run failed
+                          WHERE failed.pk_frame = f.pk_frame
+                            AND failed.int_exit_status <> ALL(CAST(:uncounted AS bigint[])))) AS failed_on
         FROM (
             SELECT pk_frame, str_name, int_number, int_version,
                    CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision) AS since
@@ -262,7 +265,9 @@ def fetch_portions(
             row.int_waiting_count,
             ()
             if row.ids is None
-            else tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.since, row.memory)),
+            else tuple(
+                map(_frame, row.ids, row.names, row.numbers, row.versions, row.since, row.memory, row.failed_on)
+            ),
             row.back_in,
         )
         for row in rows
@@ -350,9 +355,16 @@ def _layer(row: Row[Any]) -> Layer:
 
 
 def _frame(
-    frame_id: str, name: str, number: int, version: int | None, since: float | None, memory_kb: int | None
+    frame_id: str,
+    name: str,
+    number: int,
+    version: int | None,
+    since: float | None,
+    memory_kb: int | None,
+    failed_on: str | None,
 ) -> Frame:
-    return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since))
+    hosts = tuple(failed_on.split()) if failed_on else ()
+    return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since), failed_on=hosts)
 
 
 def _finite(seconds: float | None) -> float | None:

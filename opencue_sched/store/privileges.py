@@ -54,6 +54,7 @@ CHANGED = (
     "limit_record",
     "opencue_sched_blocked",
     "opencue_sched_dead_job",
+    "opencue_sched_failed_run",
     "opencue_sched_fence",
     "opencue_sched_frame_memory",
     "opencue_sched_hold",

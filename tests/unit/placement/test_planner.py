@@ -711,6 +711,51 @@ def test_a_layer_of_which_only_such_a_frame_waits_says_why_it_does() -> None:
     assert "60.0G" in verdict.detail
 
 
+# Frames that failed on a host.
+
+
+def failed(a_layer: Layer, **hosts: str) -> Layer:
+    """The layer with some frames (by number, as ``f3``) that failed on hosts (by id, with blanks between them)."""
+    names = {int(name[1:]): tuple(f"host-{it}" for it in ids.split()) for name, ids in hosts.items()}
+    frames = tuple(replace(frame, failed_on=names.get(frame.number, ())) for frame in a_layer.frames)
+    return replace(a_layer, frames=frames)
+
+
+def test_a_frame_is_not_given_to_a_host_that_it_failed_on() -> None:
+    # given two frames that failed on the host that would get them all
+    layer = failed(make_layer(frames=4), f1="h1", f3="h1")
+    planned = plan_layer(layer, make_host("h1", cores=8), make_host("h2", cores=16))
+
+    # then it gets the others, and the next host these
+    assert dict(placed(planned)) == {"l1-f1": "h2", "l1-f2": "h1", "l1-f3": "h2", "l1-f4": "h1"}
+    assert only_verdict(planned).verdict == Verdict.FLOWING
+
+
+def test_it_waits_for_a_busy_host_that_may_take_it_and_holds_nobody_back() -> None:
+    # given a frame that failed on the one idle host, and a layer that looks like its own
+    layer, alike = failed(make_layer(frames=2), f1="h1"), make_layer("l2", frames=1)
+    pool = FrozenPool([make_host("h1"), make_host("h2", idle_centicores=0)])
+    planned = plan(make_snapshot(make_job(layers=[layer, alike])), pool)
+
+    # then all others run there, and it is said why it does not
+    assert placed(planned) == [("l1-f2", "h1"), ("l2-f1", "h1")]
+    first = planned.verdicts[0]
+    assert (first.verdict, first.waiting) == (Verdict.CAPACITY, 1)
+    assert "its frames failed on host-h1" in first.detail
+
+
+@pytest.mark.parametrize("other", [None, {"memory_gib": 0.5}, {"os_names": ("windows",)}, {"tags": frozenset({"far"})}])
+def test_it_may_go_there_again_where_no_other_host_may_take_it(other: dict[str, Any] | None) -> None:
+    hosts = [make_host("h1"), *([make_host("h2", **other)] if other else [])]
+    planned = plan_layer(failed(make_layer(frames=2), f1="h1", f2="h1"), *hosts)
+    assert placed(planned) == [("l1-f1", "h1"), ("l1-f2", "h1")]
+
+
+def test_one_that_failed_on_every_host_may_go_anywhere() -> None:
+    planned = plan_layer(failed(make_layer(), f1="h1 h2"), make_host("h1"), make_host("h2"))
+    assert len(planned.procs) == 1
+
+
 class TestPlansUnderWay:
     """Other passes of the process book on what they left of a host; the two commits would meet at its row."""
 

@@ -1,0 +1,73 @@
+"""Frames that failed on a host in a way that the host may be to blame for, of the last day (our table
+``opencue_sched_failed_run``). A frame is not given to such a host again while another may take it, and a host on which
+frames of several jobs failed is named.
+
+Noted where our report service takes the reports: OpenCue's own tables do not tell a frame that failed from one that was
+killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.store.procs import Run
+
+BREAKING_JOBS = 3
+"""Jobs of which frames failed on a host within the last hour: from so many on it is named."""
+
+# What is a day old goes with the next.
+_NOTE = text(
+    """
+    DELETE FROM opencue_sched_failed_run
+     WHERE (pk_frame, str_host) IN (SELECT pk_frame, str_host FROM opencue_sched_failed_run
+                                     WHERE ts < now() - interval '1 day' LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    INSERT INTO opencue_sched_failed_run AS noted (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
+    SELECT DISTINCT ON (frame, host) frame, host, layer, job, status
+      FROM json_to_recordset(CAST(:failed AS json))
+           AS failed(frame varchar, host varchar, layer varchar, job varchar, status bigint)
+     WHERE host <> ''
+     ORDER BY frame, host
+    ON CONFLICT (pk_frame, str_host) DO UPDATE SET ts = excluded.ts, int_exit_status = excluded.int_exit_status
+    """
+)
+# A frame that failed everywhere, or in a layer that fails elsewhere too, speaks of its job and not of the host.
+_BREAKING_HOSTS = text(
+    """
+    SELECT failed.str_host AS host, count(DISTINCT failed.pk_job) AS jobs, count(*) AS frames,
+           array_agg(DISTINCT job.str_name ORDER BY job.str_name) AS names
+      FROM opencue_sched_failed_run failed
+      JOIN frame ON frame.pk_frame = failed.pk_frame JOIN job ON job.pk_job = failed.pk_job
+     WHERE failed.ts > now() - interval '1 hour' AND failed.int_exit_status <> ALL(CAST(:uncounted AS bigint[]))
+       AND CASE WHEN frame.str_state = 'SUCCEEDED' THEN frame.str_host IS DISTINCT FROM failed.str_host
+                ELSE NOT EXISTS (SELECT FROM opencue_sched_failed_run elsewhere
+                                  WHERE elsewhere.pk_layer = failed.pk_layer AND elsewhere.str_host <> failed.str_host)
+           END
+     GROUP BY failed.str_host HAVING count(DISTINCT failed.pk_job) >= :jobs
+     ORDER BY jobs DESC, host LIMIT :most
+    """
+)
+_MOST_HOSTS = 50
+
+
+def note_failures(connection: Connection, failed: Sequence[tuple[Run, int]]) -> None:
+    """Remember that frames failed where they ran, each with its exit status."""
+    rows = [
+        {"frame": run.frame_id, "host": run.frame_host, "layer": run.layer_id, "job": run.job_id, "status": status}
+        for run, status in failed
+    ]
+    if rows:
+        connection.execute(_NOTE, {"failed": json.dumps(rows)})
+
+
+def breaking_hosts(connection: Connection, uncounted: Collection[int]) -> Sequence[Row[Any]]:
+    """Hosts (``host``, by name) that frames of three jobs or more failed on within the last hour which ran through
+    elsewhere, or have not failed elsewhere: how many ``jobs`` (``names``) and ``frames``, the worst first.
+
+    ``uncounted``: exit statuses that say nothing of a host, besides OpenCue's own.
+    """
+    wanted = {"uncounted": sorted(uncounted), "jobs": BREAKING_JOBS, "most": _MOST_HOSTS}
+    return connection.execute(_BREAKING_HOSTS, wanted).all()
