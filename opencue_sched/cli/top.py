@@ -350,10 +350,15 @@ def _texts(lines: Iterable[Line], width: int) -> list[Text]:
     return texts
 
 
+_BREAKING_HOSTS = 3
+"""Hosts that break frames, told at most."""
+
+
 def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line]:
     """The farm: allocations, what waits, the fleet, and what there is room for of shows and jobs."""
     view = read.view
     lines = [*_header(read), *_allocations(view["allocations"], width, max(2, height // 6))]
+    lines += [(it["words"], "red") for it in view["breaking_hosts"][:_BREAKING_HOSTS]]
     found = sorted(view["waiting_by_verdict"].items(), key=lambda it: -it[1])
     said = [f"{name.replace('_', ' ')} {count}" for name, count in found]
     said += [f"paused {view['waiting_paused']}"] if view["waiting_paused"] else []

@@ -44,6 +44,7 @@ from opencue_sched.insight.audit import (
     compare_counters,
     compare_procs,
 )
+from opencue_sched.insight.breaking_hosts import find_breaking_hosts
 from opencue_sched.insight.explain import cluster_words, listed, unreached_hosts
 from opencue_sched.insight.health import check_redis, describe_failure
 from opencue_sched.insight.limit_words import flagged_words
@@ -208,6 +209,12 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
         yield _warn("hosts", text, remedy)
 
 
+def _broken(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    for host, words in find_breaking_hosts(connection, settings).items():
+        remedy = f"look at the logs of the frames, then `opencue-sched host lock {host} --reason ...` if it is the host"
+        yield _warn("hosts", words, remedy)
+
+
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
@@ -304,6 +311,7 @@ _ON_THE_DATABASE = (
     _frames_way,
     _shows,
     _hosts,
+    _broken,
     _rqds,
     _release_feed,
     _retries,

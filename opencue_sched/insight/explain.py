@@ -37,6 +37,7 @@ from opencue_sched.domain.names import counted, near, os_names
 from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text, memory_text
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.insight.breaking_hosts import find_breaking_hosts
 from opencue_sched.insight.comments import comment_document, comment_words
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.insight.limit_words import full_limit, still_running
@@ -96,7 +97,8 @@ class SilentHost:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """A job by name, the hosts that stopped reporting while frames of it run there, a sentence on each host that
-    matters to it and reports, but whose RQD does not answer a worker, and each layer. ``rank`` is what
+    matters to it and reports, but whose RQD does not answer a worker, one on each of its tags that may break frames,
+    and each layer. ``rank`` is what
     ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the show's cores that
     is drawn instead, of which ``chance`` is its part. ``dataclasses.asdict`` gives JSON.
 
@@ -110,6 +112,7 @@ class Explanation:
     rank: Mapping[str, Any] | None
     silent_hosts: tuple[SilentHost, ...]
     unreached_hosts: tuple[str, ...]
+    breaking_hosts: tuple[str, ...]
     layers: tuple[Mapping[str, Any], ...]
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
@@ -138,6 +141,7 @@ def explain_job(
         whole += _of_caps(job, folder) if folder.id == job.folder_id else []
     layers = jobs.layers_of(connection, job_id)
     hosts = _hosts_of(connection, layers)
+    of_its_tags = {host.host for host in hosts}
     limits = {limit.name: limit for limit in fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
@@ -169,6 +173,7 @@ def explain_job(
         rank,
         silent_hosts(connection, settings, job),
         tuple(_unreached(connection, settings, job, layers, unreached)),
+        tuple(words for host, words in find_breaking_hosts(connection, settings).items() if host in of_its_tags),
         tuple(explained),
         tuple(
             {**comment_document(comment), "words": comment_words(comment)}
@@ -676,6 +681,7 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
     lines += [*(host.words for host in explanation.silent_hosts), *explanation.unreached_hosts]
+    lines += explanation.breaking_hosts
     # Where waiting frames of it may be booked, its rank says when.
     if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
         lines.append(_rank_words(explanation.rank))

@@ -21,6 +21,7 @@ from opencue_sched.domain.clusters import spelled_tags
 from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.insight.breaking_hosts import find_breaking_hosts
 from opencue_sched.insight.explain import (
     OLD_VERDICT_SECONDS,
     WaitReason,
@@ -52,7 +53,8 @@ FarmView = Mapping[str, Any]
 
 ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as the
 leading beat counted last (``waiting_counted_at``), like scheduler_waiting_frames; ``waiting_paused``: those of paused
-jobs, which have no verdict. ``fleet`` is as fleet_view has it.
+jobs, which have no verdict. ``breaking_hosts``: those that may break frames, with words. ``fleet`` is as
+fleet_view has it.
 """
 AllocationUse = Mapping[str, Any]
 """``cores`` are ``booked``, ``idle``, ``locked`` (those of locked hosts that nothing runs on) and ``down`` (of hosts
@@ -88,6 +90,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
         limits = fetch_limits(connection).values()
+        breaking = find_breaking_hosts(connection, settings)
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
     counted = log.waiting(believed_seconds=believed_seconds(settings))
@@ -101,6 +104,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         "waiting_counted_at": counted.counted_at,
         "waiting_paused": sum(it["paused_waiting"] for it in shows),
         "allocations": [named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
+        "breaking_hosts": [{"host": host, "words": words} for host, words in breaking.items()],
         "shows": shows[:MOST_SHOWS],
         "limits": sorted(map(_limit, limits), key=_fullest)[:MOST_LIMITS],
         "jobs": [_job(row, verdicts.get(row.id, {}), unreached.get(row.id), now) for row in jobs],

@@ -33,6 +33,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.farm_view import ShowUse, believed_seconds, show_uses
 from opencue_sched.settings import Settings
+from opencue_sched.store.failed_runs import breaking_hosts
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.insight import holds, host_groups
 from opencue_sched.store.limits import fetch_limits
@@ -49,7 +50,7 @@ MOST_SERIES = 50
 Prometheus is to keep the series of a few hundred."""
 OTHER = "other"
 """The name that stands for those beyond MOST_SERIES; its values are their sums."""
-_NAMES = frozenset({"allocation", "show_name", "folder", "limit"})
+_NAMES = frozenset({"host", "allocation", "show_name", "folder", "limit"})
 """Labels that people make values for, without a bound. Facilities are few."""
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -98,6 +99,11 @@ _SUBSCRIPTION, _FOLDER = "facility allocation show_name", "show_name folder"
 OF_USE = RecentFigures(
     ("farm_hosts", "facility state lock", "Hosts by state and lock. SILENT: up, but nothing was heard of them lately."),
     ("farm_cores", "facility allocation use", "Cores of hosts: booked, idle, locked and not booked, or down."),
+    (
+        "breaking_hosts",
+        "host",
+        "Jobs of which frames failed on a host within an hour, and elsewhere did not; 3 or more.",
+    ),
     ("show_frames", "show_name state", "Frames of a show's pending jobs, in all facilities: running, waiting or dead."),
     ("show_cores", "show_name", "Cores that a show uses, in all facilities."),
     ("draining_hosts", "facility show_name", "Hosts that drain for a show's wide frames."),
@@ -161,7 +167,11 @@ def watch_gate(gate: LeaderGate) -> None:
 
 
 def _samples(
-    groups: Sequence[Row[Any]], draining: Sequence[Row[Any]], shows: Sequence[ShowUse], caps: Iterable[Sample]
+    groups: Sequence[Row[Any]],
+    draining: Sequence[Row[Any]],
+    breaking: Sequence[Row[Any]],
+    shows: Sequence[ShowUse],
+    caps: Iterable[Sample],
 ) -> Iterator[Sample]:
     """The samples of OF_USE, the busiest and fullest first."""
     for group in (group for group in groups if group.state is not None):
@@ -169,6 +179,8 @@ def _samples(
     for allocation in sorted((group for group in groups if group.name is not None), key=lambda group: -group.cores):
         for use in ("booked", "idle", "locked", "down"):
             yield "farm_cores", (allocation.facility, allocation.name, use), getattr(allocation, use)
+    for row in breaking:
+        yield "breaking_hosts", (row.host,), row.jobs
     for show in shows:
         yield "show_cores", (show["name"],), show["cores"]
         for state in ("running", "waiting", "dead"):
@@ -279,6 +291,7 @@ class FleetCensus:
             )
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
+            breaking = breaking_hosts(connection, settings.queue.uncounted_exit_statuses)
             shows, caps = show_uses(connection, facility), list(_caps(connection))
         report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)
         samples: list[Sample] = [
@@ -288,7 +301,7 @@ class FleetCensus:
         ]
         samples += [("waiting_frames", (verdict.value,), waiting[verdict.value]) for verdict in Verdict]
         OF_WAITING.update(samples)
-        OF_USE.update(_samples(groups, draining, shows, caps))
+        OF_USE.update(_samples(groups, draining, breaking, shows, caps))
 
     def close(self) -> None:
         """End the thread, and give the connections back."""

@@ -125,6 +125,7 @@ function showCell(cell, it) {
 function showHosts() {
   const total = sum("hosts");
   put($("#hosts-note"), total > farm.grid.length ? `the first ${number(farm.grid.length)} of ${number(total)}` : "");
+  $("#breaking").replaceChildren(...farm.breaking_hosts.map((it) => make("li", "bad", it.words)));
   $("#hosts").className = farm.grid.length > 120 ? "many" : "";
   const create = () => make("div", "part", sides(), make("div", "cells"));
   fill($("#hosts"), farm.allocations.filter((it) => it.hosts), (it) => it.name, create, (node, it) => {

@@ -686,6 +686,22 @@ def series(name: str) -> dict[tuple[str, ...], float]:
     return {tuple(it.labels.values()): it.value for metric in found for it in metric.samples if it.value}
 
 
+def test_the_leading_beat_names_hosts_that_break_frames(census: FleetCensus, engine: Engine):
+    # given a host on which a frame of each of three jobs failed, and one with a frame of one
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        jobs = [farm.job() for _ in range(4)]
+        for job, host in zip(jobs, ("render07", "render07", "render07", "render08"), strict=True):
+            row = {"frame": job.frames[0], "host": host, "layer": job.layers[0].id, "job": job.id}
+            failed = """
+                INSERT INTO opencue_sched_failed_run (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
+                VALUES (:frame, :host, :layer, :job, 1)
+                """
+            connection.execute(text(failed), row)
+    census.look_at_farm()
+    assert series("scheduler_breaking_hosts") == {("render07",): 3}
+
+
 def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
     census: FleetCensus, engine: Engine, monkeypatch
 ):
