@@ -139,6 +139,17 @@ def test_every_link_to_a_heading_leads_to_one(document):
         assert anchor in anchors_of(linked), f"{document.name}: {target}#{anchor}"
 
 
+def test_the_index_by_reader_and_that_by_symptom_lead_to_every_document():
+    indices = [ROOT / "docs" / "README.md", ROOT / "docs" / "tasks" / "README.md"]
+    linked = {
+        (index.parent / target).resolve()
+        for index in indices
+        for target in re.findall(r"\]\(([^)#]+)", index.read_text())
+    }
+    pages = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
+    assert pages - linked - {indices[0]} == set()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_named_exists(document):
     text = document.read_text()
