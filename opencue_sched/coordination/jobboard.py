@@ -1,8 +1,7 @@
 """The jobboard: post, claim, finish, abandon and watch jobs (TaskFlow's jobboards, on Redis).
 
-Differences from TaskFlow's own Redis board, each on purpose: claims end by themselves unless asked not to; every write
-of an owner is checked by owner, fence and token in one Lua call; jobs come by priority and then age; times are Redis'
-own and aware of their zone; the trash can be listed and restored; waiting is by event.
+Every write of an owner is checked by owner, fence and token in one Lua call. What is other than on TaskFlow's own Redis
+board, and why, is in docs/references.md ("Jobboards").
 """
 
 from __future__ import annotations
