@@ -57,24 +57,25 @@ if not refused and limits ~= '' then
     local key = 'acct:limit:' .. limit
     local read = call('HMGET', key, 'int_running', 'int_max_value', 'int_foreign', 'int_machines', 'terms')
     listed[#listed + 1] = limit
-    if (read[4] or '') ~= '' then
+    if (read[4] or '') ~= '' or (read[5] or '') ~= '' then
+      -- Included only here, as above.
+--@include seats
+      local more = call('HMGET', key, 'after', 'int_frames', 'int_settled')
+      local after, most, use = more[1] or '', tonumber(read[4] or ''), nil
       under = under or {'under'}
       under[#under + 1], under[#under + 2] = limit, read[5] or ''
-      if machine ~= '' then
+      if most and machine ~= '' then
         listed[#listed + 1], listed[#listed + 2] = limit .. '@', limit .. '@' .. machine
+      elseif not most and after ~= '' then
+        listed[#listed + 1] = limit .. '@'
       end
-      local most, holding = tonumber(read[4]), 'acct:machines:' .. limit
-      local others = holding .. ':others'
-      -- Who holds it is said by the counter: a worker of the release before takes no machine out of the set.
-      if checked and most >= 0 and call('SISMEMBER', others, machine) == 0
-        and (machine == '' or tonumber(call('HGET', key .. '@' .. machine, 'int_running') or 0) <= 0) then
-        local unknown = (read[1] or 0) - (call('HGET', key .. '@', 'int_running') or 0)
-        local use = call('SCARD', holding) + call('SCARD', others) + math.max(0, unknown)
-        -- A machine that holds it by both is one, and this one, left in the set, is no other. To know them takes longer
-        -- than to count, and matters only here.
-        use = use < most and use or use - #call('SINTER', holding, others) - call('SISMEMBER', holding, machine)
-        refused = use >= most and {0, 'limit', tostring(use), read[4]}
+      if most then
+        use = checked and most >= 0 and machines_refuse(limit, machine, read[1] or 0, most, tonumber(read[2]), after)
+      else
+        most = tonumber(more[2])
+        use = checked and most >= 0 and frames_refuse(limit, read[1] or 0, most, tonumber(more[3]), after)
       end
+      refused = use and {0, 'limit', tostring(use), tostring(most)}
     elseif checked and not read[2] then
       refused = {0, 'unseeded', key, '0'}
     elseif checked then
@@ -111,8 +112,14 @@ for i = 1, 5 do
 end
 if limits ~= '' then
   for limit in string.gmatch(ARGV[13], '[^,]+') do add('acct:limit:' .. limit, 'int_running', '1') end
-  -- A machine comes with its first frame: as add_frames() of includes/machines does.
-  for limit, machine in string.gmatch(ARGV[13], '([^,@]+)@([^,]+)') do try('SADD', 'acct:machines:' .. limit, machine) end
+  if string.find(ARGV[13], '@', 1, true) then
+--@include machines
+    note_start(id, ARGV[13], now)
+    -- A machine comes with its first frame: as add_frames() does, but this frame is the last.
+    for limit, machine in string.gmatch(ARGV[13], '([^,@]+)@([^,]+)') do
+      try('ZADD', 'acct:machines:' .. limit, 'GT', now, machine)
+    end
+  end
 end
 if AUDITING then call('RPUSH', AUDIT_LOG, seq .. '|+|' .. id .. '|' .. table.concat(ARGV, '|', 5)) end
 return under and {1, seq, unpack(under)} or {1, seq}

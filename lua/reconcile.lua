@@ -35,13 +35,13 @@ for i, id in ipairs(ids) do
   else
     seq = seq or next_seq()
     if old and old ~= entry then
-      move(id, old, -1, seq, DUAL and state == '')
+      move(id, old, -1, seq, nil, DUAL and state == '')
     end
     if state == '' then
       gone[#gone + 1] = id
     else
       if old ~= entry then
-        move(id, entry, 1, seq)
+        move(id, entry, 1, seq, booked or now)
       end
       fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or now, seq, owner or ARGV[2], entry)
     end

@@ -303,6 +303,11 @@ class Accounting(_Section):
     redis_pool_size: int = Field(20, ge=1, description="Most Redis connections of one process.")
     recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
     limit_reseed_interval_seconds: Seconds = Field(300.0, description="Seconds between reloads of caps.")
+    limit_settle_window_seconds: Seconds = Field(
+        120.0,
+        description="What started this long before a licence server was asked, or later, its report need not show. "
+        "About twice the reporter's period, and beside a Cuebot its limit.settle_window_seconds.",
+    )
     commit_deadline: Seconds = Field(
         10.0, description="Seconds after which PostgreSQL itself refuses the COMMIT of a booking."
     )

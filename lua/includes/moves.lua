@@ -26,11 +26,11 @@ local function record_of(state, booked, seq, owner, entry)
   return '1|' .. state .. '|' .. booked .. '|' .. seq .. '|' .. owner .. '|' .. entry
 end
 
--- Count the entry of a proc in (sign 1) or out (sign -1), at this sequence number. An unreadable entry (or nil) goes out
+-- Count the entry of a proc in (sign 1) or out (sign -1), at this sequence number; one that comes in was booked then. An unreadable entry (or nil) goes out
 -- without touching counters, so that it cannot block the others of its call; the consistency check puts its counters
 -- right. With ledger_only the int_* fields stay: in a dual store the other program takes the cores of a proc it deleted
 -- off them itself.
-local function move(id, entry, sign, seq, ledger_only)
+local function move(id, entry, sign, seq, booked, ledger_only)
   local cores, gpus, show, alloc, folder, job, layer, dept, limits = string.match(entry or '', ENTRY)
   if not cores then
     if sign < 0 then return end
@@ -42,6 +42,7 @@ local function move(id, entry, sign, seq, ledger_only)
   for limit in string.gmatch(limits, '[^,]+') do
     move_key('acct:limit:' .. limit, sign, 0)
   end
+  if string.find(limits, '@', 1, true) then note_start(id, limits, sign > 0 and booked) end
   if AUDITING then call('RPUSH', AUDIT_LOG, seq .. (sign > 0 and '|+|' or '|-|') .. id .. '|' .. entry) end
 end
 

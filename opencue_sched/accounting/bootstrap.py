@@ -172,7 +172,7 @@ class _Filler:
             version = store.caps_version(connection)
             entries = entries_of(self._renewing(store.procs(connection), every=_ROWS_PER_RENEWAL))
             imported = store.managed_show_versions(connection)
-            rows = cap_rows_of_shows(connection, imported, imported)
+            rows = cap_rows_of_shows(connection, self._ledger, imported, imported)
         for part in self._renewing(chunks(rows, _ROWS_PER_RENEWAL)):
             self._ledger.write_caps(version, part, epoch=filling)
         for changes in self._renewing(chunks(additions(entries), _ROWS_PER_RENEWAL)):

@@ -6,7 +6,7 @@ the version of the snapshot it was read in, and an older one of the same server 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -17,18 +17,23 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import imported_shows
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import CapRow, Ledger, answering, id_calls
+from opencue_sched.accounting.seats import Settling
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.units import cap_cores
+from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
-from opencue_sched.store.limit_types import reported_machines
+from opencue_sched.store.limit_types import Report, database_seconds, reports_of
 
 _SCAN_COUNT = 1000
 
 
-def make_ledger(engine: Engine, client: redis.Redis, *, owner: str) -> Ledger:
-    """A ledger that loads the caps of unseeded vertices from ``engine``."""
+def make_ledger(engine: Engine, client: redis.Redis, *, owner: str, accounting: Accounting | None = None) -> Ledger:
+    """A ledger that loads the caps of unseeded vertices from ``engine``. ``accounting``: the settings of the fleet,
+    without which the defaults count."""
     ledger = Ledger(client, owner=owner)
     ledger.load_caps = partial(load_caps, engine, ledger)
+    if accounting is not None:
+        ledger.settling = Settling(accounting.limit_settle_window_seconds, accounting.commit_deadline)
     return ledger
 
 
@@ -53,7 +58,7 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> t
         rows = [
             cap_row
             for kind, ids in wanted.items()
-            for cap_row in _cap_rows(connection, kind, store.fetch_caps(connection, kind, imported, ids=ids))
+            for cap_row in _cap_rows(connection, ledger, kind, imported, ids=ids)
         ]
     _add_absent_subscriptions(rows, vertex_keys)
     return ledger.write_caps(version, rows)
@@ -73,7 +78,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         of_shows = store.managed_show_ids(connection) if show_ids is None else frozenset(show_ids)
-        rows = cap_rows_of_shows(connection, of_shows, imported)
+        rows = cap_rows_of_shows(connection, ledger, of_shows, imported)
     if show_ids is None:
         capped = {key for key, _ in rows}
         left = [key for key, (kind, _) in stored.items() if kind in _RECLAIMED and key not in capped]
@@ -82,30 +87,57 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | No
     return ledger.write_caps(version, rows)
 
 
-def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
-    """Vertex keys and hash fields of all caps of these shows, and of every limit."""
+def cap_rows_of_shows(
+    connection: Connection, ledger: Ledger, show_ids: Collection[str], imported: Mapping[str, str]
+) -> list[CapRow]:
+    """Vertex keys and hash fields of all caps of these shows, and of every limit, for this ledger."""
     return [
         cap_row
         for kind in VertexKind
         if kind is not VertexKind.LAYER
-        for cap_row in _cap_rows(connection, kind, store.fetch_caps(connection, kind, imported, show_ids=show_ids))
+        for cap_row in _cap_rows(connection, ledger, kind, imported, show_ids=show_ids)
     ]
 
 
-def _cap_rows(connection: Connection, kind: VertexKind, rows: Sequence[Row[Any]]) -> list[CapRow]:
+def _cap_rows(
+    connection: Connection,
+    ledger: Ledger,
+    kind: VertexKind,
+    imported: Mapping[str, str],
+    *,
+    ids: Collection[tuple[str, ...]] | None = None,
+    show_ids: Collection[str] = (),
+) -> list[CapRow]:
+    window = ledger.settling.window_seconds
+    rows = store.fetch_caps(connection, kind, imported, ids=ids, show_ids=show_ids, settle_window_seconds=window)
     if kind is not VertexKind.LIMIT:
         return [_cap_row(kind, row) for row in rows]
-    reported = reported_machines(connection, [row[0] for row in rows if row.machines_are_reported])
-    return [_limit_row(row, reported.get(row[0], set())) for row in rows]
+    reported = [row[0] for row in rows if row.reported_at is not None]
+    if not reported:
+        return [_limit_row(row) for row in rows]
+    # Redis first: what it is found to be ahead is then never too much, and the bound never too late.
+    with answering(ledger.client):
+        seconds, microseconds = ledger.client.time()
+    ahead = seconds + microseconds / 1e6 - database_seconds(connection)
+    reports = reports_of(connection, reported)
+    after = {row[0]: ledger.settling.bound(row.reported_at, ahead) for row in rows if row[0] in reports}
+    return [_limit_row(row, reports.get(row[0]), after.get(row[0])) for row in rows]
 
 
-def _limit_row(row: Row[Any], reported: Collection[str]) -> CapRow:
-    """A row of a limit; the machines that hold it by what the ledger does not have are a list behind the fields."""
+def _limit_row(row: Row[Any], report: Report | None = None, after: int | None = None) -> CapRow:
+    """A row of a limit. Behind the fields of one that counts machines are those that hold it by what the ledger does
+    not have, and those that hold it so and do not count. ``after``: see Settling.bound."""
     fields: list[str | list[str]] = []
-    for name in ("int_max_value", "int_foreign", "int_machines", "terms", "opens_at"):
+    for name in ("int_max_value", "int_foreign", "int_machines", "terms", "opens_at", "int_frames"):
         fields += [name, str(getattr(row, name))]
+    settled = (report.tokens if report else 0) + (row.foreign_pending or 0)
+    fields += ["int_settled", str(settled) if row.int_frames else "", "after", "" if after is None else str(after)]
     if row.int_machines:
-        fields.append(sorted({keys.machine_of(machine) for machine in (*row.other_machines, *reported)}))
+        holding = (*row.other_machines, *(report.machines if report else ()))
+        fields += [
+            sorted({keys.machine_of(machine) for machine in holding}),
+            sorted(map(keys.machine_of, row.past_machines)),
+        ]
     return keys.limit(row[0]), fields
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -62,7 +62,8 @@ class ConsistencyCheck:
     healed: Mapping[str, Amounts] = field(default_factory=dict)
     seqs: Sequence[int] = ()
     wrong_machines: Sequence[str] = ()
-    """Keys of the counters of limits' frames on machines that were not machines of their limits, or the reverse."""
+    """Keys of the counters of limits' frames on machines that were not machines of their limits, or the reverse, or of
+    frames whose starts were not all known."""
 
 
 def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool = False) -> ConsistencyCheck:
@@ -76,13 +77,18 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool 
     try:
         records = {record.proc_id: record for record in ledger.records()}
         entries = {record.entry for record in records.values()}
-        vertices = vertex_keys(ledger) | {key for entry in entries for key, _, _ in amounts(entry)}
+        stored = _stored_keys(ledger)
+        vertices = {key for key in stored if keys.parse(key)} | {
+            key for entry in entries for key, _, _ in amounts(entry)
+        }
         readings = read_counters(ledger, epoch, sorted(vertices)) if mine else {}
         events = _read_log(ledger) if mine else []
         check = ConsistencyCheck(epoch, records, readings, events, mine)
         if heal and mine:
             check = correct(ledger, check, token)
-        check = replace(check, wrong_machines=check_machines(ledger, epoch, vertices, heal=heal))
+        check = replace(
+            check, wrong_machines=check_machines(ledger, epoch, stored | vertices, records.values(), heal=heal)
+        )
     finally:
         if mine:
             with answering(ledger.client):
@@ -107,38 +113,80 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
     return replace(check, healed=differing, seqs=[int(answer[1]) for answer in answers if int(answer[2])])
 
 
-def check_machines(ledger: Ledger, epoch: Epoch, vertices: Iterable[str], *, heal: bool) -> list[str]:
-    """Compare the machines of every limit with the frames counted there, pair by pair, so exactly under any load; with
-    ``heal`` put right what differs, which a worker of an older release, or another program, has left.
+def check_machines(
+    ledger: Ledger, epoch: Epoch, stored: Collection[str], records: Iterable[Record], *, heal: bool
+) -> list[str]:
+    """Compare the machines of every limit, and since when frames run, with what is counted there, place by place, so
+    exactly under any load; with ``heal`` put right what differs, which a worker of an older release, or another
+    program, has left. ``stored`` are the keys of the store.
 
-    Each pair is judged within one call. Returns the keys of the counters of those that differed.
+    Each place is judged within one call. Returns the keys of the counters of those that differed.
     """
-    pairs = {pair for key in vertices if (pair := keys.limit_and_machine(key))}
-    limits = sorted(key.removeprefix(keys.LIMIT_PREFIX) for key in vertices if key.startswith(keys.LIMIT_PREFIX))
-    limits = [limit_id for limit_id in limits if "@" not in limit_id]
+    places = {pair for key in stored if (pair := keys.limit_and_machine(key))}
+    places |= {
+        (limit_id, machine)
+        for key in stored
+        if key.startswith(keys.STARTED_PREFIX)
+        for limit_id, _, machine in [key.removeprefix(keys.STARTED_PREFIX).partition("@")]
+    }
+    starts = defaultdict[tuple[str, str], set[str]](set)
+    for record in records:
+        for place in keys.starts_of(record.entry):
+            starts[place].add(record.proc_id)
+    limits = sorted(
+        key.removeprefix(keys.MACHINES_PREFIX)
+        for key in stored
+        if key.startswith(keys.MACHINES_PREFIX) and ":" not in key.removeprefix(keys.MACHINES_PREFIX)
+    )
     with answering(ledger.client), ledger.client.pipeline(transaction=False) as pipe:
         for limit_id in limits:
-            pipe.smembers(keys.MACHINES_PREFIX + limit_id)
+            pipe.zrange(keys.MACHINES_PREFIX + limit_id, 0, -1)
         answers = pipe.execute(raise_on_error=False)
     for limit_id, machines in zip(limits, answers, strict=True):
-        # Of what is no set the script says so at any machine.
-        pairs |= {(limit_id, machine) for machine in (machines if isinstance(machines, set) else {_NO_MACHINE})}
-    wrong: list[str] = []
-    for part in chunks(sorted(pairs), _KEYS_PER_ROUND_TRIP):
+        # Of what is no sorted set the script says so at any machine.
+        places |= {(limit_id, machine) for machine in (machines if isinstance(machines, list) else [_NO_MACHINE])}
+    wrong, left = _differing(ledger, epoch, sorted((*place, "") for place in places | starts.keys()), heal=heal)
+    if heal and (wrong or left):
+        ids = {place: starts[place] | _noted(ledger, place) for place in {(limit, on) for limit, on, _ in wrong + left}}
+        _differing(ledger, epoch, sorted((*place, id_) for place in ids for id_ in ids[place]), heal=True)
+    found = [keys.limit(f"{limit_id}@{machine}") for limit_id, machine, _ in wrong]
+    if found:
+        log.warning("machines_of_limits_differed", machines=found[:20], total=len(found))
+    return found
+
+
+def _noted(ledger: Ledger, place: tuple[str, str]) -> set[str]:
+    """The procs of which a start is noted at a limit, or on a machine of it."""
+    limit_id, machine = place
+    with answering(ledger.client):
+        noted = ledger.client.zrange(keys.started(f"{limit_id}@{machine}" if machine else limit_id), 0, -1)
+    return set(cast("list[str]", noted))
+
+
+def _differing(
+    ledger: Ledger, epoch: Epoch, places: Sequence[tuple[str, str, str]], *, heal: bool
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """Those of the places that the script says differ, and those with starts that a worker of an older release has
+    left."""
+    wrong: list[tuple[str, str, str]] = []
+    left: list[tuple[str, str, str]] = []
+    for part in chunks(places, _KEYS_PER_ROUND_TRIP):
         calls = machines_calls(epoch.text, part, heal=heal)
-        size = len(calls[0].args[2:]) // 2
+        size = len(calls[0].args[2:]) // 3
         for number, (_, *positions) in enumerate(ledger.call_under(calls)):
-            wrong += [keys.limit(keys.on_machine(*part[number * size + int(at) - 1])[2]) for at in positions]
-    if wrong:
-        log.warning("machines_of_limits_differed", machines=wrong[:20], total=len(wrong))
-    return wrong
+            for at in map(int, positions):
+                (wrong if at > 0 else left).append(part[number * size + abs(at) - 1])
+    return wrong, left
 
 
 def vertex_keys(ledger: Ledger) -> set[str]:
     """Every vertex of the store, by SCAN."""
+    return {key for key in _stored_keys(ledger) if keys.parse(key) is not None}
+
+
+def _stored_keys(ledger: Ledger) -> set[str]:
     with answering(ledger.client):
-        scanned = cast("Iterable[str]", ledger.client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
-        return {key for key in scanned if keys.parse(key) is not None}
+        return set(cast("Iterable[str]", ledger.client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT)))
 
 
 def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, tuple[int, Amounts]]:

@@ -32,7 +32,10 @@ TOMBSTONE_BUCKET_SECONDS = 120
 """TOMB_WIDTH of the scripts."""
 LIMIT_PREFIX = "acct:limit:"
 MACHINES_PREFIX = "acct:machines:"
-"""Of the set of machines on which the ledger has frames under a limit that counts machines."""
+"""Of the sorted set of machines on which the ledger has frames under a limit that counts machines, by when the last was
+booked; below 0 those that had some, by when the last ended."""
+STARTED_PREFIX = "acct:started:"
+"""Of the sorted sets of procs by when they were booked (lua/includes/machines.lua)."""
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
@@ -92,6 +95,30 @@ def on_machine(limit_id: str, machine: str) -> tuple[str, str, str]:
 def other_machines(limit_id: str) -> str:
     """The key of the set of machines that hold a limit by what the ledger does not have."""
     return f"{MACHINES_PREFIX}{limit_id}:others"
+
+
+def past_machines(limit_id: str) -> str:
+    """The key of the set of machines that hold a limit by what the ledger does not have, and do not count."""
+    return f"{MACHINES_PREFIX}{limit_id}:past"
+
+
+def started(limit_id: str) -> str:
+    """The key of the sorted set of procs under a limit of frames that was reported, by when they were booked."""
+    return f"{STARTED_PREFIX}{limit_id}"
+
+
+def reported(limit_id: str) -> tuple[str, str]:
+    """How an entry lists a limit of frames of which a licence server reports: the limit, and its frames of which the
+    ledger knows since when they run (lua/includes/machines.lua)."""
+    return limit_id, f"{limit_id}@"
+
+
+def starts_of(entry: str) -> list[tuple[str, str]]:
+    """Where the starts of a proc with this entry are noted: limits and machines, '' of a limit of frames. Nothing of a
+    spoilt entry."""
+    listed = [part.partition("@") for part in entry.rpartition("|")[2].split(",") if "@" in part]
+    with_machine = {limit_id for limit_id, _, machine in listed if machine}
+    return [(limit_id, machine) for limit_id, _, machine in listed if machine or limit_id not in with_machine]
 
 
 def machine_of(host_id: str) -> str:

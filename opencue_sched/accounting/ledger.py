@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -29,9 +28,19 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.damage import raise_if_damaged
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
+from opencue_sched.accounting.seats import (
+    READS_OF_MACHINES,
+    Read,
+    Settling,
+    headroom_of,
+    read_of_starts,
+    reads_of_frames,
+    reads_of_machines,
+    seats_of,
+)
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall, call_scripts, chunks
 from opencue_sched.clients.store_errors import takes_no_write
-from opencue_sched.domain.caps import Seats
+from opencue_sched.domain.caps import Headroom, Seats
 from opencue_sched.errors import InvalidInput, NotReady
 
 log = structlog.get_logger(__name__)
@@ -90,6 +99,7 @@ class Ledger:
         self.client = client
         self.owner = owner
         self.load_caps: Callable[[Sequence[str]], object] | None = None
+        self.settling = Settling()
         self._epoch: Epoch | None = None
         self._fence: Fence | None = None
 
@@ -182,58 +192,70 @@ class Ledger:
         }
 
     def seats(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Seats]:
-        """Who holds limits that count machines, and how many more may: two round trips, whatever their number.
-        ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
+        """Who may take more frames under limits that count machines, and how many more machines may: two round trips,
+        whatever their number. ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
 
         Not at one instant: the script that books decides. A limit whose report has grown too old since its caps were
         loaded is open: nobody announces that, and who books loads them again. A machine whose last frames a worker of
         the release before has released counts until a recompute, but does not hold the limit.
         """
-        with answering(self.client), self.client.pipeline(transaction=False) as pipe:
-            for limit_id in limits:
-                pipe.smembers(keys.MACHINES_PREFIX + limit_id)
-                pipe.smembers(keys.other_machines(limit_id))
-                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running", "opens_at")
-                pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
-            pipe.time()
-            *found_of, now = pipe.execute(raise_on_error=False)
-            listed = [
-                (limit_id, machine)
-                for limit_id, machines in zip(limits, found_of[::4], strict=True)
-                if isinstance(machines, set)
-                for machine in machines
-            ]
-            for limit_id, machine in listed:
-                pipe.hget(keys.limit(f"{limit_id}@{machine}"), "int_running")
-            frames_on = dict(zip(listed, pipe.execute(raise_on_error=False), strict=True))
-        answers = iter(found_of)
-        found = {}
-        for (limit_id, (most, name)), answer in zip(
-            limits.items(), zip(answers, answers, answers, answers, strict=True), strict=True
-        ):
+        first = [read for limit_id in limits for read in reads_of_machines(limit_id)]
+        now, found = self._read_at(first)
+        machines = {
+            limit_id: [machine for machine, _ in since] if isinstance(since, list) else []
+            for limit_id, since in zip(limits, found[::READS_OF_MACHINES], strict=True)
+        }
+        second: list[Read] = [
+            ["HGET", keys.limit(keys.on_machine(limit_id, machine)[2]), "int_running"]
+            for limit_id in limits
+            for machine in machines[limit_id]
+        ]
+        counters = iter(self._read_at(second)[1])
+        answers, seats = iter(found), {}
+        for limit_id, (most, name) in limits.items():
+            of_limit = iter([next(answers) for _ in range(READS_OF_MACHINES)])
+            counts = [next(counters) for _ in machines[limit_id]]
             with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
-                machines, others, (stored, frames, opens_at), known = answer
-                most = int(stored) if stored else most
-                most = -1 if opens_at and int(opens_at) < int(now[0]) else most
-                use = len(machines | others) + max(0, int(frames or 0) - int(known or 0))
-                holders = {machine for machine in machines if int(frames_on[limit_id, machine] or 0) > 0}
-                left = math.inf if most < 0 else max(0, most - use)
-                found[limit_id] = Seats(frozenset(holders | others), left, name)
-        return found
+                frames_on = {m: int(frames or 0) for m, frames in zip(machines[limit_id], counts, strict=True)}
+                seats[limit_id] = seats_of(of_limit, frames_on, most, name, now)
+        return seats
+
+    def reported_frames(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Headroom]:
+        """How many frames may run under limits of frames that are more than their maximum, and how many do: as
+        ``seats`` tells it of machines. ``limits``: how many may (-1: any number) and name by id."""
+        now, found = self._read_at([read for limit_id in limits for read in reads_of_frames(limit_id)])
+        fields, known = found[::2], found[1::2]
+        starts = self._read_at([read_of_starts(*pair) for pair in zip(limits, fields, strict=True)])[1]
+        headroom = {}
+        answers = zip(limits.items(), fields, known, starts, strict=True)
+        for (limit_id, (most, name)), of_limit, with_start, started in answers:
+            with suppress(TypeError, ValueError):
+                headroom[limit_id] = headroom_of(of_limit, with_start, started, most, name, now)
+        return headroom
+
+    def _read_at(self, reads: Sequence[Read]) -> tuple[int, list[Any]]:
+        """Redis TIME in seconds, and what became of reads: values, and errors."""
+        with answering(self.client), self.client.pipeline(transaction=False) as pipe:
+            for read in reads:
+                pipe.execute_command(*read)  # type: ignore[no-untyped-call]
+            pipe.time()
+            *found, now = pipe.execute(raise_on_error=False)
+        return int(now[0]), found
 
     def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:
-        """Those of the limits that count machines and have frames whose machine their entries do not say."""
+        """Those of the limits that have frames whose entries do not say what the limit counts by now: the machine,
+        where it counts machines, or since when they run, where it was reported."""
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limit_ids:
-                pipe.hmget(keys.limit(limit_id), "int_machines", "int_running")
+                pipe.hmget(keys.limit(limit_id), "int_machines", "after", "int_running")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
             answers = iter(pipe.execute(raise_on_error=False))
         lacking = []
         for limit_id in limit_ids:
             of_limit, known = next(answers), next(answers)
             with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
-                machines, frames = of_limit
-                lacking += [limit_id] if machines and int(frames or 0) > int(known or 0) else []
+                machines, after, frames = of_limit
+                lacking += [limit_id] if (machines or after) and int(frames or 0) > int(known or 0) else []
         return lacking
 
     def settle(self, bookings: Sequence[Booking]) -> None:
@@ -449,8 +471,8 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
 
 
 def caps_calls(epoch: str, version: str, rows: Sequence[CapRow]) -> list[ScriptCall]:
-    """``rows``: vertex key and its fields, each name before its value; of a limit that counts machines then a list of
-    those that hold it by what the ledger does not have."""
+    """``rows``: vertex key and its fields, each name before its value. Of a limit that counts machines then two lists:
+    those that hold it by what the ledger does not have, and those that hold it so and do not count."""
     return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
 
@@ -463,9 +485,10 @@ def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]
     ]
 
 
-def machines_calls(epoch: str, pairs: Sequence[tuple[str, str]], *, heal: bool) -> list[ScriptCall]:
-    """``pairs``: limits and machines, of which the script says which differ, and heals them."""
-    return _calls("machines", (epoch, "heal" if heal else "look"), pairs)
+def machines_calls(epoch: str, places: Sequence[tuple[str, str, str]], *, heal: bool) -> list[ScriptCall]:
+    """``places``: limits, machines ('' of a limit of frames), and a proc that may be counted there or '', of which the
+    script says which differ, and heals them."""
+    return _calls("machines", (epoch, "heal" if heal else "look"), places)
 
 
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:

@@ -64,15 +64,19 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
             )
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
         show, alloc, folder, job, layer, dept = (it if SEPARATORS.isdisjoint(it) else "" for it in ids)
-        machine = keys.machine_of(row.pk_host)
         limits = tuple(
-            listed
-            for limit in filter(None, row.limits.split(","))
-            for listed in (keys.on_machine(limit[:-1], machine) if limit.endswith("@") else (limit,))
+            listed for limit in filter(None, row.limits.split(",")) for listed in _listed(limit, row.pk_host)
         )
         vertices = Vertices(show, alloc, folder, job, layer, dept, limits)
         entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
     return entries
+
+
+def _listed(limit: str, host_id: str) -> tuple[str, ...]:
+    """How an entry lists a limit of store.procs."""
+    if limit.endswith("@"):
+        return keys.on_machine(limit[:-1], keys.machine_of(host_id))
+    return keys.reported(limit[:-1]) if limit.endswith("~") else (limit,)
 
 
 def may_still_commit(engine: Engine, age_seconds: float) -> bool:

@@ -50,7 +50,7 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     settings = get_settings()
     alive: dict[str, tuple[str, str]] = {}
     with redis_store() as client, RqdChannels(settings.rqd, full_name=full_names(engine), quiet=True) as channels:
-        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
+        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli", accounting=settings.accounting)
         killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
         yield JobControl(Releaser(engine, settings.release, ledger), killer), alive
 

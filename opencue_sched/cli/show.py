@@ -195,7 +195,7 @@ def managed(engine: Engine, show: NamedRow, state: str) -> Done:
     quarantine = CUEBOT_CACHE_SECONDS if ask(engine, read_origin) == "cuebot" else 0.0
     hand, wait = (hand_over, quarantine) if on else (hand_back, settings.accounting.commit_deadline)
     with redis_store() as client, counting_down(f"handing {show.name} {'over' if on else 'back'}") as sleep:
-        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
+        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli", accounting=settings.accounting)
         age = settings.accounting.in_flight_age
         flip = hand(engine, ledger, show.id, wait_seconds=wait, age_seconds=age, sleep=sleep)
     away = "note: Redis is not open for booking yet; the first worker imports what runs before it books"

@@ -507,7 +507,7 @@ def fit_terms(
     procs: Iterable[PlannedProc], decided: Terms, now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
     """Keep what each limit has accepted under the terms that it has ``now`` (by vertex, see ``store.read_caps``): its
-    type, enforcement, soft value, maximum and report, where it counts machines. Nobody counts machines here."""
+    type, enforcement, soft value, maximum and report, where it is more than its maximum. Nobody counts here."""
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
     for proc in procs:

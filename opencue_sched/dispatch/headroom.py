@@ -93,6 +93,7 @@ def read_snapshot(
     )
     found = ledger.caps(list(asked))
     of_machines = {limit_id: (row.max_value, row.name) for limit_id, row in limits.items() if row.counts_machines}
+    of_reports = {limit_id: (row.frames, row.name) for limit_id, row in limits.items() if row.frames is not None}
 
     def cores_in_use(pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         used = {pair: found.get(keys.subscription(*pair)) for pair in pairs}
@@ -102,7 +103,8 @@ def read_snapshot(
         tuple(works),
         subscriptions(shares, cores_in_use),
         {ids[0]: _caps(caps) for ids, caps in _of_kinds(found, "job", "folder")},
-        {limit_id: _limit(row, found.get(keys.limit(limit_id))) for limit_id, row in limits.items()},
+        {limit_id: _limit(row, found.get(keys.limit(limit_id))) for limit_id, row in limits.items()}
+        | (ledger.reported_frames(of_reports) if of_reports else {}),
         {(share.show_id, share.alloc_id): share.size_centicores / CENTICORES_PER_CORE for share in shares},
         now,
         ledger.seats(of_machines) if of_machines else {},

@@ -54,11 +54,27 @@ _IN_LEDGER = """show.b_scheduler_managed AND EXISTS (
 """
 # A limit of NULL admits none, as in OpenCue's comparison. int_foreign is what the frames that the ledger does not have
 # leave of it, counted as OpenCue counts: running frames. A layer that lists a limit twice takes it once. Of a limit
-# that counts machines, other_machines are those on which such frames run, or local ones, which the ledger has late.
+# that counts machines, other_machines are those on which such frames run, or local ones, which the ledger has late. Of
+# a limit that was reported they are those of frames that the report need not show yet, as are foreign_pending; machines
+# of older ones hold it, and count no more (past_machines).
+_PENDING = "(terms.reported_at IS NULL OR proc.ts_dispatched > terms.reported_at - make_interval(secs => :window))"
+
+
+def _machines(pending: str) -> str:
+    return f"""
+           CASE WHEN terms.counts_machines THEN
+               ARRAY(SELECT DISTINCT proc.pk_host
+                       FROM layer_limit JOIN proc USING (pk_layer) JOIN show USING (pk_show)
+                      WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
+                        AND (proc.b_local OR NOT ({_IN_LEDGER})) AND {pending}) END"""
+
+
 _LIMITS = f"""
     SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
-           coalesce(CAST(terms.machines AS text), '') AS int_machines, terms.terms,
+           coalesce(CAST(terms.machines AS text), '') AS int_machines,
+           coalesce(CAST(terms.frames AS text), '') AS int_frames, terms.terms,
            coalesce(CAST(terms.opens_at AS text), '') AS opens_at,
+           CAST(extract(epoch FROM terms.reported_at) AS double precision) AS reported_at,
            coalesce((SELECT sum(layer_stat.int_running_count)
                        FROM (SELECT DISTINCT pk_layer
                                FROM layer_limit
@@ -66,12 +82,14 @@ _LIMITS = f"""
                        JOIN layer_stat USING (pk_layer)
                        JOIN job ON job.pk_job = layer_stat.pk_job JOIN show ON show.pk_show = job.pk_show
                       WHERE layer_stat.int_running_count > 0 AND NOT ({_IN_LEDGER})), 0) AS int_foreign,
-           CASE WHEN terms.counts_machines THEN
-               ARRAY(SELECT DISTINCT proc.pk_host
-                       FROM layer_limit JOIN proc USING (pk_layer) JOIN show USING (pk_show)
-                      WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
-                        AND (proc.b_local OR NOT ({_IN_LEDGER}))) END AS other_machines,
-           terms.counts_machines AND terms.is_reported AS machines_are_reported
+           CASE WHEN terms.frames IS NOT NULL THEN
+               (SELECT count(*)
+                  FROM (SELECT DISTINCT pk_layer
+                          FROM layer_limit
+                         WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record) limited
+                  JOIN proc USING (pk_layer) JOIN show USING (pk_show)
+                 WHERE NOT ({_IN_LEDGER}) AND {_PENDING}) END AS foreign_pending,
+           {_machines(_PENDING)} AS other_machines, {_machines(f"NOT {_PENDING}")} AS past_machines
       FROM limit_record {TERMS}
 """
 _PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
@@ -112,13 +130,17 @@ def fetch_caps(
     *,
     ids: Collection[tuple[str, ...]] | None = None,
     show_ids: Collection[str] = (),
+    settle_window_seconds: float = 120.0,
 ) -> Sequence[Row[Any]]:
     """Rows of ids and caps of vertices of a kind: of these ``ids``, where one that does not exist has no row; or of all
     in these shows, but of FINISHED jobs, and of every limit.
 
-    ``imported``: the shows whose frames the ledger has, each with the version of its row then.
+    ``imported``: the shows whose frames the ledger has, each with the version of its row then. What started later than
+    ``settle_window_seconds`` before a licence server was asked, its report need not show.
     """
-    wanted = {"imported": list(imported), "versions": list(imported.values())}
+    wanted: dict[str, object] = {}
+    if kind == "limit":
+        wanted |= {"imported": list(imported), "versions": list(imported.values()), "window": settle_window_seconds}
     if ids is None:
         return connection.execute(_OF_SHOWS[kind], {**wanted, "shows": list(show_ids)}).all()
     pairs = {"first": [it[0] for it in ids], "second": [it[-1] for it in ids]}
@@ -145,7 +167,8 @@ _PROCS = text(
       LEFT JOIN job ON job.pk_job = proc.pk_job
       LEFT JOIN (SELECT pk_layer, string_agg(DISTINCT pk_limit_record || mark, ',') AS limits
                    FROM layer_limit
-                   JOIN (SELECT pk_limit_record, CASE WHEN counts_machines THEN '@' ELSE '' END AS mark
+                   JOIN (SELECT pk_limit_record, CASE WHEN counts_machines THEN '@'
+                                                        WHEN reported_at IS NOT NULL THEN '~' ELSE '' END AS mark
                            FROM limit_record {TERMS} OFFSET 0) AS each_once USING (pk_limit_record)
                   GROUP BY pk_layer) held ON held.pk_layer = proc.pk_layer
      WHERE (CAST(:shows AS varchar[]) IS NULL OR proc.pk_show = ANY(CAST(:shows AS varchar[])))
@@ -181,7 +204,7 @@ def procs(
     where there is none.
 
     ``centicores`` and ``gpus`` are what counts of those reserved. ``limits`` are ids joined by commas, in no order,
-    with an @ behind each that counts machines.
+    with an @ behind each that counts machines, and a ~ behind each of frames that was reported.
     ``local_seconds``: how long ago a local proc was booked; None of any other.
     """
     shows, ids, layers = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids, layer_ids))

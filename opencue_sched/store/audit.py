@@ -54,7 +54,8 @@ _OVER_CAP = f"""
                                                     ELSE count(*) END, int_max_value, true
         FROM proc p JOIN (SELECT DISTINCT pk_layer, pk_limit_record FROM layer_limit) ll USING (pk_layer)
         JOIN limit_record USING (pk_limit_record) {TERMS}
-        WHERE int_max_value IS NOT NULL AND terms.machines IS DISTINCT FROM -1
+        WHERE int_max_value IS NOT NULL AND terms.reported_at IS NULL
+          AND coalesce(terms.machines, terms.frames) IS DISTINCT FROM -1
         GROUP BY pk_limit_record, limit_record.str_name, int_max_value, terms.counts_machines
     ) vertices
 """  # noqa: S608 - only our own constant

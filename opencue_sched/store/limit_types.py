@@ -8,39 +8,47 @@ machines where ``b_host_limit`` is true, of which V49 makes the type HOST.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, text
 
 MOST = "greatest(0, coalesce(limit_record.int_max_value, 0))"
 """What a limit may count: a limit without a value or below zero admits nothing, as in OpenCue's comparison."""
 
-# One row for each of limit_record. ``machines``: so many may hold it, -1 any number, NULL of one that counts frames. A
-# report that is older than the limit's time to live opens it.
+# One row for each of limit_record. ``machines``, ``frames``: so many machines may hold it, or frames run, -1 any
+# number; NULL of one that counts the other, and ``frames`` also of a limit that is nothing but its maximum. A report
+# that is older than the limit's time to live opens it. A soft value is one of machines.
 _TERMS = f"""
-    SELECT said.type = 'HOST' AS counts_machines, said.reported_at IS NOT NULL AS is_reported,
+    SELECT said.type = 'HOST' AS counts_machines, said.reported_at,
            CASE WHEN said.type <> 'HOST' THEN NULL
-                WHEN said.enforcement <> 'ENFORCED' OR said.reported_at + said.life < clock_timestamp() THEN -1
+                WHEN said.is_open THEN -1
                 WHEN said.soft >= 0 THEN least(said.soft, {MOST})
                 ELSE {MOST} END AS machines,
-           CASE WHEN said.type = 'HOST' AND said.enforcement = 'ENFORCED'
+           CASE WHEN said.type = 'HOST' OR said.is_plain THEN NULL
+                WHEN said.is_open THEN -1
+                ELSE {MOST} END AS frames,
+           CASE WHEN said.enforcement = 'ENFORCED'
                 THEN CAST(extract(epoch FROM said.reported_at + said.life) AS bigint) END AS opens_at,
-           CASE WHEN said.type <> 'HOST' THEN ''
+           CASE WHEN said.type <> 'HOST' AND said.is_plain THEN ''
                 ELSE concat_ws(' ', said.type, said.enforcement, said.soft, {MOST}, said.life,
                                coalesce(CAST(extract(epoch FROM said.reported_at) AS text), 'unreported'),
                                said.reported_at + said.life < clock_timestamp()) END AS terms
-      FROM (SELECT coalesce(stored.columns ->> 'str_type',
-                            CASE WHEN limit_record.b_host_limit THEN 'HOST' ELSE 'FRAME' END) AS type,
-                   coalesce(stored.columns ->> 'str_enforcement', 'ENFORCED') AS enforcement,
-                   coalesce(CAST(stored.columns ->> 'int_soft_value' AS bigint), -1) AS soft,
-                   CAST(stored.columns ->> 'ts_reported' AS timestamptz) AS reported_at,
-                   make_interval(secs => nullif(CAST(stored.columns ->> 'int_report_ttl' AS bigint), 0)) AS life
-              FROM (SELECT to_jsonb(limit_record) AS columns) AS stored) AS said
+      FROM (SELECT *, enforcement = 'ENFORCED' AND reported_at IS NULL AS is_plain,
+                   enforcement <> 'ENFORCED' OR coalesce(reported_at + life < clock_timestamp(), false) AS is_open
+              FROM (SELECT coalesce(stored.columns ->> 'str_type',
+                                    CASE WHEN limit_record.b_host_limit THEN 'HOST' ELSE 'FRAME' END) AS type,
+                           coalesce(stored.columns ->> 'str_enforcement', 'ENFORCED') AS enforcement,
+                           coalesce(CAST(stored.columns ->> 'int_soft_value' AS bigint), -1) AS soft,
+                           CAST(stored.columns ->> 'ts_reported' AS timestamptz) AS reported_at,
+                           make_interval(secs => nullif(CAST(stored.columns ->> 'int_report_ttl' AS bigint), 0)) AS life
+                      FROM (SELECT to_jsonb(limit_record) AS columns) AS stored) AS read) AS said
 """  # noqa: S608 - only our own constants
 
 TERMS = f"CROSS JOIN LATERAL ({_TERMS}) AS terms"
-"""To be joined to limit_record: ``counts_machines``, ``is_reported``, ``machines`` (NULL of a limit of frames),
-``opens_at`` (when its report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how it counts,
-as a text that is another after each change; empty for a limit of frames."""
+"""To be joined to limit_record: ``counts_machines``, ``reported_at`` (NULL: never), ``machines`` (NULL of a limit of
+frames), ``frames`` (NULL of a limit of machines, and of one that is nothing but its maximum), ``opens_at`` (when its
+report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how it counts, as a text that is
+another after each change; empty for a limit of frames that is nothing but its maximum."""
 
 NAME_ON_HOST = """
     CASE WHEN {name} ~ '^[0-9.]+$' OR {name} LIKE '%:%' THEN lower(btrim({name}))
@@ -48,18 +56,17 @@ NAME_ON_HOST = """
 """
 """A machine's name as hosts and licence servers have it in common: without case and domain; an address whole."""
 
-# The machines that hold limits as licence servers have said. One that is no host is named as it is.
+# What holds limits as licence servers have said. A machine that is no host is named as it is.
 _REPORTED = text(
     f"""
-    SELECT held.pk_limit_record AS limit_id, coalesce(host.pk_host, held.name) AS machine
-      FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name
+    SELECT held.pk_limit_record AS limit_id, held.int_tokens AS tokens,
+           coalesce((SELECT array_agg(pk_host) FROM host
+                      WHERE {NAME_ON_HOST.format(name="host.str_name")} = held.name), ARRAY[held.name]) AS machines
+      FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name, int_tokens
               FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
-      LEFT JOIN host ON {NAME_ON_HOST.format(name="host.str_name")} = held.name
     """  # noqa: S608 - only our own constants
 )
-_REPORTED_LIMITS = text(
-    f"SELECT pk_limit_record FROM limit_record {TERMS} WHERE terms.counts_machines AND terms.is_reported"  # noqa: S608
-)
+_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
 _HAS_TYPES = text(
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record') AND attname = 'str_type'"
@@ -74,18 +81,25 @@ def type_column(connection: Connection, limit_type: str) -> dict[str, object]:
     return {"b_host_limit": limit_type == "HOST"}
 
 
-def reported_machines(connection: Connection, limit_ids: Collection[str]) -> dict[str, set[str]]:
-    """The machines that hold these limits by the licence servers' reports: ids of hosts, and names of what is none. To
-    be asked of limits that were reported: an older schema has no reports."""
-    found: dict[str, set[str]] = {limit_id: set() for limit_id in limit_ids}
+@dataclass(slots=True)
+class Report:
+    """What a licence server said of a limit."""
+
+    machines: set[str] = field(default_factory=set)
+    """Who holds it: ids of hosts, and names of what is no host here."""
+    tokens: int = 0
+
+
+def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, Report]:
+    """The licence servers' reports of these limits. To be asked of limits that were reported: an older schema has
+    none."""
+    found = {limit_id: Report() for limit_id in limit_ids}
     for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
-        found[row.limit_id].add(row.machine)
+        found[row.limit_id].machines.update(row.machines)
+        found[row.limit_id].tokens += row.tokens
     return found
 
 
-def every_reported_machine(connection: Connection) -> dict[str, list[str]]:
-    """The same of all limits that were reported, as parameters: each machine (``machines``) beside the limit that it
-    holds (``limits``)."""
-    found = reported_machines(connection, list(connection.execute(_REPORTED_LIMITS).scalars()))
-    pairs = [(limit_id, machine) for limit_id, machines in found.items() for machine in machines]
-    return {"limits": [limit_id for limit_id, _ in pairs], "machines": [machine for _, machine in pairs]}
+def database_seconds(connection: Connection) -> float:
+    """What the database's clock says now, in epoch seconds."""
+    return float(connection.scalar(_NOW))

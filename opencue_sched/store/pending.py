@@ -210,13 +210,14 @@ def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bo
 
 _LIMIT_CAPS = text(
     f"""
-    SELECT pk_limit_record AS id, str_name AS name, {MOST} AS max_value, terms.counts_machines
+    SELECT pk_limit_record AS id, str_name AS name, {MOST} AS max_value, terms.counts_machines,
+           terms.frames
     FROM limit_record {TERMS}
     """  # noqa: S608 - only our own constants
 )
 
 
 def fetch_limit_caps(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id: ``id``, ``name``, ``max_value`` and whether it ``counts_machines``, without what runs under
-    it."""
+    """Every limit by id: ``id``, ``name``, ``max_value``, whether it ``counts_machines``, and ``frames``: how many may
+    run where a licence server reports of it, or it is not enforced (-1: any number), without what runs under it."""
     return {row.id: row for row in connection.execute(_LIMIT_CAPS)}

@@ -87,7 +87,7 @@ class Process:
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
         event.listen(self.engine, "before_cursor_execute", lambda *_: metrics.sql_statements.inc())
         self.client = guarded_redis(settings.redis_dsn, settings)
-        self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
+        self.ledger = make_ledger(self.engine, self.client, owner=settings.instance, accounting=settings.accounting)
         self.changes = HostChanges(self.client, namespace)
         self.announcements = AnnouncementSender(self.ledger, self.changes, metrics.record_event)
         self.channels = RqdChannels(settings.rqd, full_name=full_names(self.engine))

@@ -35,14 +35,24 @@ def list_twice(connection: Connection, layer_id: str) -> None:
     )
 
 
-def report_held(connection: Connection, limit_id: str, *names: str) -> None:
+def report(connection: Connection, limit_id: str, *names: str, tokens: int = 1, seconds_ago: float = 0.0) -> None:
+    """As if a licence server had been asked so long ago and had said that these machines hold a limit, and no others
+    (since V49)."""
+    asked = "UPDATE limit_record SET ts_reported = now() - make_interval(secs => :ago) WHERE pk_limit_record = :limit"
+    connection.execute(text("DELETE FROM limit_host WHERE pk_limit_record = :limit"), {"limit": limit_id})
+    report_held(connection, limit_id, *names, tokens=tokens)
+    connection.execute(text(asked), {"ago": seconds_ago, "limit": limit_id})
+
+
+def report_held(connection: Connection, limit_id: str, *names: str, tokens: int = 1) -> None:
     """As if a licence server had said that these machines hold a limit (since V49)."""
     connection.execute(
         text(
-            "INSERT INTO limit_host (pk_limit_host, pk_limit_record, str_host_name, str_reported_name)"
-            " SELECT gen_random_uuid()::text, :limit, name, name FROM unnest(CAST(:names AS varchar[])) AS name"
+            "INSERT INTO limit_host (pk_limit_host, pk_limit_record, str_host_name, str_reported_name, int_tokens)"
+            " SELECT gen_random_uuid()::text, :limit, name, name, :tokens"
+            " FROM unnest(CAST(:names AS varchar[])) AS name"
         ),
-        {"limit": limit_id, "names": list(names)},
+        {"limit": limit_id, "names": list(names), "tokens": tokens},
     )
 
 

@@ -19,7 +19,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "inventory": (scripts.id_calls("inventory", ["k", "l"], "e")[0], 1),
     "adjust": (scripts.adjust_calls("e", "t", [("k", 1, 0), ("l", -1, 0)])[0], 3),
     "free": (scripts.id_calls("free", ["k", "l"], "e", "idle")[0], 1),
-    "machines": (scripts.machines_calls("e", [("k", "m"), ("l", "m")], heal=True)[0], 2),
+    "machines": (scripts.machines_calls("e", [("k", "m", ""), ("l", "m", "")], heal=True)[0], 3),
     "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
     "foreign": (scripts.id_calls("foreign", ["k", "l"], "e", "before", 30)[0], 1),
     "epoch_set": (scripts.epoch_set_call("f", "o"), 0),

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting_tables import refresh_tables
 from tests.integration.accounting.interleaved import (
@@ -146,7 +147,7 @@ class Naive(Side):
     def _caps(self) -> Mapping[str, float]:
         caps = {}
         with self.engine.begin() as connection:
-            for key, fields in cap_rows_of_shows(connection, [self.show.id], {}):
+            for key, fields in cap_rows_of_shows(connection, Ledger(self.client, owner="naive"), [self.show.id], {}):
                 cap = dict(zip(fields[::2], fields[1::2], strict=True)).get(cap_field(key))
                 if cap is not None:
                     caps[key] = float(cap)

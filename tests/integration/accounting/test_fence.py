@@ -47,7 +47,7 @@ CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
         epoch, "token", [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)]
     ),
     "free": lambda epoch: scripts.id_calls("free", [keys.job("idle"), keys.layer("idle")], epoch, "idle"),
-    "machines": lambda epoch: scripts.machines_calls(epoch, [("nuke", "ghost")], heal=True),
+    "machines": lambda epoch: scripts.machines_calls(epoch, [("nuke", "ghost", "")], heal=True),
     "inventory": lambda epoch: scripts.id_calls("inventory", [keys.job("job")], epoch),
     "reseed_cas": lambda epoch: scripts.reseed_cas_calls(epoch, 1, [(keys.job("job"), 9, 9)]),
     "foreign": lambda epoch: scripts.id_calls("foreign", [keys.job("job"), keys.folder("folder")], epoch, "after", 0),
@@ -60,7 +60,7 @@ CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
 def booked(store: Store) -> Store:
     """A store with an entry, a job's vertex nobody needs, and a machine of a limit without a frame."""
     store.ledger.book([BOOKED])
-    store.client.sadd(keys.MACHINES_PREFIX + "nuke", "ghost")
+    store.client.zadd(keys.MACHINES_PREFIX + "nuke", {"ghost": 5})
     store.caps(keys.job("idle"), int_max_cores=1)
     store.client.set(keys.AUDIT, "token|0")
     return store

@@ -21,7 +21,7 @@ from opencue_sched.errors import CapChanging
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.gathering import cluster_of
-from tests.kit.limits import has_types, list_twice, set_type
+from tests.kit.limits import has_types, list_twice, report, set_type
 from tests.kit.passes import Passes, passes
 
 ONE_JOB_A_PLAN = {"max_jobs_per_cluster_pass": 1}
@@ -388,20 +388,21 @@ def test_a_limit_without_a_value_admits_nothing(here: Passes, engine: Engine, sp
     assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])
 
 
-def test_a_limit_of_frames_that_is_advice_to_a_newer_cuebot_bounds_them_here(here: Passes, engine: Engine) -> None:
-    """V49 knows limits that are advice: held all the same they are never overrun."""
+def test_a_limit_of_frames_that_is_advice_bounds_none(here: Passes, engine: Engine) -> None:
+    """V49 knows limits that are advice, and limits that are ignored."""
     with engine.begin() as connection:
         farm = Farm(connection)
         limit = farm.limit("nuke", 1)
-        if has_types(connection):
-            connection.execute(text("UPDATE limit_record SET str_enforcement = 'ADVISORY'"))
-        job = farm.job([LayerSpec(frames=2, limits=[limit])])
-        farm.run(job.frames[:1], farm.host())
+        if not has_types(connection):
+            pytest.skip("no advice before V49")
+        connection.execute(text("UPDATE limit_record SET str_enforcement = 'ADVISORY'"))
+        job = farm.job([LayerSpec(frames=3, limits=[limit])])
+        farm.run(job.frames[:1], farm.host(cores=8))
         cluster = cluster_of(farm)
 
     (report,) = here.run([cluster])
 
-    assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.OVER_LIMIT])
+    assert report.frames_booked == 2
 
 
 def test_a_limit_that_counts_machines_is_never_held_by_more(here: Passes, engine: Engine) -> None:
@@ -424,7 +425,7 @@ def test_a_limit_that_counts_machines_is_never_held_by_more(here: Passes, engine
     assert (machines(), report.refusals) == ([8, 8], {})
     (report,) = here.run([cluster])
     assert (machines(), [it.verdict for it in report.verdicts]) == ([8, 8], [Verdict.OVER_LIMIT])
-    assert here.client.scard(keys.MACHINES_PREFIX + limit) == 2
+    assert here.client.zcount(keys.MACHINES_PREFIX + limit, "(0", "+inf") == 2
 
     # and when a third may, it has one after the next passes.
     with engine.begin() as connection:
@@ -469,6 +470,62 @@ def test_a_new_seat_goes_to_the_machine_that_takes_most_of_its_frames(here: Pass
     assert running_of_layers(engine, job) == [16]
 
 
+def test_frames_under_a_reported_limit_fill_what_is_left_of_it(here: Passes, engine: Engine) -> None:
+    # given a limit of ten frames, of which a licence server says that artists have seven
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        limit = farm.limit("nuke", 10)
+        report(connection, limit, "artist", tokens=7)
+        farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(3)])
+        job = farm.job([LayerSpec(frames=40, limits=[limit])])
+        note_imported(here.client, managed_show_versions(connection))
+        cluster = cluster_of(farm)
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+
+    # when a pass is over, then the other three run, and none was refused
+    (first,) = here.run([cluster])
+    assert (running(engine, job), first.refusals, first.losses) == (3, {}, {})
+    here.run([cluster])
+    assert running(engine, job) == 3
+
+    # and when the artists have gone, what started since still counts beside the report.
+    with engine.begin() as connection:
+        report(connection, limit)
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+    here.run([cluster])
+    assert running(engine, job) == 10
+
+
+FRAMES_ON_HOSTS = text("SELECT pk_host, count(*) AS frames FROM proc GROUP BY pk_host")
+
+
+def test_a_limit_of_machines_that_was_lowered_gets_its_seats_back(here: Passes, engine: Engine) -> None:
+    # given three machines that hold a limit, with a core idle on each
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("houdini", 3)
+        set_type(connection, limit, "HOST")
+        hosts = farm.hosts([HostSpec(cores=4, memory_gb=64) for _ in range(3)])
+        job = farm.job([LayerSpec(frames=40, limits=[limit])])
+        note_imported(here.client, managed_show_versions(connection))
+        for number, host in enumerate(hosts):
+            farm.run(job.frames[number * 3 : number * 3 + 3], host)
+        cluster = cluster_of(farm)
+    recompute(engine, here.runner.ledger, age_seconds=60, write_tables=False)
+
+    # when one may hold it, then one takes more frames, and no booking was refused.
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_max_value = 1"))
+    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+    (done,) = here.run([cluster])
+    with engine.connect() as connection:
+        counted = {row.pk_host: row.frames for row in connection.execute(FRAMES_ON_HOSTS)}
+    first, *others = sorted(host.id for host in hosts)
+    assert (counted, done.refusals) == ({first: 4} | dict.fromkeys(others, 3), {})
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -507,7 +564,50 @@ def test_what_a_limit_of_machines_has_accepted_otherwise_than_it_counts_now_is_n
     # when it commits, then all is lost, and nothing stays booked
     (report,) = here.run([cluster])
     assert (report.frames_booked, report.losses) == (0, {CapChanging.reason: 16})
-    assert here.client.scard(keys.MACHINES_PREFIX + limit) == 0
+    assert here.client.zcount(keys.MACHINES_PREFIX + limit, "(0", "+inf") == 0
+
+    # and the next pass books under what it is now.
+    monkeypatch.setattr(here.runner.ledger, "book", book)
+    assert here.run([cluster])[0].frames_booked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE limit_record SET ts_reported = now()",
+        "UPDATE limit_record SET int_report_ttl = 1, ts_reported = now() - interval '1 minute'",
+        "UPDATE limit_record SET str_type = 'HOST'",
+        "UPDATE limit_record SET str_enforcement = 'ADVISORY'",
+        "UPDATE limit_record SET int_max_value = 30",
+    ],
+)
+def test_what_a_reported_limit_of_frames_has_accepted_otherwise_than_it_counts_now_is_not_committed(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    # given a pass whose bookings a limit of eight frames has accepted beside a report
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        limit = farm.limit("houdini", 8)
+        report(connection, limit, "artist", seconds_ago=5)
+        farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(3)])
+        farm.job([LayerSpec(frames=30, limits=[limit])])
+        cluster = cluster_of(farm)
+    book = here.runner.ledger.book
+
+    def then_it_changes(bookings: Any) -> Any:
+        answers = book(bookings)
+        with engine.begin() as connection:
+            connection.execute(text(change))
+        return answers
+
+    monkeypatch.setattr(here.runner.ledger, "book", then_it_changes)
+
+    # when it commits, then all is lost, though nobody heard of the change, and nothing stays booked
+    (lost,) = here.run([cluster])
+    assert (lost.frames_booked, lost.losses) == (0, {CapChanging.reason: 7})
+    assert here.client.hget(keys.limit(limit), "int_running") == "0"
 
     # and the next pass books under what it is now.
     monkeypatch.setattr(here.runner.ledger, "book", book)

@@ -1,0 +1,57 @@
+-- Whether limits that are more than their maximum refuse a frame: those that count machines, and those of frames of which
+-- a licence server reports. What started after the limit's `after` (seconds of Redis TIME) its last report need not show;
+-- of a limit that was never reported it is empty, and everything counts. Each answers the use that is too much, or nil.
+-- Needs includes/ledger.
+
+-- A limit of machines is used by the machines that are reported or have younger frames, and by frames whose machine is
+-- unknown. Below the threshold any machine may start; from there on one that holds it, with whatever frames; and above the
+-- maximum as many machines of ours as are too many take no more, the last by name, which are the same for everybody.
+local function machines_refuse(limit, machine, running, threshold, maximum, after)
+  local key, holding = 'acct:limit:' .. limit .. '@', 'acct:machines:' .. limit
+  local others, bound = holding .. ':others', '(' .. (after ~= '' and after or 0)
+  local unknown = running - (call('HGET', key, 'int_running') or 0)
+  local use = call('ZCOUNT', holding, bound, '+inf') + call('SCARD', others) + math.max(0, unknown)
+  if use < threshold then return end
+  -- A machine that holds it by both is one, and this one, left in the set by a worker of the release before, is no other.
+  -- To know them takes longer than to count, and matters only here.
+  local frames = machine ~= '' and tonumber(call('HGET', key .. machine, 'int_running') or 0) or 0
+  local reported = call('SISMEMBER', others, machine) == 1
+  local since_bound, ours = tonumber(after ~= '' and after or 0), {}
+  local by_both = call('ZINTER', 2, holding, others, 'WEIGHTS', 1, 0, 'WITHSCORES')
+  for i = 1, #by_both, 2 do
+    local since = tonumber(by_both[i + 1])
+    if since > since_bound then
+      use = use - 1
+    elseif since > 0 or (after ~= '' and -since > tonumber(after)) then
+      ours[#ours + 1] = by_both[i]
+    end
+  end
+  local left_over = frames <= 0 and not reported and tonumber(call('ZSCORE', holding, machine) or 0) > since_bound
+  if use - (left_over and 1 or 0) < threshold then return end
+  local holds = frames > 0 or reported or call('SISMEMBER', holding .. ':past', machine) == 1
+  if not holds then return use end
+  if use <= maximum then return end
+  -- Ours are those with frames, and those that are reported still though their last frame has ended since. Of one that is
+  -- reported for somebody else's sake nothing is to be had.
+  for _, name in ipairs(call('ZRANGEBYSCORE', holding, bound, '+inf')) do
+    if tonumber(call('HGET', key .. name, 'int_running') or 0) > 0 or call('SISMEMBER', others, name) == 1 then
+      ours[#ours + 1] = name
+    else
+      use = use - 1
+    end
+  end
+  if use <= maximum then return end
+  table.sort(ours)
+  for i = 1, #ours - (use - maximum) do
+    if ours[i] == machine then return end
+  end
+  return use
+end
+
+-- A limit of frames is used by the tokens that are reported, and by younger frames.
+local function frames_refuse(limit, running, most, settled, after)
+  local known = tonumber(call('HGET', 'acct:limit:' .. limit .. '@', 'int_running') or 0)
+  local pending = math.min(known, call('ZCOUNT', 'acct:started:' .. limit, '(' .. after, '+inf'))
+  local use = settled + pending + math.max(0, running - known)
+  return use >= most and use or nil
+end
