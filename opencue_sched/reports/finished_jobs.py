@@ -19,13 +19,15 @@ from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.clients.store_errors import Failure, classify, describe
 from opencue_sched.store import finished_jobs
-from opencue_sched.store.finished_jobs import MOST_JOBS
 from opencue_sched.store.lost_runs import EVERYTHING, UpkeepScope
 
 _log = structlog.get_logger(__name__)
 
 FRAMES_PER_PORTION = 500
 """Most frames that one transaction deletes, in some 20 ms."""
+
+MOST_LOOKED_AT = 10_000
+"""Jobs that one run finds to be due, by reading all jobs once: more than it moves."""
 
 MOVE_SECONDS = 20.0
 """No portion is begun later than this after the first; the next run goes on with the rest."""
@@ -63,36 +65,42 @@ def move_finished_jobs(
     with engine.connect() as connection:
         if not finished_jobs.may_begin(connection):
             return Moved()
-    jobs = frames = portions = one_by_one = 0
-    refused: dict[str, str] = {}
+        left = finished_jobs.find_due(connection, after_seconds, scope=scope, most=MOST_LOOKED_AT)
+    jobs = frames = portions = refused = one_by_one = 0
     until = time.monotonic() + MOVE_SECONDS
-    while not stopping() and (began := time.monotonic()) < until:
+    while left and not stopping() and (began := time.monotonic()) < until:
+        most = 1 if one_by_one else finished_jobs.MOST_JOBS
+        looked_at, left = left[:most], left[most:]
         names: dict[str, str] = {}
-        most = 1 if one_by_one else MOST_JOBS
         try:
             with engine.begin() as connection:
                 finished_jobs.give_way(connection, LOCK_WAIT_MILLISECONDS)
-                due = finished_jobs.lock_due(connection, after_seconds, scope=scope, but=refused, most=most)
-                if not due:
-                    break
+                due = finished_jobs.lock_due(connection, looked_at, after_seconds, scope=scope)
                 names = _portion(due)
                 deleted = finished_jobs.delete_frames(connection, names, most=FRAMES_PER_PORTION)
-                ended = finished_jobs.delete_jobs(connection, names)
+                gone = finished_jobs.delete_jobs(connection, names)
         except DBAPIError as error:
             if not names or classify(error) not in _OF_A_JOB:
                 raise
+            one_by_one = max(one_by_one - 1, 0)
             if len(names) == 1:
-                refused |= names
+                refused += 1
                 _log.warning("finished_job_not_moved", job=next(iter(names)), error=describe(error))
-            # One of the jobs is to blame: each goes alone until the portion would have been over.
-            one_by_one = max(one_by_one - 1, 0) if len(names) == 1 else len(names)
+            else:
+                # One of the jobs is to blame: each goes alone until the portion would have been over.
+                one_by_one = len(names)
+            left = [*(job.id for job in due if job.id not in names or len(names) > 1), *left]
             continue
-        jobs, frames, portions = jobs + ended, frames + deleted, portions + 1
         one_by_one = max(one_by_one - 1, 0)
+        if not gone and not deleted:
+            continue
+        # What did not fit, and a large job, of which more frames are left.
+        left = [*(job.id for job in due if job.id not in gone), *left]
+        jobs, frames, portions = jobs + len(gone), frames + deleted, portions + 1
         pause(time.monotonic() - began)
     if portions or refused:
-        _log.info("finished_jobs_moved", jobs=jobs, frames=frames, refused=len(refused))
-    return Moved(jobs, frames, portions, len(refused))
+        _log.info("finished_jobs_moved", jobs=jobs, frames=frames, refused=refused)
+    return Moved(jobs, frames, portions, refused)
 
 
 def _portion(due: Sequence[Row[Any]]) -> dict[str, str]:

@@ -21,20 +21,29 @@ _MAY_BEGIN = text(
                           AND ts_lastrun > localtimestamp - interval '1 day')
     """
 )
-# The counters are locked with the job, because whoever retries frames locks them before the job is opened again. Nobody
-# is waited for.
-_DUE = text(
-    f"""
-    SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 10 * job.int_layer_count AS size
-      FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
-     WHERE job.str_state = 'FINISHED' AND job.ts_stopped < current_timestamp - make_interval(secs => :seconds)
-       AND job.pk_job <> ALL(CAST(:but AS varchar[])) AND {job_in_scope("job.pk_job")}
+# Of a job: it may move now.
+_MAY_MOVE = f"""
+           job.str_state = 'FINISHED' AND job.ts_stopped < current_timestamp - make_interval(secs => :seconds)
+       AND {job_in_scope("job.pk_job")}
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_job = job.pk_job)
        AND NOT EXISTS (SELECT FROM depend JOIN job waiting ON waiting.pk_job = depend.pk_job_depend_er
                         WHERE depend.pk_job_depend_on = job.pk_job AND depend.b_active
                           AND waiting.str_state <> 'FINISHED')
        AND NOT EXISTS (SELECT FROM job_post WHERE job_post.pk_post_job = job.pk_job)
-     ORDER BY job.ts_stopped, job.pk_job LIMIT :most
+"""  # noqa: S608 - only our own words
+# Reads every finished job.
+_DUE = text(
+    f"SELECT job.pk_job FROM job WHERE {_MAY_MOVE} ORDER BY job.ts_stopped, job.pk_job LIMIT :most"  # noqa: S608
+)
+# The counters are locked with the job, because whoever retries frames locks them before the job is opened again. Nobody
+# is waited for.
+_LOCK_DUE = text(
+    f"""
+    SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 10 * job.int_layer_count AS size
+      FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND job_stat.pk_job = ANY(CAST(:jobs AS varchar[]))
+       AND {_MAY_MOVE}
+     ORDER BY job.ts_stopped, job.pk_job
        FOR UPDATE OF job, job_stat SKIP LOCKED
     """  # noqa: S608 - only our own words
 )
@@ -52,6 +61,7 @@ _DELETE_JOBS = text(
     """
     DELETE FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job)
+    RETURNING pk_job
     """
 )
 _GIVE_WAY = text("SELECT set_config('lock_timeout', :wait, true)")
@@ -65,17 +75,25 @@ def may_begin(connection: Connection) -> bool:
     return bool(connection.execute(_MAY_BEGIN).scalar())
 
 
-def lock_due(
-    connection: Connection, seconds: float, *, scope: UpkeepScope, but: Collection[str], most: int
-) -> Sequence[Row[Any]]:
-    """Jobs in ``scope`` that finished so many ``seconds`` ago or more, the first first: ``id``, ``name``, ``size`` (its
-    frames, and ten for each layer). Locked until the transaction ends; one that somebody else has locked is left out.
+def find_due(connection: Connection, seconds: float, *, scope: UpkeepScope, most: int) -> list[str]:
+    """The ids of jobs in ``scope`` that finished so many ``seconds`` ago or more, the first first. It reads all jobs.
 
-    Also left out are jobs ``but`` these, those with procs, which the reaper ends first, those that a job which is not
-    finished waits for, and post jobs whose job is still there.
+    Left out are jobs with procs, which the reaper ends first, those that a job which is not finished waits for, and
+    post jobs whose job is still there.
     """
-    wanted = {"seconds": seconds, "but": list(but), "most": most, "facility": scope.facility}
-    return connection.execute(_DUE, {**wanted, "beside_cuebot": scope.beside_cuebot}).all()
+    return list(connection.execute(_DUE, {"seconds": seconds, "most": most, **_bound(scope)}).scalars())
+
+
+def lock_due(
+    connection: Connection, job_ids: Collection[str], seconds: float, *, scope: UpkeepScope
+) -> Sequence[Row[Any]]:
+    """Those of these jobs that `find_due` would find still: ``id``, ``name``, ``size`` (its frames, and ten for each
+    layer). Locked until the transaction ends; one that somebody else has locked is left out."""
+    return connection.execute(_LOCK_DUE, {"jobs": list(job_ids), "seconds": seconds, **_bound(scope)}).all()
+
+
+def _bound(scope: UpkeepScope) -> dict[str, object]:
+    return {"facility": scope.facility, "beside_cuebot": scope.beside_cuebot}
 
 
 def delete_frames(connection: Connection, job_ids: Collection[str], *, most: int) -> int:
@@ -83,9 +101,9 @@ def delete_frames(connection: Connection, job_ids: Collection[str], *, most: int
     return connection.execute(_DELETE_FRAMES, {"jobs": list(job_ids), "most": most}).rowcount
 
 
-def delete_jobs(connection: Connection, job_ids: Collection[str]) -> int:
-    """Delete those of these jobs that have no frames any more; how many."""
-    return connection.execute(_DELETE_JOBS, {"jobs": list(job_ids)}).rowcount
+def delete_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
+    """Delete those of these jobs that have no frames any more; their ids."""
+    return list(connection.execute(_DELETE_JOBS, {"jobs": list(job_ids)}).scalars())
 
 
 def give_way(connection: Connection, milliseconds: int) -> None:

@@ -24,10 +24,11 @@ from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store import history
 from tests.kit.runs import FarmView, Running, complete_frame
-from tests.kit.statements import listening
+from tests.kit.statements import listening, rows_read
 
 HOUR = 3600.0
 AFTER = 72 * HOUR
+FINISHED_JOBS = 20_000
 IMPATIENT = "-c lock_timeout=1ms"
 
 
@@ -277,6 +278,50 @@ def test_a_job_that_the_database_refuses_to_delete_keeps_no_other(view: FarmView
     assert (moved.jobs, moved.frames, moved.refused) == (4, 8, 1)
     view.run_sql("DROP TABLE invoice")
     assert move_finished_jobs(engine, AFTER).jobs == 1
+
+
+def test_a_portion_reads_no_more_however_many_jobs_are_over(view: FarmView, engine: Engine) -> None:
+    # given thousands of jobs that are over
+    with view.farm() as farm:
+        live = farm.job([LayerSpec(frames=1)])
+    copy_as_finished(view, live, FINISHED_JOBS)
+
+    # when three portions of them move
+    answers = iter((False, False, False, True))
+    with rows_read(engine) as read:
+        moved = move_finished_jobs(engine, AFTER, stopping=lambda: next(answers), pause=lambda _seconds: None)
+
+    # then none of the portions has read them all
+    assert (moved.portions, len(read)) == (3, 3)
+    assert moved.jobs > 100
+    assert max(read) < FINISHED_JOBS
+
+
+def copy_as_finished(view: FarmView, job: JobIds, jobs: int) -> None:
+    """So many bare jobs like this one, without layers, that finished long ago."""
+    columns = [
+        row.attname
+        for row in view.rows(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('job') AND attnum > 0 AND NOT attisdropped"
+        )
+    ]
+    values = {
+        "pk_job": "'copy' || n",
+        "str_visible_name": "NULL",
+        "str_state": "'FINISHED'",
+        "ts_stopped": "now() - interval '100 days'",
+    }
+    selected = ", ".join(values.get(column, column) for column in columns)
+    with view.engine.begin() as connection:
+        for sql in (
+            "SET LOCAL session_replication_role = replica",
+            f"INSERT INTO job ({', '.join(columns)}) SELECT {selected} FROM job, generate_series(1, :jobs) n"  # noqa: S608
+            " WHERE pk_job = :job",
+            "INSERT INTO job_stat (pk_job_stat, pk_job)"
+            " SELECT 'copy' || n, 'copy' || n FROM generate_series(1, :jobs) n",
+            "ANALYZE job, job_stat",
+        ):
+            connection.execute(text(sql), {"job": job.id, "jobs": jobs})
 
 
 def test_the_first_portion_is_a_day_after_the_upgrade_or_later(view: FarmView, engine: Engine) -> None:
