@@ -69,7 +69,7 @@ _COLUMNS = Columns(
     Column("folder", "Folder", importance=LOW),
     Column("facility"),
     Column("user", "User"),
-    Column("state", "State", lambda it: "PAUSED" if it.paused and it.state == "PENDING" else it.state, importance=HIGH),
+    Column("state", "State", lambda job: _state(job), importance=HIGH),
     Column("paused"),
     Column("running", "Booked", importance=HIGH),
     Column("cores", "Cores", in_cores("centicores")),
@@ -101,10 +101,12 @@ _FRAME_COLUMNS = Columns(
     Column("retries", "Retries"),
     Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
     Column("started", "Start", importance=LOW),
-    Column("", "Runtime", lambda it: age_text(it.started, None if it.state == FrameState.RUNNING else it.stopped)),
+    Column("", "Runtime", lambda frame: _runtime(frame)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
-    Column("", "Eligible Time", lambda it: it.eligible if it.state == FrameState.WAITING else None, importance=LOW),
+    Column(
+        "", "Eligible Time", lambda frame: frame.eligible if frame.state == FrameState.WAITING else None, importance=LOW
+    ),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
     Column("log", read=lambda frame: log_path(frame.log_dir, frame.job, frame.name)),
@@ -429,17 +431,17 @@ def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool
                 (job, jobs_control.kill_job(job.id, reason=why, note=commenting(job.id, "killed", reason)))
                 for job in chosen
             ]
-        if over := [job.id for job, it in ended if it.changed and not it.finished]:
+        if over := [job.id for job, kill in ended if kill.changed and not kill.finished]:
             with engine.begin() as connection:
                 comment_on_jobs(connection, over, "killed", reason)
-        killed = [(job, *settle(engine, job, it, alive, force=force)) for job, it in ended]
+        killed = [(job, *settle(engine, job, kill, alive, force=force)) for job, kill in ended]
     lines, documents = [], []
-    for job, it, silent in killed:
-        verb = "killed" if it.finished else "was finished already:"
-        lines.append(f"{verb} {job.name}, {counted(len(it.changed), 'running frame')} stopped")
-        known = {"job": job.name, "id": job.id, "finished": it.finished, "stopped": it.changed}
-        documents.append({**known, "deferred": it.deferred, "silent_hosts": silent})
-    return Done(lines, documents, status=int(any(it.deferred for _, it, _ in killed)))
+    for job, kill, silent in killed:
+        verb = "killed" if kill.finished else "was finished already:"
+        lines.append(f"{verb} {job.name}, {counted(len(kill.changed), 'running frame')} stopped")
+        known = {"job": job.name, "id": job.id, "finished": kill.finished, "stopped": kill.changed}
+        documents.append({**known, "deferred": kill.deferred, "silent_hosts": silent})
+    return Done(lines, documents, status=int(any(kill.deferred for _, kill, _ in killed)))
 
 
 def _change_command(verb: str, example: str, does: str) -> None:
@@ -528,6 +530,16 @@ _change_command(
     "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
     "Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.",
 )
+
+
+def _state(job: jobs.JobView) -> str:
+    """A job's state, or that it is paused."""
+    return "PAUSED" if job.paused and job.state == "PENDING" else str(job.state)
+
+
+def _runtime(frame: jobs.FrameView) -> str:
+    """How long a frame has run, or did."""
+    return age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
 
 
 def _memory(frame: jobs.FrameView) -> str:

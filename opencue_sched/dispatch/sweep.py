@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import structlog
 from sqlalchemy import Connection, Engine
@@ -41,9 +42,9 @@ _BACKLOG_BELIEVED_SECONDS = 10.0
 what no notification tells, and without which a pass would not know of it either."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
-"""In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
-woken for them ten times a second at most, and where many clusters could use them, or there are many shards, less often,
-at least four times."""
+"""How many clusters are woken a second for hosts that came free, within the two pauses above. In a full farm hosts come
+free all the time, and each costs every cluster that could use it two passes: a cluster is woken for them ten times a
+second at most, and where many clusters could use them, or there are many shards, less often, at least four times."""
 
 
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
@@ -56,13 +57,13 @@ at least four times."""
 def without_cluster(
     awake: frozenset[WaitingTag], clusters: Iterable[Cluster], *, ignored: Collection[str]
 ) -> frozenset[WaitingTag]:
-    """What of the awake scan's answer none of ``clusters`` has, but for tags that are ``ignored``."""
+    """The waiting tags, out of the awake scan's answer, that no cluster has, but for tags that are ``ignored``."""
     reached = {(cluster.facility_id, cluster.show_id, tag) for cluster in clusters for tag in cluster.tags}
     return frozenset(waiting for waiting in awake - reached if waiting[2] not in ignored)
 
 
 def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
-    """Those of ``clusters`` that have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
+    """Which of ``clusters`` have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
     return frozenset(
         cluster
         for cluster in clusters
@@ -210,7 +211,7 @@ class Sweeper:
                     self._scanned_at = began
                     scanned = self._clock() - began
                 self._make_missing_clusters(connection, freed_tags, now)
-        with_some = sorted(with_work(self._awake, self.clusters), key=lambda it: it.key)
+        with_some = sorted(with_work(self._awake, self.clusters), key=attrgetter("key"))
         ready = [replace(cluster, shard=shard) for cluster in with_some for shard in swept]
         active = frozenset(ready)
         at_caps = self.at_caps if wake_hosts else ()
@@ -228,7 +229,7 @@ class Sweeper:
         # Not before: a sweep that fails here has woken no cluster, and the next one must.
         self._active = active | {c for c in self._active if c.shard not in swept and c.shard in shards(division)}
         self.at_caps.difference_update(cluster.key for cluster in due)
-        if not all(it.resting for it in enqueued):
+        if not all(posting.resting for posting in enqueued):
             self._nap_until = float("-inf")
         elif not napping and len(swept) == len(shards(division)):
             self._nap_until = self._clock() + NAP_SECONDS
@@ -265,10 +266,10 @@ class Sweeper:
     def _report(
         self, enqueued: Sequence[Enqueued], *, scanned: float | None = None, ask_again: float = 0.0
     ) -> SweepReport:
-        active = {replace(it.cluster, shard="") for it in enqueued}
-        awake = {replace(it.cluster, shard="") for it in enqueued if not it.resting}
+        active = {replace(posting.cluster, shard="") for posting in enqueued}
+        awake = {replace(posting.cluster, shard="") for posting in enqueued if not posting.resting}
         return SweepReport(
-            send=tuple((it.cluster, it) for it in enqueued if it.ticket),
+            send=tuple((posting.cluster, posting) for posting in enqueued if posting.ticket),
             clusters=dict(Counter(cluster.kind for cluster in self.clusters)),
             active=len(active),
             sleeping=len(active - awake),

@@ -107,9 +107,9 @@ class _Part:
     facility_id: str
     buckets: frozenset[int]
     due_at: float
-    """When the next portion is read."""
+    """The instant at which the next portion is read."""
     whole_at: float
-    """When the next round takes all buckets, not only those that are the process's own to read."""
+    """The instant from which the next round takes all buckets, not only those that are the process's own to read."""
     left: list[int] = field(default_factory=list)
     """The buckets that the round under way has not read yet."""
     round: int = 0
@@ -166,31 +166,33 @@ class Reread(NamedTuple):
     changed: Sequence[Host]
     """The hosts that were not as they were known."""
     pause: float
-    """In how many seconds to call again."""
+    """The seconds after which to call again."""
     appeared: Sequence[Host] = ()
-    """Of the hosts that were not known to be bookable, one for each set of groups."""
+    """Hosts that were not known to be bookable: one for each set of groups."""
 
 
-class _Hold(NamedTuple):
-    """``covered_from``: reads that begin then or later contain what was taken, or show that it came to nothing."""
+class _Taken(NamedTuple):
+    """What a plan took from a host for one proc, and no read can show yet."""
 
-    taken: Resources
+    resources: Resources
     covered_from: float
+    """Reads that begin then or later contain what was taken, or show that it came to nothing."""
     layer_id: str
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A host as it was last ``read``; None when it was not there. Reads that began before ``read_at`` do not count.
-
-    ``ran``: the layers that ran at the last read, then those that had run before. A process plans a host for as long as
-    the host is its own, so its own memory is enough.
-    """
+    """What is known of a host. Under the cache's lock."""
 
     read_at: float
+    """When the last read of it began: reads that began before do not count."""
     read: Host | None = None
-    holds: dict[str, _Hold] = field(default_factory=dict)
+    """The host as that read found it; None when it was not there."""
+    taken: dict[str, _Taken] = field(default_factory=dict)
+    """What plans have taken that ``read`` does not show, by proc id."""
     ran: tuple[str, ...] = ()
+    """The layers that ran at the last read, then those that had run before. A process plans a host for as long as the
+    host is its own, so its own memory is enough."""
     running_read_at: float = -math.inf
     """When the read began that last said what runs there."""
 
@@ -207,14 +209,14 @@ class HostCache:
     """PostgreSQL's hosts in groups by facility, shard and tag, as they can be booked now. Thread-safe.
 
     Three things change a host: a read of PostgreSQL, a plan that takes from it, and the outcome of that plan. They
-    arrive in any order, so a host is shown as *what the last read said, less the holds that read cannot have seen*:
+    arrive in any order, so a host is shown as *what the last read said, less what was taken that it cannot show*:
 
     - Reads are ordered by when they *began*, on this process's clock; an older read never overwrites a newer one.
-    - A hold starts when a plan takes from a host. Once its booking is committed, reads that begin later contain it and
-      end it; if it was lost, its idle is back at once. A hold that is never settled ends with the first read that
-      begins ``hold_seconds`` after it: longer than ``accounting.commit_deadline``, or the host would be promised again
-      while its plan may still be committed. So a read that was under way during a commit does not bring back idle that
-      the commit took; and cores that a read finds free are shown at once, not at the host's next report.
+    - What a plan takes from a host is taken off at once. When its booking is committed, reads that begin later show it;
+      when the booking was lost, it is idle again at once. What is never settled counts as taken until the first read
+      that begins ``hold_seconds`` later: longer than ``accounting.commit_deadline``, or the host would be given out
+      again while its plan may still be committed. So a read that was under way during a commit does not bring back idle
+      that the commit took; and cores that a read finds free are shown at once, not at the host's next report.
 
     Every doubt under-books: the host shows less idle than it has until the next read.
 
@@ -433,7 +435,7 @@ class HostCache:
                 if entry.read is not None and any(self._groups_of(entry.read)):
                     continue
                 self._hide(host_id)
-                if entry.read_at < oldest and all(hold.covered_from < oldest for hold in entry.holds.values()):
+                if entry.read_at < oldest and all(taken.covered_from < oldest for taken in entry.taken.values()):
                     del self._entries[host_id]
                     self._refused.pop(host_id, None)
 
@@ -488,7 +490,7 @@ class HostCache:
         ``most``."""
         with self._lock:
             counted, total = set[str](), 0
-            groups = (self._groups_with(it.facility_id, it.shard, it.tags) for it in clusters)
+            groups = (self._groups_with(cluster.facility_id, cluster.shard, cluster.tags) for cluster in clusters)
             for index in (index for group in dict.fromkeys(chain(*groups)) for index in group.by_alloc.values()):
                 for host_id, cores in index.idle_cores():
                     if total >= most:
@@ -498,39 +500,40 @@ class HostCache:
             return total
 
     def take(self, host: Host, taken: Mapping[str, Resources], *, layer_id: str = "") -> bool:
-        """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and
-        with frames of the layer on it.
+        """Take from a host what a plan has put there, by proc id, until ``settle``: every pass sees the host without
+        it, and with frames of the layer on it.
 
-        False, and nothing is held, if the host is not as it was found any more (the reference's optimistic test).
+        False, and nothing is taken, if the host is not as it was found any more (the reference's optimistic test).
         """
         with self._lock:
             if self._shown.get(host.id) is not host:
                 return False
             covered_from = self._clock() + self._hold_seconds
-            holds = {proc_id: _Hold(resources, covered_from, layer_id) for proc_id, resources in taken.items()}
-            self._entries[host.id].holds |= holds
-            self._show(_less(host, holds))
+            by_proc = {proc_id: _Taken(resources, covered_from, layer_id) for proc_id, resources in taken.items()}
+            self._entries[host.id].taken |= by_proc
+            self._show(_less(host, by_proc))
             return True
 
     def settle(self, host_id: str, proc_id: str, *, committed: bool) -> None:
-        """End a hold. One that was committed stays taken until a read shows it, one that was not is idle again."""
+        """Say what became of what was taken: if it was committed, it stays taken until a read shows it; if not, it is
+        idle again."""
         with self._lock:
             entry = self._entries.get(host_id)
-            hold = None if entry is None else entry.holds.get(proc_id)
-            if entry is None or hold is None:
+            taken = None if entry is None else entry.taken.get(proc_id)
+            if entry is None or taken is None:
                 return
             if committed:
-                entry.holds[proc_id] = hold._replace(covered_from=min(hold.covered_from, self.instant()))
+                entry.taken[proc_id] = taken._replace(covered_from=min(taken.covered_from, self.instant()))
             else:
-                del entry.holds[proc_id]
+                del entry.taken[proc_id]
                 if entry.read is not None:
-                    self._show(_less(entry.read, entry.holds))
+                    self._show(_less(entry.read, entry.taken))
 
     def being_booked(self, host_id: str) -> bool:
         """Whether a plan whose commit is not known to be over takes something from the host."""
         with self._lock:
             now = self.instant()
-            return any(hold.covered_from > now for hold in self._entries[host_id].holds.values())
+            return any(taken.covered_from > now for taken in self._entries[host_id].taken.values())
 
     def draining_for(self, layer_id: str) -> Sequence[Host]:
         """The hosts that are reserved for the layer, in whatever shard."""
@@ -593,9 +596,9 @@ class HostCache:
             entry = self._entries[host.id] = _Entry(read_at)
         elif read_at < entry.read_at:
             return False
-        covered = {proc_id: hold.layer_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at}
+        covered = {proc_id: taken.layer_id for proc_id, taken in entry.taken.items() if taken.covered_from <= read_at}
         for proc_id in covered:
-            del entry.holds[proc_id]
+            del entry.taken[proc_id]
         if (running_read and host.idle_cores) or host.idle_centicores >= host.total_centicores:
             entry.running_read_at = read_at
         elif entry.read is not None:
@@ -603,7 +606,8 @@ class HostCache:
             host = replace(host, running=_with(entry.read.running, covered.values()))
         # A frame that was placed and has ended since the last read ran here as well.
         ran = dict.fromkeys((*covered.values(), *entry.ran))
-        recent = tuple(islice((it for it in ran if it and it not in host.running), RECENT_LAYERS))
+        gone = (layer_id for layer_id in ran if layer_id and layer_id not in host.running)
+        recent = tuple(islice(gone, RECENT_LAYERS))
         entry.ran = (*host.running, *recent) if host.idle_cores else tuple(ran)
         host = replace(host, recent=recent) if recent else host
         entry.read_at = read_at
@@ -612,7 +616,7 @@ class HostCache:
         if changed:
             entry.read = host
         # One that did not change stays the same object, from which plans may take, and joins groups that are new.
-        self._show(_less(host, entry.holds) if changed else self._shown[host.id])
+        self._show(_less(host, entry.taken) if changed else self._shown[host.id])
         return changed
 
     def _forget(self, host_id: str, read_at: float) -> None:
@@ -652,18 +656,18 @@ class HostCache:
 
     def _note_layers(self, host_id: str, before: Host | None, now: Host | None) -> None:
         """Keep by layer the hosts that run or ran it and have a core idle."""
-        left, held = _layers_known_to(before), _layers_known_to(now)
-        for layer_id in left - held:
+        known_before, known_now = _layers_known_to(before), _layers_known_to(now)
+        for layer_id in known_before - known_now:
             del self._known_at[layer_id][host_id]
             if not self._known_at[layer_id]:
                 del self._known_at[layer_id]
-        for layer_id in held - left:
+        for layer_id in known_now - known_before:
             self._known_at.setdefault(layer_id, {})[host_id] = None
 
     def _among(
         self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Resources, strategy: HostBookingStrategy
     ) -> list[Host]:
-        """Those of the hosts that are in these indexes and have cores idle, in the order of the strategy."""
+        """Which of the hosts are in these indexes and have cores idle, in the order of the strategy."""
         ranked = []
         for host_id in host_ids:
             rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)
@@ -696,19 +700,19 @@ def _known(groups: Iterable[_Group], buckets: Iterable[int]) -> set[str]:
     return set[str]().union(*(group.by_bucket.get(bucket, ()) for group in groups for bucket in buckets))
 
 
-def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
-    """The host without what is held of it, with the layers it is held for."""
-    if not holds:
+def _less(host: Host, by_proc: Mapping[str, _Taken]) -> Host:
+    """The host without what was taken from it, with the layers for which that was."""
+    if not by_proc:
         return host
     cores = memory_kb = gpus = gpu_memory_kb = 0
     running = dict(host.running)
-    for hold in holds.values():
-        cores += hold.taken.cores
-        memory_kb += hold.taken.memory_kb
-        gpus += hold.taken.gpus
-        gpu_memory_kb += hold.taken.gpu_memory_kb
-        if hold.layer_id:
-            running[hold.layer_id] = running.get(hold.layer_id, 0) + 1
+    for taken in by_proc.values():
+        cores += taken.resources.cores
+        memory_kb += taken.resources.memory_kb
+        gpus += taken.resources.gpus
+        gpu_memory_kb += taken.resources.gpu_memory_kb
+        if taken.layer_id:
+            running[taken.layer_id] = running.get(taken.layer_id, 0) + 1
     return host.without(Resources(cores, memory_kb, gpus, gpu_memory_kb), running)
 
 
