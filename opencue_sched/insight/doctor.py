@@ -290,7 +290,7 @@ def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
         text = f"OPENCUE_SCHED_EVENTS__COMMAND names {settings.events.command[0]}, which is no program on this machine"
         yield _warn("events", text, "each worker's machine needs it")
     elif receiver is not None and not (left.refused or left.untried):
-        yield _ok("events", f"of jobs go to {receiver.shown}")
+        yield _ok("events", f"the ends of jobs are told to {receiver.shown}")
 
 
 def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
