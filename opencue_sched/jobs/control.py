@@ -170,6 +170,8 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
         job_events.forget_deaths(connection, retried)
     if over:
         depends.reactivate_depends(connection, frames, layers)
+    if changed:
+        depends.wait_for_open(connection, [frame.id for frame in changed])
     for job_id in sorted({frame.job_id for frame in before}):
         jobs.reopen_job(connection, job_id)
     return [frame.id for frame in changed]
@@ -210,8 +212,8 @@ def add_depend(engine: Engine, job: NamedRow, layer_name: str | None, depend: De
     """Have a layer, or (None) all of a job, wait for something more; for a layer of the same job where ``depend`` names
     no job.
 
-    Frames that run go on, and those that are over stay so. Raises InvalidInput for what is not there, would never be
-    met, or waits for the job itself.
+    Frames that run go on, and those that are over stay so, until they wait again. Raises InvalidInput for what is not
+    there, would never be met, or waits for the job itself.
     """
     added = with_counters(engine, partial(_add_depend, job, layer_name, depend, settings))
     _log.info("depend_added", job=job.id, layer=layer_name, depends=added.rows, frames=added.frames)

@@ -124,6 +124,8 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     }
     if dead := [frame.id for frame in stopped.values() if frame.state == FrameState.DEAD]:
         job_events.note_deaths(connection, dead)
+    if again := [frame.id for frame in stopped.values() if frame.state == FrameState.WAITING]:
+        depends.wait_for_open(connection, again)
     deleted = procs.delete_procs(connection, [run.proc_id for run in releases])
     procs.decrement_accounts(connection, [proc for proc in deleted if not proc.local and not proc.managed])
     finished_jobs = follow(connection, list(stopped.values()), held, satisfying)

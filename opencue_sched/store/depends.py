@@ -112,6 +112,36 @@ _START_POST_JOBS = text(
     RETURNING pk_job
     """
 )
+# Frames that wait again, and ran or had rendered when a dependency came, have fewer counted than are open: then the end
+# of what they wait for would not be waited for. The dependencies are locked, or one that is met just now would be
+# counted, and nobody would take it off again.
+_WAIT_FOR_OPEN = text(
+    """
+    WITH again AS (
+        SELECT pk_frame, pk_layer, pk_job FROM frame
+         WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'WAITING'),
+    found AS (
+        SELECT again.pk_frame, depend.pk_depend FROM again
+          JOIN depend ON depend.pk_job_depend_er = again.pk_job AND depend.pk_frame_depend_er = again.pk_frame
+         WHERE depend.b_active AND depend.str_type IN ('FRAME_ON_JOB', 'FRAME_ON_LAYER', 'FRAME_ON_FRAME')
+        UNION ALL
+        SELECT again.pk_frame, depend.pk_depend FROM again
+          JOIN depend ON depend.pk_job_depend_er = again.pk_job AND depend.pk_layer_depend_er = again.pk_layer
+         WHERE depend.b_active AND depend.pk_frame_depend_er IS NULL
+           AND depend.str_type IN ('LAYER_ON_JOB', 'LAYER_ON_LAYER', 'LAYER_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+        UNION ALL
+        SELECT again.pk_frame, depend.pk_depend FROM again
+          JOIN depend ON depend.pk_job_depend_er = again.pk_job
+         WHERE depend.b_active AND depend.pk_frame_depend_er IS NULL AND depend.pk_layer_depend_er IS NULL
+           AND depend.str_type IN ('JOB_ON_JOB', 'JOB_ON_LAYER', 'JOB_ON_FRAME')),
+    locked AS (
+        SELECT pk_depend FROM depend WHERE pk_depend IN (SELECT pk_depend FROM found) AND b_active AND NOT b_composite
+         ORDER BY pk_depend FOR SHARE),
+    counted AS (SELECT found.pk_frame, count(*) AS depends FROM found JOIN locked USING (pk_depend) GROUP BY 1)
+    UPDATE frame SET int_depend_count = counted.depends
+      FROM counted WHERE frame.pk_frame = counted.pk_frame AND frame.int_depend_count < counted.depends
+    """
+)
 # What was met by frames and layers that are to render again, and the frames that waited for it.
 _MET_BY = """
     NOT b_active AND NOT b_composite
@@ -297,6 +327,12 @@ def add_in_turn(connection: Connection) -> None:
     """Wait until no other transaction adds dependencies: each looks whether its own closes a circle, and sees those of
     the others only once they are committed. To be taken before any row is locked."""
     connection.execute(_ADD_IN_TURN, {"key": _ADD_LOCK_KEY})
+
+
+def wait_for_open(connection: Connection, frame_ids: Collection[str]) -> None:
+    """Have frames that this transaction made WAITING wait for every dependency of theirs that is open: some may have
+    come while they ran, or after they had rendered. Their counters must be locked."""
+    connection.execute(_WAIT_FOR_OPEN, {"frames": list(frame_ids)})
 
 
 def find_stuck(

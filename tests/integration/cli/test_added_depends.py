@@ -17,13 +17,14 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.jobs.control import JobControl, add_depend
 from opencue_sched.jobs.job_file import Depend
 from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Release
 from opencue_sched.store.audit import judge
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.release import Counters, lock_counters
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
-from tests.kit.runs import ScriptedKiller
+from tests.kit.runs import ScriptedKiller, complete_frame
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -146,6 +147,54 @@ def test_a_frame_that_ran_and_waits_again_waits_for_all_that_is_open(
         assert cli("job", "depends", "drop", COMP, depend["id"]).status == 0
         assert states("render") == [expected] * 3
     assert_counters_match(engine)
+
+
+def test_a_frame_that_ran_when_a_dependency_came_and_fails_waits_for_it(
+    cli: Cli, jobs: dict[str, JobIds], states: Callable[[str], list[str]], build: Build, engine: Engine
+) -> None:
+    # given frames that run, one of which waits for something of its own as well
+    comp, sim = jobs[COMP], jobs[SIM]
+
+    def run(farm: Farm) -> list[str]:
+        return list(farm.run(comp.frames[:2], farm.host(name="render01", cores=8, memory_gb=16), cores=1, memory_gb=1))
+
+    procs: list[str] = build(run)
+    assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM, "--on-layer", "cache").status == 0
+    assert cli("job", "depends", "add", COMP, "--on", SIM, "--on-layer", "mesh").status == 0
+    # when one fails and the other succeeds, then the one waits for both, and the other is over
+    for proc, frame, exit_status in zip(procs, comp.frames, (1, 0), strict=False):
+        complete_frame(engine, CompletedFrame(proc, frame, "render01", exit_status))
+    assert states("render") == ["DEPEND", "SUCCEEDED", "DEPEND"]
+    assert_counters_match(engine)
+    # when the other is retried, then it waits as well
+    assert cli("job", "retry", COMP, "--state", "SUCCEEDED").status == 0
+    assert states("render") == ["DEPEND"] * 3
+    # and all can run when everything has been met, one after the other
+    control = JobControl(Releaser(engine, Release(satisfy_only_on_frame_success=False)), ScriptedKiller())  # type: ignore[arg-type]
+    control.eat_frames(list(sim.layers[0].frames), reason="a test")
+    assert states("render") == ["DEPEND"] * 3
+    control.eat_frames(list(sim.layers[1].frames), reason="a test")
+    assert states("render") == ["WAITING"] * 3
+    assert_counters_match(engine)
+
+
+def test_a_frame_that_fails_while_its_dependency_is_met_does_not_wait_for_what_is_over(
+    cli: Cli, jobs: dict[str, JobIds], states: Callable[[str], list[str]], build: Build, engine: Engine, rows: Rows
+) -> None:
+    # given a frame that ran when the dependency came, and somebody who meets the dependency just now
+    comp = jobs[COMP]
+    (proc,) = build(lambda farm: farm.run([comp.frames[0]], farm.host(name="render01", cores=8, memory_gb=16)))
+    assert cli("job", "depends", "add", COMP, "--layer", "render", "--on", SIM).status == 0
+    waiters = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as threads, engine.begin() as connection:
+        connection.execute(text("UPDATE depend SET b_active = false"))
+        failing = threads.submit(complete_frame, engine, CompletedFrame(proc, comp.frames[0], "render01", 1))
+        # when it fails before that is committed
+        eventually(lambda: rows(waiters), 20, "the completion to wait for what becomes of the dependency")
+        connection.commit()
+        failing.result(20)
+    # then it can run
+    assert states("render")[0] == "WAITING"
 
 
 def test_whoever_ends_what_is_waited_for_gets_the_frames_that_wait(
