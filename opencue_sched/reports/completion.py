@@ -18,7 +18,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.store_errors import Failure, classify, describe, is_trouble
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.domain.names import same_host
-from opencue_sched.domain.states import FrameState
+from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.reports.announcements import AnnouncementSender, announce
 from opencue_sched.reports.run_ends import (
     CompletedFrame,
@@ -142,7 +142,9 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
     ended = [(frame, shows[frame.id]) for frame in stopped.values()]
     release.record_runs(connection, deleted, ended, _peaks(stopped.values(), starved))
-    release.record_last_runs(connection, finished_jobs)
+    # Frames that are killed with their job end after the job did.
+    over_before = {ending.run.job_id for ending in endings if ending.run.job_state == JobState.FINISHED}
+    release.record_last_runs(connection, {*finished_jobs, *over_before})
     failed_runs.note_failures(
         connection,
         [

@@ -280,8 +280,8 @@ _RECORD_LAST_RUNS = text(
 )
 
 
-def record_last_runs(connection: Connection, finished_job_ids: Sequence[str]) -> None:
-    """Have the history of jobs that finished in this transaction include what its runs took (`record_runs`)."""
+def record_last_runs(connection: Connection, finished_job_ids: Collection[str]) -> None:
+    """Have the history of finished jobs include what the runs of this transaction took (`record_runs`)."""
     if finished_job_ids:
         connection.execute(_RECORD_LAST_RUNS, {"jobs": list(finished_job_ids)})
 

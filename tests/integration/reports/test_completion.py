@@ -11,12 +11,14 @@ from structlog.testing import capture_logs
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.jobs.control import JobControl
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
+from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.kit.counted import Counted
-from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, complete_frame, start
+from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, ScriptedKiller, complete_frame, start
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,22 @@ def test_the_history_of_a_finished_job_includes_its_last_run(engine: Engine, vie
         used = view.one(both, job=run.job.id)
         assert past.int_core_time_success == used.int_core_time_success >= 4000
         assert past.int_max_rss == used.int_max_rss == 1001
+
+
+def test_the_history_of_a_killed_job_includes_the_runs_that_end_with_it(engine: Engine, view: FarmView) -> None:
+    # given a job with a frame that has run for a thousand seconds
+    run = start(view, LayerSpec(frames=2, optimize=False))
+    view.run_sql("UPDATE frame SET ts_started = now() - interval '1000 seconds' WHERE str_state = 'RUNNING'")
+
+    # when it is killed, and its frame ends by that
+    JobControl(Releaser(engine), ScriptedKiller(Fate.UNREACHABLE)).kill_job(run.job.id, reason="a test")
+    assert view.job_state(run.job) == "FINISHED"
+    complete_frame(engine, run.report(exit_status=1, exit_signal=9))
+
+    # then what it took is in the history of the job and of the layer
+    for table in ("job_history", "layer_history"):
+        past = view.one(f"SELECT * FROM {table} WHERE pk_job = :job", job=run.job.id)  # noqa: S608
+        assert past.int_core_time_fail >= 2000
 
 
 def test_an_exit_status_too_wide_for_the_history_is_still_recorded(engine: Engine, view: FarmView) -> None:
