@@ -14,8 +14,8 @@ from opencue_sched.store.schema import TABLE_LOCK_SECONDS
 
 # ruff: noqa: S608 - the statements are put together from constants of this module only
 
-revision = "0023"
-down_revision = "0022"
+revision = "0024"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 
