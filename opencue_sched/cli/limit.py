@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import click
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, most_option, new_name
 from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, time_text
@@ -17,7 +17,7 @@ from opencue_sched.domain.names import counted
 from opencue_sched.domain.units import INT_MAX, duration_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.limit_words import why_open
-from opencue_sched.settings import as_seconds
+from opencue_sched.settings import as_seconds, get_settings
 from opencue_sched.store import limit_bindings, named_rows, shows
 from opencue_sched.store.limit_types import type_column
 from opencue_sched.store.limits import fetch_limits, has_terms, limit_of_exit_status, list_holders
@@ -51,6 +51,10 @@ HELD_COLUMNS = Columns(
     Column("is_host"),
 )
 """A machine that holds a limit."""
+
+
+def _limits(connection: Connection) -> dict[str, Row[Any]]:
+    return fetch_limits(connection, get_settings().accounting.limit_settle_window_seconds)
 
 
 _LIMIT = click.argument("limit", type=LIMIT)
@@ -140,7 +144,7 @@ def list_limits(connection: Connection) -> Done:
     Where a licence server's holders are reported, Settled are those, and Pending what started since and is not among
     them; both together are Running. Report is the age of the last report; Open says why a limit is not enforced.
     """
-    return _LIMIT_COLUMNS.listed(sorted(fetch_limits(connection).values(), key=lambda limit: limit.name))
+    return _LIMIT_COLUMNS.listed(sorted(_limits(connection).values(), key=lambda limit: limit.name))
 
 
 @limit_command.in_transaction("info nuke")
@@ -151,7 +155,7 @@ def limit_info(connection: Connection, limit: NamedRow) -> Done:
     A machine holds a limit while frames run there, or while the licence server says so. Only those that started after
     the last report, or are in it, count.
     """
-    row, holders = fetch_limits(connection)[limit.id], list_holders(connection, limit_ids=[limit.id])
+    row, holders = _limits(connection)[limit.id], list_holders(connection, limit_ids=[limit.id])
     return _LIMIT_COLUMNS.shown(row, "holders", holders, HELD_COLUMNS)
 
 
@@ -165,7 +169,7 @@ def create_limit(connection: Connection, name: str, most: int, **terms: Any) -> 
         raise InvalidInput(f"there is a limit {name!r} already")
     values = _values(connection, terms)
     made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most, **values)
-    return _LIMIT_COLUMNS.changed(fetch_limits(connection)[made])
+    return _LIMIT_COLUMNS.changed(_limits(connection)[made])
 
 
 @limit_command.in_transaction("set arnold 25", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
@@ -182,7 +186,7 @@ def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms
     if not values:
         raise click.UsageError("say a MAX, or a --type or another option")
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], values)
-    return _LIMIT_COLUMNS.changed(fetch_limits(connection)[limit.id])
+    return _LIMIT_COLUMNS.changed(_limits(connection)[limit.id])
 
 
 @limit_command.in_transaction("delete arnold")
@@ -190,7 +194,7 @@ def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms
 @click.option("--force", is_flag=True, help="Even while frames run or wait under it; they are limited no more.")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
-    held = fetch_limits(connection)[limit.id].running or shows.shows_under(connection, limits=[limit.id])
+    held = _limits(connection)[limit.id].running or shows.shows_under(connection, limits=[limit.id])
     if held and not force:
         raise InvalidInput(f"frames run or wait under {limit.name}; --force deletes it all the same")
     # No foreign key says so, but a layer under a limit that is gone would never be booked again.

@@ -136,7 +136,8 @@ class _Run:
     def _wide_layers(self) -> dict[str, WideLayer]:
         """The wide layers that wait, with their blocked seconds now, by id. A layer that a cap keeps waiting reaches no
         host."""
-        work = fetch_waiting_work(self.connection, self.facilities, self.facts)
+        window = self.settings.accounting.limit_settle_window_seconds
+        work = fetch_waiting_work(self.connection, self.facilities, self.facts, settle_window_seconds=window)
         # A row of waiting work is one set of requirements that layers of a show have.
         if not (requirements := [row for row in work if row.why != Verdict.QUARANTINED]):
             return {}

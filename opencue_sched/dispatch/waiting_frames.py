@@ -37,7 +37,9 @@ def count_waiting_frames(
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
     """
-    work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    window = settings.accounting.limit_settle_window_seconds
+    facilities = scoped_facilities(connection, settings)
+    work = fetch_waiting_work(connection, facilities, facts, settle_window_seconds=window)
     clusters = load_clusters(connection, settings) if work else ()
     oldest = time.time() - believed_seconds
     said = {

@@ -96,7 +96,8 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
                 findings += look(connection, settings, facts)
             scope = settings.scheduler.facility
             facilities = None if scope is None else facility_ids(connection, scope)
-            waiting = fetch_waiting_work(connection, facilities, facts)
+            window = settings.accounting.limit_settle_window_seconds
+            waiting = fetch_waiting_work(connection, facilities, facts, settle_window_seconds=window)
             frames = sum(work.frames for work in waiting)
             if left_alone := {job for work in waiting if work.why == Verdict.QUARANTINED for job in work.jobs}:
                 names = listed([job.name for job in list_jobs(connection, job_ids=left_alone)])
@@ -293,11 +294,11 @@ def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
         yield _ok("events", f"the ends of jobs are told to {receiver.shown}")
 
 
-def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+def _limits(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     if facts.origin == "cuebot" and (flagged := flagged_limits(connection)):
         text = f"{flagged_words(flagged)}. This Cuebot counts frames of them, so its own shows see them full earlier"
         yield _warn("limits", text, "Cuebot's migration V49 lets it count machines, too")
-    for limit in fetch_limits(connection).values():
+    for limit in fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values():
         if limit.report_is_too_old:
             age, life = duration_text(limit.report_age), duration_text(limit.ttl)
             text = f"limit {limit.name} keeps nothing from starting: its last report is {age} old, more than its {life}"

@@ -142,7 +142,8 @@ def explain_job(
     layers = jobs.layers_of(connection, job_id)
     hosts = _hosts_of(connection, layers)
     of_its_tags = {host.host for host in hosts}
-    limits = {limit.name: limit for limit in fetch_limits(connection).values()}
+    settle_window = settings.accounting.limit_settle_window_seconds
+    limits = {limit.name: limit for limit in fetch_limits(connection, settle_window).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
     found = figures.rank(connection, job_id)

@@ -89,7 +89,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         jobs = list_jobs(connection, **wanted, by_wait=True, most=MOST_JOBS)
         unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
-        limits = fetch_limits(connection).values()
+        limits = fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
         breaking = find_breaking_hosts(connection, settings)
     log = VerdictLog(client, settings.coordination.namespace)
     verdicts = log.of_jobs([row.id for row in jobs if row.waiting])

@@ -18,10 +18,6 @@ from sqlalchemy import Connection, Row, TextClause, text
 from opencue_sched.store.limit_reports import has_holders
 from opencue_sched.store.limit_types import MOST, NAME_ON_HOST
 
-SETTLE_WINDOW_SECONDS = 120.0
-"""Cuebot's own default: what started so long before a licence server was asked is in its answer, or gave its licence
-back."""
-
 # The rows of limits, whatever the schema; a soft value is one of machines, and never above the maximum.
 _LIMITS = f"""
     SELECT read.*, CASE WHEN counts_machines AND soft >= 0 THEN least(soft, max_value) ELSE max_value END AS threshold,
@@ -140,9 +136,7 @@ def limit_use(connection: Connection) -> str:
     return _statement(_USE, has_holders=has_holders(connection))
 
 
-def fetch_limits(
-    connection: Connection, *, settle_window_seconds: float = SETTLE_WINDOW_SECONDS
-) -> dict[str, Row[Any]]:
+def fetch_limits(connection: Connection, settle_window_seconds: float) -> dict[str, Row[Any]]:
     """Every limit by id: ``id``, ``name``, ``max_value``, whether it ``counts_machines`` or else frames, of managed and
     unmanaged shows alike; ``running``: how many use it, of which ``settled`` are reported and ``pending`` are not yet;
     ``threshold``: from so many on nothing else may start, but on a machine that holds it; how many more may (``left``;
@@ -163,7 +157,8 @@ def list_holders(
     (``users``)."""
     wanted = {"limits": None if limit_ids is None else list(limit_ids), "host": host_id}
     statement = _compiled(_HOLDERS, has_holders=has_holders(connection))
-    return connection.execute(statement, {**wanted, "settle_window": SETTLE_WINDOW_SECONDS}).all()
+    # All that runs there is asked for, whether or not it is pending.
+    return connection.execute(statement, {**wanted, "settle_window": 0}).all()
 
 
 _HAS_LIMITS = text("SELECT to_regclass('limit_record') IS NOT NULL")

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.limit_types import MOST, TERMS
-from opencue_sched.store.limits import SETTLE_WINDOW_SECONDS, limit_use
+from opencue_sched.store.limits import limit_use
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
 
@@ -109,7 +109,12 @@ _WAITING_WORK = f"""
 
 
 def fetch_waiting_work(
-    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, *, gpus: bool = False
+    connection: Connection,
+    facilities: Sequence[str] | None,
+    facts: SchemaFacts,
+    *,
+    gpus: bool = False,
+    settle_window_seconds: float = 120.0,
 ) -> Sequence[Row[Any]]:
     """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
     facility, show, OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one
@@ -118,10 +123,10 @@ def fetch_waiting_work(
 
     ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
     too little headroom for one of them, else behind. Under a limit that is held by as many machines as may, those that
-    hold it take more all the same: passes look at such layers.
+    hold it take more all the same: passes look at such layers. ``settle_window_seconds``: see store/limits.py.
     """
     template = _WAITING_WORK.replace("{limit_use}", limit_use(connection))
-    parameters = {"facilities": facilities, "gpus": gpus, "settle_window": SETTLE_WINDOW_SECONDS}
+    parameters = {"facilities": facilities, "gpus": gpus, "settle_window": settle_window_seconds}
     return connection.execute(with_start_after(template, facts.has_start_after), parameters).all()
 
 

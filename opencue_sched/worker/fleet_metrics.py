@@ -202,7 +202,7 @@ def _samples(
     yield from caps
 
 
-def _caps(connection: Connection) -> Iterator[Sample]:
+def _caps(connection: Connection, settle_window_seconds: float) -> Iterator[Sample]:
     """What is used under caps, and the caps, the fullest first."""
     caps: list[tuple[str, tuple[str, ...], float, float]] = []
     for folder in list_folders(connection):
@@ -211,7 +211,7 @@ def _caps(connection: Connection) -> Iterator[Sample]:
             caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))
             caps.append(("folder_gpus", path, folder.used_gpus, folder.max_gpus))
     caps = [cap for cap in caps if cap[-1] > 0]  # a folder's cap of 0 or less is none
-    limits = fetch_limits(connection).values()
+    limits = fetch_limits(connection, settle_window_seconds).values()
     for limit in limits:
         caps.append(("limit_frames", (limit.name,), limit.running, limit.max_value))
 
@@ -292,7 +292,8 @@ class FleetCensus:
             groups = host_groups(connection, facility, staleness=staleness)
             draining = holds(connection, facility)
             breaking = breaking_hosts(connection, settings.queue.uncounted_exit_statuses)
-            shows, caps = show_uses(connection, facility), list(_caps(connection))
+            shows = show_uses(connection, facility)
+            caps = list(_caps(connection, settings.accounting.limit_settle_window_seconds))
         report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),

@@ -76,6 +76,17 @@ def test_of_a_limit_of_frames_licences_count_and_what_started_since(cli: Cli, ma
     assert figures == {"running": 8, "settled": 3, "pending": 5, "left": 0, "counts": "frames"}
 
 
+def test_what_started_within_the_settle_window_before_the_report_is_pending_too(
+    cli: Cli, make: Any, environment: pytest.MonkeyPatch
+) -> None:
+    # given a window of four minutes, when frames of r02 started three minutes before the licence server was asked
+    make("HOST")
+    environment.setenv("OPENCUE_SCHED_ACCOUNTING__LIMIT_SETTLE_WINDOW_SECONDS", "240")
+    (row,) = cli("limit", "list", "--json").json
+    # then the report need not show them
+    assert (row["settled"], row["pending"]) == (2, 2)
+
+
 def test_who_holds_a_limit_is_told_with_why_since_when_and_whose(cli: Cli, make: Any) -> None:
     make("HOST")
     said = cli("limit", "info", "nuke", "--json").json
