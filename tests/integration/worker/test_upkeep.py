@@ -10,11 +10,11 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination.keys import move_lease, reap_lease
+from opencue_sched.coordination.keys import events_lease, move_lease, reap_lease
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Events, Settings
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.process import Process
 from tasks import maintenance
@@ -151,3 +151,21 @@ def test_finished_jobs_are_moved_where_there_is_no_cuebot_unless_it_is_switched_
     # then
     assert (moved["moves"], moved.get("jobs", 0)) == (bool(moves), moves)
     assert bool(view.rows("SELECT FROM job WHERE pk_job = :job", job=job.id)) == (not moves)
+
+
+def test_events_of_jobs_are_sent_by_one_process_at_a_time_and_not_beside_a_cuebot(
+    start: Callable[..., Process], settings: Settings, view: FarmView
+) -> None:
+    def send(process: Process) -> dict[str, Any]:
+        process.settings = process.settings.model_copy(update={"events": Events(command=("true",))})
+        return run_task(maintenance.send_events, process)
+
+    # given a Cuebot, which has mails, then nothing is sent, nor is any event written from then on
+    assert send(start("cuebot")) == {"sending": False}
+    assert view.rows("SELECT FROM opencue_sched_receiver") == []
+    # given none, and another process that sends, then this one does not
+    ours = start("opencue-sched")
+    with exclusive(ours.client, events_lease(settings.coordination.namespace, None), seconds=60.0):
+        assert send(ours) == {"sending": False}
+    assert send(ours) == {"sending": True, "sent": 0, "failed": 0, "dropped": 0}
+    assert len(view.rows("SELECT FROM opencue_sched_receiver")) == 1
