@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,9 +112,11 @@ def test_a_report_that_is_refused_fails_the_script(run: Run) -> None:
 
 
 def test_the_service_starts_the_script_more_often_than_the_settle_window() -> None:
-    """And names programs that are there."""
+    """And names programs that are there, and the settings of the other services."""
     folder = SCRIPT.parent
     service = (folder / "opencue-limit-report.service").read_text()
     assert f"/{SCRIPT.relative_to(ROOT)} --server " in service
+    others = (ROOT / "deploy" / "systemd" / "opencue-sched-report-service.service").read_text()
+    assert re.findall("^EnvironmentFile=.*", service, re.M) == re.findall("^EnvironmentFile=.*", others, re.M)
     assert "OnUnitActiveSec=1min" in (folder / "opencue-limit-report.timer").read_text()
     assert os.access(SCRIPT, os.X_OK)
