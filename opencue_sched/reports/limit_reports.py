@@ -26,6 +26,8 @@ from opencue_sched.text_file import InvalidFile
 
 MOST_BYTES = 16 * 1024**2
 """The size of the largest report that is read: a line for each of 100,000 machines."""
+MOST_PROBLEMS = 20
+"""Lines that are wrong, after which a report is read no further: each line of another format is."""
 _FIELDS = ("limit", "host", "tokens", "user")
 _WIDTHS = {"limit": 255, "host": 256, "user": 64, "source": 255}
 """Characters that the columns take."""
@@ -98,13 +100,16 @@ def report_limits(
 
 def read_holders(stream: IO[bytes], limit: str | None) -> dict[str, list[Holder]]:
     """The holders of limits that JSON lines name: an object a line with a ``host`` and perhaps ``tokens`` and ``user``;
-    and ``limit``, unless all are of one. Raises InvalidFile, with all that is wrong."""
+    and ``limit``, unless all are of one. Raises InvalidFile, with what is wrong."""
     content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise InvalidFile(f"has more than {MOST_BYTES // 1024**2} MiB")
     held: dict[str, list[Holder]] = {}
     problems: list[str] = []
     for number, line in enumerate(content.splitlines(), 1):
+        if len(problems) >= MOST_PROBLEMS:
+            problems.append("and perhaps more: the rest was not read")
+            break
         if not line.strip():
             continue
         try:
@@ -153,6 +158,8 @@ def _problems(row: Mapping[str, Any]) -> list[str]:
             found.append(f"{name} is not a name")
         elif len(value) > _WIDTHS[name]:
             found.append(f"{name} has more than {_WIDTHS[name]} characters")
+        elif name == "host" and value.strip().startswith("."):
+            found.append("host has a domain alone")
         elif not value.isprintable():
             found.append(f"{name} has characters that cannot be printed")
     if "tokens" in row and (type(row["tokens"]) is not int or not 0 < row["tokens"] <= INT_MAX):

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.clients.postgres import ask
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.errors import SchedulerError
-from opencue_sched.reports.limit_reports import Holder, report_limits
+from opencue_sched.reports.limit_reports import MOST_PROBLEMS, Holder, report_limits
 from opencue_sched.store.schema import read_origin
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
@@ -136,6 +136,7 @@ def test_a_clock_that_is_ahead_keeps_no_later_report_out(cli: Cli, rows: Rows) -
         ('{"host": "r01", "tokens": true}', "tokens is not a whole number above 0"),
         ('{"host": "r01", "tokens": 9999999999}', "tokens is not a whole number above 0"),
         ('{"host": " "}', "host is not a name"),
+        ('{"host": ".farm.example"}', "host has a domain alone"),
         ('{"host": "r01\\u0000"}', "host has characters that cannot be printed"),
         ('{"host": "r01", "user": 7}', "user is not a name"),
         ('{"host": "%s"}' % ("r" * 257), "host has more than 256 characters"),
@@ -148,6 +149,13 @@ def test_one_line_that_is_wrong_is_enough_to_write_nothing(cli: Cli, rows: Rows,
     assert f"line 2: {problem}" in refused.err
     assert rows(HELD) == []
     assert rows("SELECT count(*) FROM limit_record WHERE ts_reported IS NOT NULL") == [(0,)]
+
+
+def test_a_report_of_another_format_is_read_no_further_than_its_first_problems(cli: Cli, rows: Rows) -> None:
+    refused = cli("limit", "report", "nuke", given="ws017 1 alice\n" * 10_000)
+    assert (refused.status, rows(HELD)) == (1, [])
+    assert len(refused.err.splitlines()) == MOST_PROBLEMS + 1
+    assert "the rest was not read" in refused.err
 
 
 def test_moments_are_told_with_their_day(cli: Cli) -> None:
