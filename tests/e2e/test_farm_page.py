@@ -181,6 +181,28 @@ def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died, width):
         assert browser.complaints() == []
 
 
+def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet):
+    # given a host on which frames of three jobs failed
+    with fleet.engine.begin() as connection:
+        farm = Farm(connection)
+        for number in range(3):
+            job = farm.job(name=f"harbour-sh0{number}0-a_rather_long_name_of_a_job", os="none")
+            row = {"frame": job.frames[0], "layer": job.layers[0].id, "job": job.id}
+            failed = """
+                INSERT INTO opencue_sched_failed_run (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
+                VALUES (:frame, 'render07', :layer, :job, 1)
+                """
+            connection.execute(text(failed), row)
+    with flower(fleet) as address, Browser() as browser:
+        for width in (1280, 768, 400):
+            browser.resize(width, 900)
+            browser.open(f"{address}/farm")
+            said = eventually(lambda: browser.text("#breaking"), 30, "the host")
+            assert "host render07 may break frames: 3 frames of 3 jobs failed there" in said
+            assert browser.script("document.documentElement.scrollWidth") <= width
+        assert browser.complaints() == []
+
+
 def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died):
     with flower(fleet) as address, Browser() as browser:
         # given Flower's own pages, then their menu leads to the farm, and from there to a job
