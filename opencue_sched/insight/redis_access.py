@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _TRIED = """
 blpop K 1, brpop K 1, del K, eval return 0, evalsha 0 0, exec, exists K, expire K 1, get K, hdel K f,
-hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K,
+hexists K f, hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K,
 info server, lindex K 0, llen K, lpush K v, lrange K 0 0, lrem K 0 v, ltrim K 0 0, mget K, multi, pexpire K 1, ping,
-psubscribe C, pttl K, publish C v, punsubscribe C, rpop K, rpush K v, sadd K v, scan 0, select 0, set K v,
-scard K, sismember K v, smembers K, srem K v, time, type K, unlink K, unwatch, watch K, xadd K * f v, xrange K - +,
+psubscribe C, pttl K, publish C v, punsubscribe C, rpop K, rpush K v, sadd K v, scan 0, scard K, select 0, set K v,
+sismember K v, smembers K, srem K v, time, type K, unlink K, unwatch, watch K, xadd K * f v, xrange K - +,
 xread streams K 0, xrevrange K + -, zadd K 0 v, zcard K, zcount K 0 0, zinter 1 K, zrange K 0 0,
 zrangebyscore K 0 0, zrem K v, zremrangebyscore K 0 0, zrevrange K 0 0, zrevrangebyscore K 0 0, zscore K v
 """

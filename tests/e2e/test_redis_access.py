@@ -99,11 +99,15 @@ def used(admin: redis.Redis) -> set[str]:
 def in_scripts() -> set[str]:
     """The commands that our scripts call."""
     texts = [path.read_text(encoding="utf-8") for path in lua_directory().rglob("*.lua")]
-    return {name.lower() for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+    return {name.lower() for text in texts for name in re.findall(r"\b(?:p?call|try)\('([A-Z]+)'", text)}
 
 
 def test_the_guide_has_the_rules_that_are_looked_for_at_a_start():
     assert acl_of_the_guide().split() == ["resetkeys", "resetchannels", "-@all", *access_of(Settings()).rules()]
+
+
+def test_the_rules_allow_every_command_of_our_scripts():
+    assert in_scripts() - set(COMMANDS) == set()
 
 
 def test_a_fleet_works_with_the_acl_of_the_guide_and_uses_all_of_it(as_farm, engine, admin, tmp_path):
