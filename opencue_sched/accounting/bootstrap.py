@@ -39,11 +39,13 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 LEASE_SECONDS = 15.0
-"""Of one at work. With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
+"""Lease of a process that fills the counters.
+
+With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
 _POLL_SECONDS = 0.25
 _RENEWAL_SECONDS = 2.0
-"""Of one that waits."""
+"""Between two renewals of the lease by a process that waits."""
 _ROWS_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 
@@ -188,7 +190,8 @@ class _Filler:
         return Action.FILLED
 
     def _wait(self) -> None:
-        """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease."""
+        """Wait until the store has been closed for an age and PostgreSQL has ended every earlier COMMIT, and keep the
+        lease meanwhile."""
         # By a clock of this machine: Redis TIME may jump. From after the store was closed: until then others booked.
         open_again = time.monotonic() + self._age
         while (left := open_again - time.monotonic()) > 0:

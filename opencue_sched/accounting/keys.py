@@ -32,10 +32,10 @@ TOMBSTONE_BUCKET_SECONDS = 120
 """TOMB_WIDTH of the scripts."""
 LIMIT_PREFIX = "acct:limit:"
 MACHINES_PREFIX = "acct:machines:"
-"""Of the sorted set of machines on which the ledger has frames under a limit that counts machines, by when the last was
-booked; below 0 those that had some, by when the last ended."""
+"""Prefix of the sorted set of machines on which the ledger has frames under a limit that counts machines, by when the
+last was booked; below 0 those that had some, by when the last ended."""
 STARTED_PREFIX = "acct:started:"
-"""Of the sorted sets of procs by when they were booked (lua/includes/machines.lua)."""
+"""Prefix of the sorted sets of procs by when they were booked (lua/includes/machines.lua)."""
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
@@ -64,12 +64,12 @@ def vertex(kind: VertexKind, *ids: str) -> str:
 
 
 subscription = partial(vertex, VertexKind.SUBSCRIPTION)
-"""Of a show id and an allocation id."""
+"""The key of a subscription, from a show id and an allocation id."""
 folder = partial(vertex, VertexKind.FOLDER)
 job = partial(vertex, VertexKind.JOB)
 layer = partial(vertex, VertexKind.LAYER)
 point = partial(vertex, VertexKind.POINT)
-"""Of a department id and a show id."""
+"""The key of a point, from a department id and a show id."""
 limit = partial(vertex, VertexKind.LIMIT)
 
 
@@ -114,8 +114,8 @@ def reported(limit_id: str) -> tuple[str, str]:
 
 
 def starts_of(entry: str) -> list[tuple[str, str]]:
-    """Where the starts of a proc with this entry are noted: limits and machines, '' of a limit of frames. Nothing of a
-    spoilt entry."""
+    """The limits and machines ('' for a limit of frames) at which the starts of a proc with this entry are noted.
+    Nothing of a damaged entry."""
     listed = [part.partition("@") for part in entry.rpartition("|")[2].split(",") if "@" in part]
     with_machine = {limit_id for limit_id, _, machine in listed if machine}
     return [(limit_id, machine) for limit_id, _, machine in listed if machine or limit_id not in with_machine]
@@ -130,7 +130,7 @@ _SEPARATORS_TO_DASHES = str.maketrans(dict.fromkeys(SEPARATORS, "-"))
 
 
 def limit_and_machine(key: str) -> tuple[str, str] | None:
-    """Of the counter of a limit's frames on one machine: the limit and the machine; None of any other key."""
+    """The limit and the machine of a counter of a limit's frames on one machine; None for any other key."""
     limit_id, _, machine = key.removeprefix(LIMIT_PREFIX).partition("@")
     return (limit_id, machine) if machine and key.startswith(LIMIT_PREFIX) else None
 
@@ -195,7 +195,7 @@ class VertexCaps:
 
 
 def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
-    """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, and for a spoilt one."""
+    """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, or for a damaged one."""
     kind = VertexKind(key.split(":", 2)[1])
     machines = None
     if kind is VertexKind.LIMIT and not isinstance(values, Exception):
@@ -291,7 +291,7 @@ def unpack_entry(proc_id: str, entry: str) -> Booking:
 
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
-    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of a spoilt
+    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of a damaged
     entry, which the scripts take out of no counter either (lua/includes/moves.lua)."""
     try:
         booking = unpack_entry("", entry)

@@ -157,7 +157,7 @@ class Ledger:
             raising=False,
         )
         for answer in (*answers, *reads):
-            # Any other error than of one spoilt key says that Redis refuses whatever it is sent.
+            # Any other error than of one damaged key says that Redis refuses whatever it is sent.
             if isinstance(answer, Exception) and (type(answer) is not ResponseError or takes_no_write(answer)):
                 with answering(self.client):
                     raise answer
@@ -170,7 +170,7 @@ class Ledger:
     def cores_in_use(self, subscriptions: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Whole cores booked under each subscription (show id, allocation id): one round trip, whatever their number.
 
-        None are in use of one that was never seeded; a spoilt counter, which the next recompute puts right, counts as
+        None are in use of one that was never seeded; a damaged counter, which the next recompute puts right, counts as
         nothing here, and still refuses bookings.
         """
         listed = list(subscriptions)
@@ -192,7 +192,7 @@ class Ledger:
         }
 
     def seats(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Seats]:
-        """Who may take more frames under limits that count machines, and how many more machines may: two round trips,
+        """The machines that may take more frames under limits that count them, and how many more may: two round trips,
         whatever their number. ``limits``: maximum and name by id; of a limit that was never seeded its maximum counts.
 
         Not at one instant: the script that books decides. A limit whose report has grown too old since its caps were
@@ -215,7 +215,7 @@ class Ledger:
         for limit_id, (most, name) in limits.items():
             of_limit = iter([next(answers) for _ in range(READS_OF_MACHINES)])
             counts = [next(counters) for _ in machines[limit_id]]
-            with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
+            with suppress(TypeError, ValueError):  # a damaged key: a recompute puts it right
                 frames_on = {m: int(frames or 0) for m, frames in zip(machines[limit_id], counts, strict=True)}
                 seats[limit_id] = seats_of(of_limit, frames_on, most, name, now)
         return seats
@@ -243,7 +243,7 @@ class Ledger:
         return int(now[0]), found
 
     def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:
-        """Those of the limits that have frames whose entries do not say what the limit counts by now: the machine,
+        """Which of the limits have frames whose entries do not say what the limit counts by now: the machine,
         where it counts machines, or since when they run, where it was reported."""
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limit_ids:
@@ -253,7 +253,7 @@ class Ledger:
         lacking = []
         for limit_id in limit_ids:
             of_limit, known = next(answers), next(answers)
-            with suppress(TypeError, ValueError):  # a key that somebody has spoilt: a recompute puts it right
+            with suppress(TypeError, ValueError):  # a damaged key: a recompute puts it right
                 machines, after, frames = of_limit
                 lacking += [limit_id] if (machines or after) and int(frames or 0) > int(known or 0) else []
         return lacking
@@ -504,7 +504,7 @@ def id_calls(name: str, ids: Sequence[str], epoch: str, *fixed: str | float) -> 
     """Calls of a script that takes ids, or vertex keys: ``release``; ``inventory``; ``free``, with ``idle`` for those
     that count nothing or ``all``; ``foreign``, with phase and grace in seconds."""
     size = _procs_per_call(epoch) if name == "release" else VERTICES_PER_CALL
-    return _calls(name, (epoch, *fixed), [(it,) for it in ids], size)
+    return _calls(name, (epoch, *fixed), [(proc_id,) for proc_id in ids], size)
 
 
 def _procs_per_call(epoch: str) -> int:

@@ -63,7 +63,7 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
                 gpus=row.reserved_gpus,
             )
         ids = (row.pk_show, row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
-        show, alloc, folder, job, layer, dept = (it if SEPARATORS.isdisjoint(it) else "" for it in ids)
+        show, alloc, folder, job, layer, dept = (row_id if SEPARATORS.isdisjoint(row_id) else "" for row_id in ids)
         limits = tuple(
             listed for limit in filter(None, row.limits.split(",")) for listed in _listed(limit, row.pk_host)
         )
@@ -191,7 +191,7 @@ class RecomputeReport:
     oldest_in_flight_seconds: float = 0.0
     seconds: float = 0.0
     unpublished_cores: int = 0
-    """Of a store that another program publishes into: cores of procs that ended without their decrement."""
+    """Cores of procs that ended without the decrement that another program should have published."""
 
     @property
     def healed(self) -> int:

@@ -50,8 +50,11 @@ READS_OF_MACHINES = 5
 def seats_of(
     answers: Iterator[object], frames_on: Mapping[str, int], most: int, name: str, redis_seconds: int
 ) -> Seats:
-    """What became of the reads. ``frames_on``: the counters of its machines. ``most``: the maximum that counts where
-    the limit was never seeded. Raises TypeError and ValueError for a key that somebody has spoilt."""
+    """The seats of a limit, from what was read of it.
+
+    ``frames_on``: the counters of its machines. ``most``: the maximum that counts where the limit was never seeded.
+    Raises TypeError and ValueError for a damaged key.
+    """
     since, others, past, fields, known = (next(answers) for _ in range(READS_OF_MACHINES))
     if not (isinstance(since, list) and isinstance(others, set) and isinstance(past, set) and isinstance(fields, list)):
         raise TypeError("a key of a limit is damaged")
@@ -88,8 +91,8 @@ def read_of_starts(limit_id: str, fields: object) -> Read:
 
 
 def headroom_of(fields: object, known: object, started: object, most: int, name: str, redis_seconds: int) -> Headroom:
-    """What became of these reads. ``most``: the maximum that counts where the limit was never seeded. Raises TypeError
-    and ValueError for a key that somebody has spoilt."""
+    """The headroom of a limit, from what was read of it. ``most``: the maximum that counts where the limit was never
+    seeded. Raises TypeError and ValueError for a damaged key."""
     if not isinstance(fields, list):
         raise TypeError("a key of a limit is damaged")
     running, frames, settled, opens_at, _ = fields

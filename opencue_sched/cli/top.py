@@ -65,10 +65,10 @@ Line = tuple[str, str]
 """A text, and its style."""
 SORTS: dict[str, Callable[[JobUse], Any]] = {
     "wait": lambda _: 0,
-    "frames": lambda it: -it["waiting"],
-    "cores": lambda it: -it["cores"],
-    "priority": lambda it: -it["priority"],
-    "name": lambda it: it["name"],
+    "frames": lambda job: -job["waiting"],
+    "cores": lambda job: -job["cores"],
+    "priority": lambda job: -job["priority"],
+    "name": lambda job: job["name"],
 }
 """Orders of jobs; that of the farm's view is by how long they wait."""
 
@@ -319,8 +319,8 @@ def _keys(keyboard: int) -> Iterator[str]:
 
 
 def moved(view: FarmView, chosen: Chosen, by: int) -> Chosen:
-    """With the job selected that is ``by`` places below the one that is."""
-    jobs = [it["id"] for it in sorted(view["jobs"], key=SORTS[chosen.sort])]
+    """The choice with another job selected: the one that is ``by`` places below the present one."""
+    jobs = [job["id"] for job in sorted(view["jobs"], key=SORTS[chosen.sort])]
     if not jobs:
         return replace(chosen, selected=None)
     place = jobs.index(chosen.selected) + by if chosen.selected in jobs else 0
@@ -332,7 +332,7 @@ def draw(read: Read, chosen: Chosen, *, width: int, height: int) -> list[Text]:
     if chosen.explained is None:
         lines = farm_lines(read, chosen, width, height - 1)
     else:
-        wrapped = [it for line in read.explanation for it in textwrap.wrap(line, width, subsequent_indent="    ")]
+        wrapped = [part for line in read.explanation for part in textwrap.wrap(line, width, subsequent_indent="    ")]
         shown = wrapped[min(chosen.scrolled, max(0, len(wrapped) - 1)) :]
         lines = [*_header(read), ("", ""), *((line, "") for line in shown)]
     lines = [*lines, *[("", "")] * height][: height - 1]
@@ -358,8 +358,8 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
     """The farm: allocations, what waits, the fleet, and what there is room for of shows and jobs."""
     view = read.view
     lines = [*_header(read), *_allocations(view["allocations"], width, max(2, height // 6))]
-    lines += [(it["words"], "red") for it in view["breaking_hosts"][:_BREAKING_HOSTS]]
-    found = sorted(view["waiting_by_verdict"].items(), key=lambda it: -it[1])
+    lines += [(host["words"], "red") for host in view["breaking_hosts"][:_BREAKING_HOSTS]]
+    found = sorted(view["waiting_by_verdict"].items(), key=lambda by_verdict: -by_verdict[1])
     said = [f"{name.replace('_', ' ')} {count}" for name, count in found]
     said += [f"paused {view['waiting_paused']}"] if view["waiting_paused"] else []
     if said:
@@ -367,17 +367,18 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
         age = f" ({duration_text(view['at'] - at)} ago)" if at is not None else ""
         lines.append((f"why frames wait: {', '.join(said)}{age}", ""))
     lines += [*_fleet(view), ("", "")]
-    rows = [row for it in view["shows"] if chosen.show.lower() in it["name"].lower() for row in _rows(it)]
+    shows = [show for show in view["shows"] if chosen.show.lower() in show["name"].lower()]
+    rows = [row for show in shows for row in _rows(show)]
     jobs = sorted(view["jobs"], key=SORTS[chosen.sort])
     room = max(0, height - len(lines) - 3)
     fit = min(len(rows), max(room // 3, room - len(jobs)))
-    styles = ["" if it["busy"] else "dim" for it in rows]
+    styles = ["" if row["busy"] else "dim" for row in rows]
     lines += [*_table(SHOW_COLUMNS, rows[:fit], styles, width, more=len(rows) - fit), ("", "")]
     room -= fit
-    ids = [it["id"] for it in jobs]
+    ids = [job["id"] for job in jobs]
     at = ids.index(chosen.selected) if chosen.selected in ids else -1
     start = max(0, at - max(1, room) + 1)
-    styles = ["red" if it["trouble"] else "green" if it["why"] in _AT_WORK else "" for it in jobs]
+    styles = ["red" if job["trouble"] else "green" if job["why"] in _AT_WORK else "" for job in jobs]
     if at >= 0:
         styles[at] = "reverse"
     shown = jobs[start : start + room]
@@ -388,7 +389,7 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
 def _header(read: Read) -> Iterator[Line]:
     view = read.view
     hosts, down, locked = (
-        sum(it[name] for it in view["allocations"]) for name in ("hosts", "hosts_down", "hosts_locked")
+        sum(allocation[name] for allocation in view["allocations"]) for name in ("hosts", "hosts_down", "hosts_locked")
     )
     off = ", ".join(f"{count} {word}" for count, word in ((down, "down"), (locked, "locked")) if count)
     clock = datetime.fromtimestamp(view["at"]).astimezone().strftime("%H:%M:%S")
@@ -405,11 +406,12 @@ def _header(read: Read) -> Iterator[Line]:
 
 
 def _allocations(allocations: Sequence[AllocationUse], width: int, most: int) -> Sequence[Line]:
-    """Those with hosts, the largest first."""
-    found = sorted((it for it in allocations if it["hosts"]), key=lambda it: (-it["cores"], it["name"]))
+    """A table of the allocations that have hosts, the largest first."""
+    found = [allocation for allocation in allocations if allocation["hosts"]]
+    found.sort(key=lambda allocation: (-allocation["cores"], allocation["name"]))
     if not found:
         return [("no hosts", "bold red")]
-    styles = ["red" if it["down"] == it["cores"] else "" for it in found]
+    styles = ["red" if allocation["down"] == allocation["cores"] else "" for allocation in found]
     return _table(ALLOCATION_COLUMNS, found[:most], styles, width, more=max(0, len(found) - most))
 
 
@@ -422,7 +424,9 @@ def _fleet(view: FarmView) -> Iterator[Line]:
     if not workers:
         yield "no worker is alive: nothing is booked; start `celery -A opencue_sched worker`", "bold red"
     else:
-        states = (f"{it['instance']} {it['in_flight']}/{it['capacity']} {it['state']}" for it in workers)
+        states = (
+            f"{worker['instance']} {worker['in_flight']}/{worker['capacity']} {worker['state']}" for worker in workers
+        )
         yield f"{counted(len(workers), 'worker')}: {', '.join(states)}", ""
 
 

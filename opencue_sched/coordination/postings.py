@@ -77,9 +77,9 @@ class ClaimEnd(NamedTuple):
     how: End
     delay_seconds: float = 0.0
     reason: str = ""
-    """Of a failure: its kind (FAILURE_KINDS), a colon and one line."""
+    """Why the work failed: the kind (FAILURE_KINDS), a colon and one line."""
     error: str = ""
-    """Of a failure: its whole text, with the traceback."""
+    """The whole text of that failure, with the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class SkippedCluster:
     cluster: Cluster | None
     """None for a posting that cannot be read."""
     since: float
-    """When it came into the trash, or when the first of ``failures`` happened."""
+    """The moment it came into the trash, or the first of ``failures`` happened."""
     reason: str
     """One line for people."""
     until: float | None = None
-    """When the cooldown ends, before which nothing wakes the cluster: over while a pass tries it again. None for a
+    """The end of the cooldown, before which nothing wakes the cluster: over while a pass tries it again. None for a
     cluster in the trash."""
     failures: int = 0
     """How many of its passes have failed in a row; 0 for a cluster in the trash."""

@@ -40,7 +40,7 @@ class Headroom:
     """None is unlimited."""
     booked: int
     name: str = ""
-    """For people."""
+    """What people call it."""
 
     @property
     def left(self) -> float:
@@ -57,7 +57,7 @@ class Seats:
     left: float
     """How many more machines may: infinity where any number may."""
     name: str = ""
-    """For people."""
+    """What people call it."""
 
 
 @dataclass(frozen=True, slots=True)

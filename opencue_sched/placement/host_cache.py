@@ -339,7 +339,7 @@ class HostCache:
             return Reread(changed, 0.0, tuple(appeared.values()))
 
     def running_known(self, host_ids: Iterable[str]) -> frozenset[str]:
-        """Those of these hosts of which it is known what runs there: RUNNING_BELIEVED_SECONDS."""
+        """The hosts, out of these, of which it is known what runs there (RUNNING_BELIEVED_SECONDS)."""
         with self._lock:
             oldest = self._clock() - RUNNING_BELIEVED_SECONDS
             entries = ((host_id, self._entries.get(host_id)) for host_id in host_ids)
@@ -414,7 +414,7 @@ class HostCache:
             self._parts = {key: part for key, part in self._parts.items() if key[1] in shards}
 
     def reaches(self, host_ids: Iterable[str]) -> set[str]:
-        """Those of these hosts that are in a shard of the groups here; others need not be read."""
+        """The hosts, out of these, that are in a shard of the groups here; others need not be read."""
         with self._lock:
             known = frozenset[int]().union(*(part.buckets for part in self._parts.values()))
         return {host_id for host_id in host_ids if bucket_of(host_id) in known}

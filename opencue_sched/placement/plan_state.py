@@ -50,7 +50,7 @@ class LayerState:
     search: Search
     waiting: int
     frames: deque[Frame]
-    """Not planned yet, in their order, of those that were read."""
+    """The frames that were read and are not planned yet, in their order."""
     most: int
     """Frames that it may have in this round."""
     failed_on: set[str] = field(default_factory=set)
@@ -89,9 +89,9 @@ class ShowState:
     plans: Mapping[Cluster, Plan]
     tags: frozenset[str]
     reaches: dict[frozenset[str], Reach] = field(default_factory=dict)
-    """By the tags of a layer; those of which the clusters have the same tags share one."""
+    """What the plan found of the hosts of layers, by their tags: one where the clusters have the same of these."""
     states: dict[str, list[LayerState]] = field(default_factory=dict)
-    """By layer id."""
+    """How far the plan is with each layer, by its id."""
     rest: Iterator[Waiting] | None = None
     """What was not looked at yet, in the order of rank."""
     by_rank: deque[LayerState] = field(default_factory=deque)

@@ -132,7 +132,7 @@ class Planner:
             self._soft = False
             for show in self._shows:
                 # Also those of which nothing was read yet: they are read when this round finds a host.
-                refused = (it for states in show.states.values() for it in states if it.softly_refused)
+                refused = (state for states in show.states.values() for state in states if state.softly_refused)
                 softly = [state for state in refused if state.frames or not state.all_read]
                 show.rest, show.by_rank = None, deque(softly)
                 show.drawn = _times(show.work.draw, softly)
@@ -417,7 +417,7 @@ class Planner:
         known.update(proc.frame.id for proc in self.procs() if proc.layer.id == waiting.layer.id)
         frames = [frame for frame in show.work.portion(waiting.layer) or () if frame.id not in known]
         for part, part_frames, count in memory_slices(waiting.layer, frames, len(frames)):
-            state = next((it for it in states if it.layer.memory_min_kb == part.memory_min_kb), None)
+            state = next((known for known in states if known.layer.memory_min_kb == part.memory_min_kb), None)
             if state is None:
                 states.append(self._state_of(show, waiting, part, part_frames, count))
             else:
@@ -447,11 +447,11 @@ class Planner:
     def _state_of(
         self, show: ShowState, listed: Waiting, layer: Layer, frames: Sequence[Frame], waiting: int
     ) -> LayerState:
-        """That of the part of a listed layer whose frames ask for the same memory, of which so many wait."""
+        """The state of a memory slice of a listed layer: frames that ask for the same memory, of which so many wait."""
         tags = self._reach(show, layer.tags).tags
         # A layer that several clusters reach counts for the first of them.
         clusters = show.work.clusters
-        cluster = next((it for it in clusters if not layer.tags.isdisjoint(it.tags)), clusters[0])
+        cluster = next((known for known in clusters if not layer.tags.isdisjoint(known.tags)), clusters[0])
         search = Search.of(listed.job, layer, smallest_need(layer), tags)
         plan = self.plans[cluster]
         state = LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)
@@ -569,8 +569,8 @@ class Planner:
             return None
         for where in self.headroom.where_seats_serve(state.layer, need, state.waiting):
             anywhere = where[0] is None
-            in_vain = anywhere and any(map(need.covers, none_apart))
-            host = None if in_vain else self._find(state, where, apart=True)
+            known_to_fail = anywhere and any(map(need.covers, none_apart))
+            host = None if known_to_fail else self._find(state, where, apart=True)
             if host is None:
                 if anywhere and state.refused is None:
                     none_apart.append(need)
@@ -667,7 +667,9 @@ class Planner:
         if host.name not in state.failed_on:
             return state.frames
         able = self._hosts_able(state)
-        return deque(it for it in state.frames if host.name not in it.failed_on or able <= len(it.failed_on))
+        return deque(
+            frame for frame in state.frames if host.name not in frame.failed_on or able <= len(frame.failed_on)
+        )
 
     def _hosts_able(self, state: LayerState) -> int:
         """How many hosts of the layer's tags could take a frame of it if nothing ran there."""
@@ -750,8 +752,7 @@ class Planner:
         return self._census[asked]
 
     def _over_share(self, state: LayerState, reason: Refusal) -> Refusal:
-        """Of hosts that are busy: whether because the show uses more than its size, and one that uses less was served
-        before it."""
+        """Whether hosts are busy because the show uses more than its size and one that uses less was served first."""
         own = self.shares.use(state.job.show_id)
         over = self.policy.queue.shares and (own.sizeless or own.of_size > 1)
         others = self.booking_shows - {state.job.show_id}
