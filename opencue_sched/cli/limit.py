@@ -194,7 +194,7 @@ def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms
 @click.option("--force", is_flag=True, help="Even while frames run or wait under it; they are limited no more.")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
-    held = _limits(connection)[limit.id].running or shows.shows_under(connection, limits=[limit.id])
+    held = _limits(connection)[limit.id].frames or shows.shows_under(connection, limits=[limit.id])
     if held and not force:
         raise InvalidInput(f"frames run or wait under {limit.name}; --force deletes it all the same")
     # No foreign key says so, but a layer under a limit that is gone would never be booked again.

@@ -110,6 +110,23 @@ def test_a_limit_whose_report_is_too_old_is_said_to_be_open(cli: Cli, make: Any,
     assert (row["open"], row["left"]) == ("no report for 5m", None)
 
 
+def test_a_limit_is_kept_by_its_frames_and_not_by_artists(cli: Cli, build: Build) -> None:
+    # given a limit whose frame gave its licence back, by the licence server's report, and one that an artist holds
+    def farm(made: Farm) -> None:
+        nuke, mari = made.limit("nuke", 5), made.limit("mari", 5)
+        job = made.job([LayerSpec(frames=1, limits=[nuke])])
+        made.run(job.frames, made.host())
+        if has_types(made.connection):
+            report_held(made.connection, mari, "ws1")
+            made.connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
+        made.connection.execute(text("UPDATE proc SET ts_dispatched = now() - interval '1 hour'"))
+
+    build(farm)
+    # when they are deleted, then only the one whose frame still runs is kept
+    assert cli("limit", "delete", "nuke").status == 1
+    assert cli("limit", "delete", "mari").status == 0
+
+
 def test_what_else_a_limit_is_may_be_set(cli: Cli, make: Any) -> None:
     # given a limit, when all of it is set
     make("HOST")
