@@ -39,7 +39,7 @@ _DUE = text(
 # is waited for.
 _LOCK_DUE = text(
     f"""
-    SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 20 * (1 + job.int_layer_count) AS size
+    SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 10 * job.int_layer_count AS size
       FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
      WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND job_stat.pk_job = ANY(CAST(:jobs AS varchar[]))
        AND {_MAY_MOVE}
@@ -88,8 +88,8 @@ def find_due(connection: Connection, seconds: float, *, scope: UpkeepScope, most
 def lock_due(
     connection: Connection, job_ids: Collection[str], seconds: float, *, scope: UpkeepScope
 ) -> Sequence[Row[Any]]:
-    """Those of these jobs that `find_due` would find still: ``id``, ``name``, ``size`` (its frames, and twenty for
-    itself and for each layer). Locked until the transaction ends; one that somebody else has locked is left out."""
+    """Those of these jobs that `find_due` would find still: ``id``, ``name``, ``size`` (its frames, and ten for
+    each layer). Locked until the transaction ends; one that somebody else has locked is left out."""
     return connection.execute(_LOCK_DUE, {"jobs": list(job_ids), "seconds": seconds, **_bound(scope)}).all()
 
 
