@@ -813,6 +813,13 @@ _TOLD = (
     ),
     # So has an old frame under a limit of frames.
     (("frames", 2, 0, True), ("book", "r1", {"arnold"}), ("age", 0), *(("book", "r1", {"arnold"}) for _ in range(3))),
+    # A young frame that has ended waits for no report any more, beside an old one that runs on.
+    (
+        ("frames", 2, 0, True),
+        *(("book", "r1", {"arnold"}), ("age", 0)),
+        *(("book", "r1", {"arnold"}), ("release", 1)),
+        *(("book", "r1", {"arnold"}) for _ in range(2)),
+    ),
 )
 """What a search comes upon rarely."""
 
@@ -882,6 +889,7 @@ class Expected:
 @example(_TOLD[1])
 @example(_TOLD[2])
 @example(_TOLD[3])
+@example(_TOLD[4])
 @given(st.lists(_STEPS, max_size=25))
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, steps: Sequence[tuple[Any, ...]]) -> None:
