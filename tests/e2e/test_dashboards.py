@@ -14,12 +14,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from sqlalchemy import text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import fleet_metrics
+from tests.kit.failed_runs import failed_on
 from tests.kit.promql import (
     DASHBOARDS,
     alerts,
@@ -83,6 +85,8 @@ def scrape(settings, engine, redis_client, tmp_path: Path) -> Scrape:
         licence = farm.limit("licence", 5)
         farm.job([LayerSpec(frames=4, limits=[licence])], show=show, folder_id=folder, os=None)
         farm.job([LayerSpec(frames=3, cores=64)], show=show, os=None)
+        connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
+        failed_on(farm, "render07", [farm.job(os=None, paused=True) for _ in range(3)])
     environment = {"OPENCUE_SCHED_QUEUE__METRICS_PORT": str(free_port())}
     still_running = Behaviour(run_seconds=(300, 300))
     with fleet_on(
@@ -118,7 +122,8 @@ def test_a_real_scrape_has_what_dashboards_and_alerts_ask_for(scrape: Scrape, tm
     promtool("test", "rules", tmp_path / "panels.yaml")
     # and what a beat sees of the farm comes from the one that leads
     exporters = {name: {instance for instance, _ in found} for name, found in scrape.samples.items() if found}
-    of_use = [name for name in exporters if re.match("scheduler_(farm|show|subscription|folder|limit|draining)_", name)]
+    kinds = "scheduler_(farm|show|subscription|folder|limit|draining|breaking)_"
+    of_use = [name for name in exporters if re.match(kinds, name)]
     assert len(of_use) == len(fleet_metrics.OF_USE.gauges)
     assert [name for name in of_use if exporters[name] != {"beat"}] == []
     assert exporters["scheduler_leader_fence"] == {"beat", "standby"}

@@ -16,6 +16,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.servers.processes import free_port
 from tests.kit.browser import Browser
+from tests.kit.failed_runs import failed_on
 from tests.kit.polling import eventually, tail_of
 
 from .fleets import FleetOnTest, fleet_on
@@ -185,14 +186,8 @@ def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet):
     # given a host on which frames of three jobs failed
     with fleet.engine.begin() as connection:
         farm = Farm(connection)
-        for number in range(3):
-            job = farm.job(name=f"harbour-sh0{number}0-a_rather_long_name_of_a_job", os="none")
-            row = {"frame": job.frames[0], "layer": job.layers[0].id, "job": job.id}
-            failed = """
-                INSERT INTO opencue_sched_failed_run (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
-                VALUES (:frame, 'render07', :layer, :job, 1)
-                """
-            connection.execute(text(failed), row)
+        names = (f"harbour-sh0{number}0-a_rather_long_name_of_a_job" for number in range(3))
+        failed_on(farm, "render07", [farm.job(name=name, os="none") for name in names])
     with flower(fleet) as address, Browser() as browser:
         for width in (1280, 768, 400):
             browser.resize(width, 900)

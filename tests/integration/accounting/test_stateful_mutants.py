@@ -165,7 +165,7 @@ MUTANTS = {
     ),
     "entry that takes its decrement with it": Mutant(
         "reconcile.lua",
-        "move(id, old, -1, seq, DUAL and state == '')",
+        "move(id, old, -1, seq, nil, DUAL and state == '')",
         "move(id, old, -1, seq)",
         plots.decremented_before_its_entry_goes,
         LACKING,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
+from tests.kit.failed_runs import failed_on
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -29,16 +29,7 @@ def broken(build: Build) -> None:
         far = farm.alloc("far")
         farm.host(name="render08", alloc=far)
         farm.job([LayerSpec(tags="far")], name="elsewhere")
-        jobs = [farm.job(name=name) for name in "abcd"]
-        for job in jobs:
-            row = {"frame": job.frames[0], "layer": job.layers[0].id, "job": job.id}
-            farm.connection.execute(
-                text(
-                    "INSERT INTO opencue_sched_failed_run (pk_frame, str_host, pk_layer, pk_job, int_exit_status)"
-                    " VALUES (:frame, 'render07', :layer, :job, 1)"
-                ),
-                row,
-            )
+        failed_on(farm, "render07", [farm.job(name=name) for name in "abcd"])
 
     build(make)
 

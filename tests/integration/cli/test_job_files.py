@@ -21,7 +21,7 @@ Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = sorted((ROOT / "examples").iterdir())
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
 GUIDE = (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8")
 
 

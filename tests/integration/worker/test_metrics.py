@@ -46,6 +46,7 @@ from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.process import Process
 from tasks import accounting, dispatch, maintenance
+from tests.kit.failed_runs import failed_on
 from tests.kit.forced import force
 from tests.kit.gathering import counted_statements
 from tests.kit.limits import has_types, report_held, set_type
@@ -361,6 +362,7 @@ def test_clusters_that_rest_are_counted_while_they_have_work(process: Process, e
     # when their work is paused
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
+    process.sweeper.reload()  # what a scan found is believed for ten seconds, until the clusters are read anew
     process.sweep()
     # then none with work rests, though both are still on the board
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (0, 0)
@@ -442,6 +444,8 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
         connection.execute(text("UPDATE job SET b_paused = false"))
         if reports:
             connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
+        farm = Farm(connection)
+        failed_on(farm, "render07", [farm.job(name=name, paused=True) for name in ("first", "second", "third")])
     run_passes(process)
     walk.look()
 
@@ -690,14 +694,8 @@ def test_the_leading_beat_names_hosts_that_break_frames(census: FleetCensus, eng
     # given a host on which a frame of each of three jobs failed, and one with a frame of one
     with engine.begin() as connection:
         farm = Farm(connection)
-        jobs = [farm.job() for _ in range(4)]
-        for job, host in zip(jobs, ("render07", "render07", "render07", "render08"), strict=True):
-            row = {"frame": job.frames[0], "host": host, "layer": job.layers[0].id, "job": job.id}
-            failed = """
-                INSERT INTO opencue_sched_failed_run (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
-                VALUES (:frame, :host, :layer, :job, 1)
-                """
-            connection.execute(text(failed), row)
+        failed_on(farm, "render07", [farm.job() for _ in range(3)])
+        failed_on(farm, "render08", [farm.job()])
     census.look_at_farm()
     assert series("scheduler_breaking_hosts") == {("render07",): 3}
 

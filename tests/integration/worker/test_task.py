@@ -92,16 +92,20 @@ def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, ta
 
 
 def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(process):
-    reports = []
-    process.sweeper.sweep = partial(_noting, process.sweeper.sweep, reports)
+    # given who asks for sweeps: the task, twice, and then a notification
+    asked, reports = [], []
+    process.sweeper.sweep = partial(_noting, process.sweeper.sweep, asked, reports)
     for _ in range(2):
         real_app.tasks[SWEEP]()
-    process.sweep()
-    assert [report.scan_seconds is None for report in reports] == [False, True, False]
+    process.sweep(wake_shows={"a show"})
+    # then the second of the task scans nothing, and the notification's may not nap
+    assert [report.scan_seconds is None for report in reports[:2]] == [False, True]
+    assert [each["may_nap"] for each in asked] == [True, True, False]
 
 
-def _noting(sweep, reports, **asked):
-    reports.append(sweep(**asked))
+def _noting(sweep, asked, reports, **options):
+    asked.append(options)
+    reports.append(sweep(**options))
     return reports[-1]
 
 
