@@ -47,6 +47,9 @@ RUNNING_BELIEVED_SECONDS = 10.0
 """How long what was read of the frames that run on a host counts, with what this process booked there since. A large
 host comes free several times in that, and each reading of what runs there reads all its procs. Frames that ended
 meanwhile are counted too: that bears on locality and on a layer's share of the host, and on nothing that is idle."""
+FEW_FRAMES_PART = 16
+"""A layer with more frames on a host than one for each 16 of its cores may come near its share there, for which those
+that ended must not count: of such a host what runs is read each time."""
 FIRST_READ_HOSTS = 5_000
 """Hosts of which a pass waits for the first read: half a second. Those of a larger farm follow in the background, at
 once, so that the first plan of a process comes as soon on any farm."""
@@ -339,12 +342,15 @@ class HostCache:
             return Reread(changed, 0.0, tuple(appeared.values()))
 
     def running_known(self, host_ids: Iterable[str]) -> frozenset[str]:
-        """The hosts, out of these, of which it is known what runs there (RUNNING_BELIEVED_SECONDS)."""
+        """Those of these hosts of which it is known what runs there: RUNNING_BELIEVED_SECONDS, and no layer has more
+        frames there than FEW_FRAMES_PART of its cores."""
         with self._lock:
             oldest = self._clock() - RUNNING_BELIEVED_SECONDS
             entries = ((host_id, self._entries.get(host_id)) for host_id in host_ids)
             return frozenset(
-                host_id for host_id, entry in entries if entry and entry.read and entry.running_read_at > oldest
+                host_id
+                for host_id, entry in entries
+                if entry and entry.read and entry.running_read_at > oldest and _has_few_of_each(entry.read)
             )
 
     def apply(
@@ -720,6 +726,11 @@ def _with(running: Mapping[str, int], more: Iterable[str]) -> Mapping[str, int]:
     """Frames by layer, and one more of each of these layers ("": of none)."""
     added = Counter(filter(None, more))
     return {**running, **{layer_id: running.get(layer_id, 0) + frames for layer_id, frames in added.items()}}
+
+
+def _has_few_of_each(host: Host) -> bool:
+    """Whether each layer on the host is so far from its share that frames which ended do not matter."""
+    return max(host.running.values(), default=0) * FEW_FRAMES_PART <= host.total_cores
 
 
 def _layers_known_to(host: Host | None) -> set[str]:

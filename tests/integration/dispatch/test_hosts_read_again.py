@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def running(engine: Engine) -> tuple[HostIds, Cluster]:
-    """A host of 64 cores on which FRAMES run."""
+    """A host of 64 cores on which FRAMES run, each of a layer of its own."""
     with engine.begin() as connection:
         farm = Farm(connection)
         host = farm.host(cores=64, memory_gb=256)
@@ -36,8 +36,8 @@ def running(engine: Engine) -> tuple[HostIds, Cluster]:
 
 
 def run_there(farm: Farm, host: HostIds, *, cores: float = 1) -> None:
-    job = farm.job([LayerSpec(frames=FRAMES)])
-    farm.run(job.layers[0].frames, host, cores=cores)
+    job = farm.job([LayerSpec(frames=1, name=f"layer{number}") for number in range(FRAMES)])
+    farm.run(job.frames, host, cores=cores)
 
 
 @pytest.fixture

@@ -179,9 +179,9 @@ class TestKnown:
 class TestRunningNotRead:
     """What runs on a host was read a moment ago, and the host is read again without that."""
 
-    def read_again(self, cache: HostCache, clock: Clock, *, idle_centicores: int) -> None:
+    def read_again(self, cache: HostCache, clock: Clock, *, idle_centicores: int, cores: int = 8) -> None:
         clock.advance(1)
-        host = make_host(idle_centicores=idle_centicores)
+        host = make_host(cores=cores, idle_centicores=idle_centicores)
         cache.apply([host], [], read_at=cache.instant(), but_running={"h1"})
 
     def test_what_was_read_stays_with_what_was_booked_since(self, clock: Clock) -> None:
@@ -215,17 +215,23 @@ class TestRunningNotRead:
         assert (must_find(cache).running, must_find(cache).recent) == ({}, ("a",))
 
     def test_it_is_known_for_ten_seconds(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host(idle_centicores=100, running={"a": 2})), clock)
+        cache = make_cache(Farm(make_host(cores=32, idle_centicores=100, running={"a": 2})), clock)
         for _ in range(9):
-            self.read_again(cache, clock, idle_centicores=100)
+            self.read_again(cache, clock, idle_centicores=100, cores=32)
             assert cache.running_known(["h1", "h2"]) == {"h1"}
         clock.advance(1.5)
         assert cache.running_known(["h1"]) == frozenset()
 
-        read_again(cache, clock, make_host(idle_centicores=100, running={"b": 1}))
+        read_again(cache, clock, make_host(cores=32, idle_centicores=100, running={"b": 1}))
 
         assert cache.running_known(["h1"]) == {"h1"}
         assert must_find(cache).running == {"b": 1}
+
+    def test_it_is_not_known_where_a_layer_with_frames_that_ended_might_seem_to_have_its_share(
+        self, clock: Clock
+    ) -> None:
+        cache = make_cache(Farm(make_host(cores=32, idle_centicores=100, running={"a": 3, "b": 1})), clock)
+        assert cache.running_known(["h1"]) == frozenset()
 
     def test_it_is_not_known_of_a_host_that_was_full_when_it_was_read_first_or_that_was_invalidated(
         self, clock: Clock
