@@ -454,6 +454,7 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
     with engine.begin() as connection:
         hold_a_host(connection)
     census.look_at_farm()
+    walk.look()
     run_task(maintenance.keep_promises, process)
     _job_event_is_sent(process, engine)
     walk.look()
