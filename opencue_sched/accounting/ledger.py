@@ -464,8 +464,13 @@ def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[Sc
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
     rows = [
-        (it.proc_id, str(it.expected_seq or ""), it.state.value if it.entry is not None else "", it.entry or "")
-        for it in changes
+        (
+            change.proc_id,
+            str(change.expected_seq or ""),
+            change.state.value if change.entry is not None else "",
+            change.entry or "",
+        )
+        for change in changes
     ]
     return _calls("reconcile", (epoch, owner), rows, _procs_per_call(epoch) // 2)
 

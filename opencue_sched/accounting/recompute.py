@@ -139,7 +139,9 @@ def reconcile(
         with answering():
             close_store(ledger.client, mark.epoch, damage)
         raise StoreDamaged(damage)
-    old = frozenset(it.proc_id for it in records if is_too_old(it, seen, mark.seconds, age_seconds=age_seconds))
+    old = frozenset(
+        record.proc_id for record in records if is_too_old(record, seen, mark.seconds, age_seconds=age_seconds)
+    )
     too_old = frozenset[str]() if stalled else old
     changes, absent = find_differences(mark.seq, entries, records, too_old=too_old, managed=managed, only=only)
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.

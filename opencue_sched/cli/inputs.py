@@ -257,10 +257,10 @@ class Commands(click.Group):
 def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, Any]:
     """The rows of what parameters name, by parameter; of one that is not given, none."""
     rows: dict[str, Any] = {}
-    for it in click.get_current_context().command.params:
-        if it.name and isinstance(it.type, NameOf) and (names := given[it.name]) not in (None, ()):
-            found = choose(connection, it.type.kind, names if isinstance(names, tuple) else [names])
-            rows[it.name] = found if isinstance(names, tuple) else found[0]
+    for parameter in click.get_current_context().command.params:
+        if parameter.name and isinstance(parameter.type, NameOf) and (names := given[parameter.name]) not in (None, ()):
+            found = choose(connection, parameter.type.kind, names if isinstance(names, tuple) else [names])
+            rows[parameter.name] = found if isinstance(names, tuple) else found[0]
     return rows
 
 

@@ -75,8 +75,19 @@ _SUBSCRIPTION_COLUMNS = Columns(
     Column("burst", "Burst", in_cores("burst_centicores")),
     Column("used", "Used", "used_cores"),
     Column("used_gpus"),
-    Column("percent", "Used %", lambda it: _percent(it.used_cores, it.size_centicores), "{:.0f}%".format),
-    Column("left", "Left", lambda it: cores(max(0, it.burst_centicores - it.used_cores * CENTICORES_PER_CORE))),
+    Column(
+        "percent",
+        "Used %",
+        lambda subscription: _percent(subscription.used_cores, subscription.size_centicores),
+        "{:.0f}%".format,
+    ),
+    Column(
+        "left",
+        "Left",
+        lambda subscription: cores(
+            max(0, subscription.burst_centicores - subscription.used_cores * CENTICORES_PER_CORE)
+        ),
+    ),
     Column("running_frames", read="procs"),
 )
 _FOLDER_COLUMNS = Columns(
@@ -260,7 +271,7 @@ def move_jobs(connection: Connection, chosen: list[NamedRow], folder: str) -> Do
     What runs goes along, and counts in the new folder within accounting.recompute_interval_seconds.
     """
     ids, names = [job.id for job in chosen], [job.name for job in chosen]
-    of_shows = {NamedRow(it.show_id, it.show) for it in list_jobs(connection, job_ids=ids)}
+    of_shows = {NamedRow(job.show_id, job.show) for job in list_jobs(connection, job_ids=ids)}
     if len(of_shows) > 1:
         raise InvalidInput("these jobs are of several shows; a job stays in its show")
     (show,) = of_shows
@@ -296,7 +307,7 @@ def list_allocations(connection: Connection) -> Done:
     """List allocations with their hosts. Idle cores are those of hosts that are up and open, hosts that are silent are
     down."""
     groups = host_groups(connection, None, staleness=get_settings().host_cache.host_staleness_threshold)
-    return _ALLOCATION_COLUMNS.listed([it for it in groups if it.name is not None])
+    return _ALLOCATION_COLUMNS.listed([group for group in groups if group.name is not None])
 
 
 @alloc_command.in_transaction("create cloud.gpu --tag gpu --new-facility")

@@ -77,7 +77,7 @@ def read_snapshot(
     jobs and folders that are watched, or that a plan on so many ``idle_cores`` is sure to reach."""
     now = backlog.now()
     gpu_layers = backlog.backlog.with_gpus(now)
-    shares = backlog.shares({work.clusters[0].show_id for work in works} | {it.job.show_id for it in gpu_layers})
+    shares = backlog.shares({work.clusters[0].show_id for work in works} | {layer.job.show_id for layer in gpu_layers})
     most = min(_MOST_JOBS, idle_cores // _CORES_OF_A_JOB)
     jobs = {job.id: job for work in works for job in work.first_jobs(most)}
     jobs |= {waiting.job.id: waiting.job for waiting in islice(gpu_layers, _MOST_JOBS)}

@@ -176,8 +176,10 @@ def _privileges(connection: Connection, _settings: Settings, _facts: SchemaFacts
 
 
 def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    shows = [it for it in list_shows(connection) if it.managed]
-    with_burst = {it.show_id for it in list_subscriptions(connection) if it.burst_centicores > 0}
+    shows = [show for show in list_shows(connection) if show.managed]
+    with_burst = {
+        subscription.show_id for subscription in list_subscriptions(connection) if subscription.burst_centicores > 0
+    }
     if shows:
         yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
@@ -193,8 +195,10 @@ def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> 
 
 def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     groups = figures.host_groups(connection, None, staleness=settings.host_cache.host_staleness_threshold)
-    allocs = [it for it in groups if it.name is not None]
-    total, locked, down = (sum(getattr(it, name) for it in allocs) for name in ("hosts", "hosts_locked", "hosts_down"))
+    allocs = [group for group in groups if group.name is not None]
+    total, locked, down = (
+        sum(getattr(alloc, name) for alloc in allocs) for name in ("hosts", "hosts_locked", "hosts_down")
+    )
     usable = total - locked - down
     text = f"{total} in {counted(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
     if not total:
@@ -220,9 +224,9 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
-    elif up := [it for it in list_hosts(connection) if it.state == HardwareState.UP]:
-        up.sort(key=lambda it: it.pinged, reverse=True)
-        yield _probed([it.host for it in up[:RQDS_PROBED]], settings, connection.engine)
+    elif up := [host for host in list_hosts(connection) if host.state == HardwareState.UP]:
+        up.sort(key=lambda host: host.pinged, reverse=True)
+        yield _probed([host.host for host in up[:RQDS_PROBED]], settings, connection.engine)
 
 
 def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
@@ -345,8 +349,8 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     if state is not StoreState.OPEN:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
-    for it in skipped:
-        yield _warn("clusters", cluster_words(it))
+    for cluster in skipped:
+        yield _warn("clusters", cluster_words(cluster))
     if unreached := unreached_hosts(members):
         text = f"workers do not reach hosts: {listed([f'{host}: {words}' for host, words in unreached.items()])}"
         # A worker has a record for each type of its queues.

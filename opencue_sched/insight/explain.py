@@ -206,8 +206,10 @@ def _in_order(
     found: list[WaitReason], behind: list[WaitReason], verdict: RecordedVerdict | None, now: float
 ) -> list[WaitReason]:
     """What decides; where nothing does, what comes first, and what the last pass said."""
-    deciding = [it for it in found if it.decides]
-    deciding.sort(key=lambda it: it.code in _USED_UP)  # a frame that no host takes waits beyond a cap's next release
+    deciding = [reason for reason in found if reason.decides]
+    deciding.sort(
+        key=lambda reason: reason.code in _USED_UP
+    )  # a frame that no host takes waits beyond a cap's next release
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
@@ -217,7 +219,7 @@ def _in_order(
             deciding = [*behind, WaitReason(verdict.verdict.verdict, verdict_words(verdict, now), decides=False)]
             if now - verdict.at > OLD_VERDICT_SECONDS:
                 deciding.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}", decides=False))
-    return [*deciding, *(it for it in found if it not in deciding)]
+    return [*deciding, *(reason for reason in found if reason not in deciding)]
 
 
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:
@@ -292,17 +294,24 @@ def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
 
 
 def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Iterator[WaitReason]:
-    here = [one for one in subscriptions if one.facility_id == job.facility_id]
-    usable = [one for one in here if one.burst_centicores >= CENTICORES_PER_CORE]
+    here = [subscription for subscription in subscriptions if subscription.facility_id == job.facility_id]
+    usable = [subscription for subscription in here if subscription.burst_centicores >= CENTICORES_PER_CORE]
     if not here:
         where = f" in facility {job.facility}, where the job is" if subscriptions else ""
         create = f"`opencue-sched subscription create {job.show} ALLOCATION CORES`"
         yield WaitReason("no_subscription", f"show {job.show} has no subscription{where}; {create}")
     elif not usable:
-        small = listed([f"{one.allocation} ({_burst(one)} cores)" for one in here])
+        small = listed([f"{subscription.allocation} ({_burst(subscription)} cores)" for subscription in here])
         yield WaitReason("burst_zero", f"the burst of show {job.show} is below one core in {small}")
-    elif all(one.used_cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
-        full = listed([f"{one.allocation} ({one.used_cores} of {_burst(one)} cores)" for one in usable])
+    elif all(
+        subscription.used_cores >= subscription.burst_centicores // CENTICORES_PER_CORE for subscription in usable
+    ):
+        full = listed(
+            [
+                f"{subscription.allocation} ({subscription.used_cores} of {_burst(subscription)} cores)"
+                for subscription in usable
+            ]
+        )
         yield WaitReason(Verdict.OVER_SUBSCRIPTION, f"show {job.show} is at its burst in {full}")
 
 
@@ -314,7 +323,7 @@ def _burst(subscription: Row[Any]) -> str:
 def _of_caps(job: jobs.JobView, folder: Row[Any]) -> Iterator[WaitReason]:
     """Caps that are used up. GPUs concern only layers that want some, so they decide nothing by themselves."""
     its_folder = f"folder {folder.name} uses"
-    cores, folder_cores = (it.max_centicores / CENTICORES_PER_CORE for it in (job, folder))
+    cores, folder_cores = (capped.max_centicores / CENTICORES_PER_CORE for capped in (job, folder))
     for code, who, used, cap, what in (
         (Verdict.OVER_JOB, "the job uses", job.cores, cores, "cores it may; `opencue-sched job max-cores`"),
         (Verdict.OVER_FOLDER, its_folder, folder.used_cores, folder_cores, "cores it may"),
@@ -332,16 +341,18 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
     """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
     tags = normalise_tags(layer.tags)
     here = [
-        it
-        for it in skipped
-        if it.cluster is not None
-        and (it.cluster.facility_id, it.cluster.show_id) == (job.facility_id, job.show_id)
-        and not tags.isdisjoint(it.cluster.tags)
+        posting
+        for posting in skipped
+        if posting.cluster is not None
+        and (posting.cluster.facility_id, posting.cluster.show_id) == (job.facility_id, job.show_id)
+        and not tags.isdisjoint(posting.cluster.tags)
     ]
-    all_of_it = tags <= {tag for it in here if it.cluster for tag in it.cluster.tags}
+    all_of_it = tags <= {tag for posting in here if posting.cluster for tag in posting.cluster.tags}
     return [
-        WaitReason("trashed" if it.until is None else Verdict.COOLED_DOWN, cluster_words(it), decides=all_of_it)
-        for it in here
+        WaitReason(
+            "trashed" if posting.until is None else Verdict.COOLED_DOWN, cluster_words(posting), decides=all_of_it
+        )
+        for posting in here
     ]
 
 
@@ -390,7 +401,7 @@ def _of_hosts(
     words = listed([spelled[tag] for tag in sorted(tags - ignored) or sorted(ignored)] or [""], last="or")
     tagged = [host for host in hosts if not (tags - ignored).isdisjoint(map(normalise_tag, host.tags))]
     here = [host for host in tagged if host.facility_id == job.facility_id]
-    allocs = {one.alloc_id for one in subscriptions}
+    allocs = {subscription.alloc_id for subscription in subscriptions}
     subscribed = [host for host in here if host.alloc_id in allocs]
     unfit = {host.id: unavailable(host, settings.host_cache.host_staleness_threshold) for host in subscribed}
     ready = [host for host in subscribed if not unfit[host.id]]
@@ -440,7 +451,7 @@ def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> 
     lacks = {host.host: _lacks(layer, host) for host in one_of_each_size.values()}
     if all(lacks.values()):
         # The fewest kinds of things first, then the least of them.
-        name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
+        name = min(lacks, key=lambda host: (len(lacks[host]), sum(share for share, _ in lacks[host]), host))
         text = f"no host with the tag {words} that can be used is large enough for a frame; the nearest, {name}, "
         yield WaitReason(Verdict.NO_FIT, text + listed([lack for _, lack in lacks[name]]))
 
@@ -576,8 +587,8 @@ def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortage
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
     """What becomes of the frames that do not wait for a host."""
     if layer.depend:
-        own = (one for one in depends if one.er_layer in (layer.name, None))
-        on = list(dict.fromkeys(describe_depend(one, job_name) for one in own))
+        own = (depend for depend in depends if depend.er_layer in (layer.name, None))
+        on = list(dict.fromkeys(describe_depend(depend, job_name) for depend in own))
         on_what = listed(on) if on else "something that is gone; the scheduler frees such within ten minutes"
         waits = counted(layer.depend, "frame waits", "frames wait")
         yield WaitReason("depend", f"{waits} for {on_what}", decides=False)
@@ -614,9 +625,11 @@ def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) 
         if proc.frame is not None and not proc.local:
             frames[proc.host_id].append(proc.frame)
     return tuple(
-        SilentHost(it.host, it.state, it.report_age, tuple(sorted(frames[it.id])), _becomes(it, settings, cuebots))
-        for it in list_hosts(connection, host_ids=list(frames))
-        if it.state == HardwareState.DOWN or it.report_age > settings.host_cache.host_staleness_threshold
+        SilentHost(
+            host.host, host.state, host.report_age, tuple(sorted(frames[host.id])), _becomes(host, settings, cuebots)
+        )
+        for host in list_hosts(connection, host_ids=list(frames))
+        if host.state == HardwareState.DOWN or host.report_age > settings.host_cache.host_staleness_threshold
     )
 
 
@@ -671,20 +684,20 @@ def explanation_lines(explanation: Explanation, *, every_reason: bool = False) -
     ``every_reason``: for every layer, with a line for each further reason.
     """
     lines = []
-    for it in explanation.layers:
-        if not (every_reason or it["waiting"] or it["running"] or it["depend"] or it["dead"]):
+    for layer in explanation.layers:
+        if not (every_reason or layer["waiting"] or layer["running"] or layer["depend"] or layer["dead"]):
             continue
-        first, *others = it["reasons"]
-        numbers = ", ".join(f"{it[state]} {state}" for state in _STATES if it[state]) or "no frames"
-        lines.append(f"{it['layer']} ({numbers}): {first.text}")
+        first, *others = layer["reasons"]
+        numbers = ", ".join(f"{layer[state]} {state}" for state in _STATES if layer[state]) or "no frames"
+        lines.append(f"{layer['layer']} ({numbers}): {first.text}")
         lines += [f"  also: {reason.text}" for reason in others if every_reason or reason.code == SEATS]
-        for death in it["deaths"] if every_reason else it["deaths"][:_DEATHS]:
+        for death in layer["deaths"] if every_reason else layer["deaths"][:_DEATHS]:
             lines += death.lines_for_people()
     lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
     lines += [*(host.words for host in explanation.silent_hosts), *explanation.unreached_hosts]
     lines += explanation.breaking_hosts
     # Where waiting frames of it may be booked, its rank says when.
-    if explanation.rank and any(it["waiting"] and not it["reasons"][0].decides for it in explanation.layers):
+    if explanation.rank and any(layer["waiting"] and not layer["reasons"][0].decides for layer in explanation.layers):
         lines.append(_rank_words(explanation.rank))
     lines += [f"comment {comment['words']}" for comment in explanation.comments]
     return lines

@@ -87,7 +87,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         shows = show_uses(connection, facility)
         wanted = {"facility": facility, "show_part": show, "part": job, "state": JobState.PENDING.value}
         jobs = list_jobs(connection, **wanted, by_wait=True, most=MOST_JOBS)
-        unreached = {it.job_id: it for it in figures.unreached_layers(connection, [row.id for row in jobs])}
+        unreached = {layer.job_id: layer for layer in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
         limits = fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
         breaking = find_breaking_hosts(connection, settings)
@@ -98,12 +98,12 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
     return {
         "at": now,
         "facility": facility,
-        **{state: sum(it[state] for it in shows) for state in ("running", "waiting", "dead")},
+        **{state: sum(use[state] for use in shows) for state in ("running", "waiting", "dead")},
         "bookings_per_second": round(bookings / BOOKINGS_SECONDS, 2),
         "waiting_by_verdict": dict(counted.frames),
         "waiting_counted_at": counted.counted_at,
-        "waiting_paused": sum(it["paused_waiting"] for it in shows),
-        "allocations": [named(it, _OF_HOSTS + _OF_CORES) for it in groups if it.name is not None],
+        "waiting_paused": sum(use["paused_waiting"] for use in shows),
+        "allocations": [named(group, _OF_HOSTS + _OF_CORES) for group in groups if group.name is not None],
         "breaking_hosts": [{"host": host, "words": words} for host, words in breaking.items()],
         "shows": shows[:MOST_SHOWS],
         "limits": sorted(map(_limit, limits), key=_fullest)[:MOST_LIMITS],
@@ -123,42 +123,46 @@ def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]
     """The shows that are active or have something, the busy ones first, with their subscriptions in a facility, or in
     all (None)."""
     shows = list_shows(connection)
-    subscriptions = [it for it in list_subscriptions(connection) if facility in (None, it.facility)]
-    busy = {it.id for it in shows if it.running_frames or it.waiting_frames}
+    subscriptions = [
+        subscription for subscription in list_subscriptions(connection) if facility in (None, subscription.facility)
+    ]
+    busy = {show.id for show in shows if show.running_frames or show.waiting_frames}
     used: defaultdict[str, int] = defaultdict(int)
     sizes: defaultdict[str, int] = defaultdict(int)
     of_show: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for it in subscriptions:
-        used[it.alloc_id] += it.used_cores
-        sizes[it.alloc_id] += max(0, it.size_centicores) if it.show_id in busy else 0
-    for it in subscriptions:
-        of_show[it.show_id].append(
+    for subscription in subscriptions:
+        used[subscription.alloc_id] += subscription.used_cores
+        sizes[subscription.alloc_id] += max(0, subscription.size_centicores) if subscription.show_id in busy else 0
+    for subscription in subscriptions:
+        of_show[subscription.show_id].append(
             {
-                "facility": it.facility,
-                "allocation": it.allocation,
-                "size": it.size_centicores / CENTICORES_PER_CORE,
-                "burst": it.burst_centicores / CENTICORES_PER_CORE,
-                "used": it.used_cores,
-                "share": _part(it.used_cores, used[it.alloc_id]),
-                "due": _part(max(0, it.size_centicores), sizes[it.alloc_id]) if it.show_id in busy else None,
+                "facility": subscription.facility,
+                "allocation": subscription.allocation,
+                "size": subscription.size_centicores / CENTICORES_PER_CORE,
+                "burst": subscription.burst_centicores / CENTICORES_PER_CORE,
+                "used": subscription.used_cores,
+                "share": _part(subscription.used_cores, used[subscription.alloc_id]),
+                "due": _part(max(0, subscription.size_centicores), sizes[subscription.alloc_id])
+                if subscription.show_id in busy
+                else None,
             }
         )
     found = [
         {
-            "name": it.name,
-            "off": _off(it, of_show[it.id]),
-            "jobs": it.pending_jobs,
-            "running": it.running_frames,
-            "waiting": it.waiting_frames,
-            "paused_waiting": it.paused_waiting_frames,
-            "dead": it.dead_frames,
-            "cores": it.centicores / CENTICORES_PER_CORE,
-            "subscriptions": of_show[it.id],
+            "name": show.name,
+            "off": _off(show, of_show[show.id]),
+            "jobs": show.pending_jobs,
+            "running": show.running_frames,
+            "waiting": show.waiting_frames,
+            "paused_waiting": show.paused_waiting_frames,
+            "dead": show.dead_frames,
+            "cores": show.centicores / CENTICORES_PER_CORE,
+            "subscriptions": of_show[show.id],
         }
-        for it in shows
-        if it.active or it.pending_jobs or it.centicores
+        for show in shows
+        if show.active or show.pending_jobs or show.centicores
     ]
-    return sorted(found, key=lambda it: (-it["cores"], -it["waiting"], it["name"]))
+    return sorted(found, key=lambda use: (-use["cores"], -use["waiting"], use["name"]))
 
 
 def _limit(limit: Row[Any]) -> LimitUse:
@@ -212,7 +216,7 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
         return WaitReason(Verdict.NO_HOST, f"no host{whose} has the tag {words} of layer {unreached.layer}")
     if row.waiting:
         newest = filter(None, map(most_telling, verdicts.values()))
-        said = max(newest, key=lambda it: (it.verdict.waiting, it.at), default=None)
+        said = max(newest, key=lambda verdict: (verdict.verdict.waiting, verdict.at), default=None)
         # One that left no frame waiting tells of other layers, or of frames that came after it.
         if said and now - said.at <= (OLD_VERDICT_SECONDS if said.verdict.waiting else BELIEVED_SECONDS):
             return WaitReason(said.verdict.verdict, verdict_text(said.verdict))

@@ -107,13 +107,17 @@ class JobControl:
         # waits again, as it was to do.
         over = (RunVerdict.STALE,) if state is FrameState.WAITING else ()
         for _ in range(looks):
-            left = None if frame_ids is None else [it for it in frame_ids if it not in changed and it not in deferred]
+            left = (
+                None
+                if frame_ids is None
+                else [frame_id for frame_id in frame_ids if frame_id not in changed and frame_id not in deferred]
+            )
             with self._releaser.engine.connect() as connection:
                 found = hosts.list_procs(connection, frame_ids=left, job_id=job_id)
             # Locally dispatched procs are Cuebot's; one without a frame is the reaper's.
             running = [proc for proc in found if proc.frame_id and not proc.local and proc.frame_id not in deferred]
             with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kill") as threads:
-                fates = threads.map(lambda it: self._killer.stop(it.host, it.frame_id, it.id, reason), running)
+                fates = threads.map(lambda proc: self._killer.stop(proc.host, proc.frame_id, proc.id, reason), running)
                 killed = list(zip(running, fates, strict=True))
             deferred |= {proc.frame_id: None for proc, fate in killed if fate is not Fate.NOT_RUNNING}
             outcomes = self._releaser.end(
@@ -123,7 +127,9 @@ class JobControl:
                     if fate is Fate.NOT_RUNNING
                 ]
             )
-            changed |= {it.frame_id: None for it in outcomes if it.state is not None or it.verdict in over}
+            changed |= {
+                outcome.frame_id: None for outcome in outcomes if outcome.state is not None or outcome.verdict in over
+            }
             if then is not None and left is not None:
                 changed |= dict.fromkeys(with_counters(self._releaser.engine, partial(then, left)))
             if not running:

@@ -168,7 +168,7 @@ class Planner:
         over = []
         for proc in reversed(self.procs()):
             mine = [vertex_id for vertex_id in (proc.job.folder_id, proc.job.id) if vertex_id in left]
-            if any(left[it][0] < 0 or (left[it][1] < 0 and proc.resources.gpus) for it in mine):
+            if any(left[vertex_id][0] < 0 or (left[vertex_id][1] < 0 and proc.resources.gpus) for vertex_id in mine):
                 over.append(proc)
                 for vertex_id in mine:
                     cores, gpus = left[vertex_id]

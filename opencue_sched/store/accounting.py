@@ -143,7 +143,7 @@ def fetch_caps(
         wanted |= {"imported": list(imported), "versions": list(imported.values()), "window": settle_window_seconds}
     if ids is None:
         return connection.execute(_OF_SHOWS[kind], {**wanted, "shows": list(show_ids)}).all()
-    pairs = {"first": [it[0] for it in ids], "second": [it[-1] for it in ids]}
+    pairs = {"first": [id_pair[0] for id_pair in ids], "second": [id_pair[-1] for id_pair in ids]}
     return connection.execute(_BY_ID[kind], {**wanted, **pairs}).all()
 
 

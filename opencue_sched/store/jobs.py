@@ -310,7 +310,7 @@ def set_layers(
     """Set fields of layers: centicores, KB, minutes, tags as text. Limits are added by name, dropped by id."""
     layers = sorted(layer_ids)
     if fields:
-        set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: it for key, it in fields.items()})
+        set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: value for key, value in fields.items()})
     bind_by_hand(connection, layers, add_limits)
     connection.execute(_DROP_LIMITS, {"layers": layers, "limits": sorted(drop_limits)})
 
